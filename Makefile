@@ -1,0 +1,64 @@
+# The front door. A bare `make` prints the menu.
+# Everything is installed into .venv; nothing is installed outside this folder.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := $(shell command -v uv 2>/dev/null)
+JOBS   ?= 2
+
+.PHONY: menu demo test test-all check format figures table bench clean
+
+menu:
+	@echo "make demo      run an adaptive private analysis, step by step"
+	@echo "make test      run the test suite (long simulations reduced)"
+	@echo "make test-all  run the test suite in full"
+	@echo "make check     formatting, lint, types, architecture"
+	@echo "make format    rewrite files in the project's format"
+	@echo "make figures   draw the paper's figures and ours into figures/"
+	@echo "make bench     measure costs side by side with the floor"
+	@echo "make table     recompute the shipped table of exact budgets (hours)"
+	@echo "make clean     remove the virtual environment and caches"
+
+# The stamp is newer than pyproject.toml exactly when the environment is up to date.
+$(VENV)/stamp: pyproject.toml
+	@echo "setting up $(VENV) (once)"
+ifneq ($(UV),)
+	@test -d $(VENV) || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+	@$(UV) pip install --quiet --python $(BIN)/python -e '.[all,dev]'
+else
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
+endif
+	@touch $@
+
+demo: $(VENV)/stamp
+	@$(BIN)/odograph demo
+
+test: $(VENV)/stamp
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-all: $(VENV)/stamp
+	@ODOGRAPH_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+check: $(VENV)/stamp
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/architecture
+
+format: $(VENV)/stamp
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+figures: $(VENV)/stamp
+	@$(BIN)/odograph figures --out figures
+
+bench: $(VENV)/stamp
+	@$(BIN)/python benchmarks/decide.py
+
+table: $(VENV)/stamp
+	@$(BIN)/python benchmarks/build_table.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,1 @@
+"""Privacy filters and odometers for fully adaptive analysis."""

@@ -1,0 +1,1 @@
+"""Pure mathematics: no input or output, clock, randomness, logging or globals. NumPy and SciPy only."""

@@ -1,0 +1,119 @@
+"""Decimal fixed point: read a number exactly, round a cost up, round a limit down.
+
+Every admission in Odograph is integer arithmetic, so the only places where rounding happens are here. A cost
+is rounded **up** and a limit **down**, once each, by exact rational arithmetic: `ceil(epsilon * 1e15)` in
+floating point under-rounds about one draw in seven.
+
+A float64 is read as the decimal that a person wrote, its shortest representation: `0.1` is one tenth. A
+*computed* float64 is read as the binary number it is (`exactly`), after it was padded outward (`up`, `down`).
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from odograph.errors import InvalidGuarantee, OdographError
+
+__all__ = [
+    "CEILING",
+    "DELTA_SCALE",
+    "SCALE",
+    "Number",
+    "Numeric",
+    "ceil_units",
+    "down",
+    "exactly",
+    "floor_units",
+    "read",
+    "tidy",
+    "up",
+]
+
+# What a caller may pass, and what a guarantee stores: a float where the float's shortest decimal is the value
+# exactly, a Fraction otherwise.
+Numeric: TypeAlias = int | float | str | Decimal | Fraction
+Number: TypeAlias = float | Fraction
+
+SCALE: Final = 10**15  # units in 1 of epsilon, intrinsic time and Rényi divergence
+DELTA_SCALE: Final = 10**18  # units in 1 of delta
+CEILING: Final = 2**61  # a total never passes this, so sums of two fit in 64 bits
+
+_ULP: Final = 2.0**-53
+_DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_LONGEST: Final = 400  # digits of a numeric string; beyond it the exact arithmetic is a way to stall a service
+
+
+def read(value: object, field: str, error: type[OdographError] = InvalidGuarantee) -> Fraction:
+    """Return `value` exactly, as a nonnegative rational.
+
+    Booleans, NaN, infinities, negative numbers and strings that are no number raise `error`, which names the
+    field and the value. A narrow float (`numpy.float32`) is widened exactly, then read like any float.
+    """
+    exact = _exact(value)
+    if exact is None:
+        raise error(f"{field} must be a finite number, and {value!r} is not; pass a number such as 0.1 or '0.1'")
+    if exact < 0:
+        raise error(f"{field} must not be negative, and {value!r} is")
+    return exact
+
+
+def _exact(value: object) -> Fraction | None:
+    if isinstance(value, bool | np.bool_):
+        return None
+    if isinstance(value, float):
+        return Fraction(repr(float(value))) if math.isfinite(value) else None
+    if isinstance(value, np.floating):
+        if not np.isfinite(value):
+            return None
+        narrow = value.itemsize < 8
+        return Fraction(repr(float(value))) if narrow else Fraction(*value.as_integer_ratio())
+    if isinstance(value, numbers.Rational):  # int, Fraction, NumPy integers
+        return Fraction(int(value.numerator), int(value.denominator))
+    if isinstance(value, str):
+        text = value.strip()
+        short = len(text) <= _LONGEST
+        return Fraction(text) if short and _DECIMAL.fullmatch(text) else None
+    if isinstance(value, Decimal):
+        return Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10**4 else None
+    return None
+
+
+def tidy(value: Fraction) -> Number:
+    """Return the float whose shortest decimal is `value` exactly, or `value` itself where there is none."""
+    try:
+        near = float(value)
+    except OverflowError:
+        return value
+    return near if math.isfinite(near) and Fraction(repr(near)) == value else value
+
+
+def exactly(value: float) -> Fraction:
+    """Return the binary value of a computed float, with nothing read into it."""
+    return Fraction(value)
+
+
+def ceil_units(value: Fraction, scale: int) -> int:
+    """Return the least whole number of units that is at least `value`: for costs."""
+    return -((-value.numerator * scale) // value.denominator)
+
+
+def floor_units(value: Fraction, scale: int) -> int:
+    """Return the largest whole number of units that is at most `value`: for limits."""
+    return (value.numerator * scale) // value.denominator
+
+
+def up(value: float, ulps: float = 16.0) -> float:
+    """Return a float that is at least the true value, if `value` is within `ulps` units of 2^-53 of it."""
+    return math.nextafter(value + abs(value) * (ulps * _ULP), math.inf) if value else value
+
+
+def down(value: float, ulps: float = 16.0) -> float:
+    """Return a float that is at most the true value, if `value` is within `ulps` units of 2^-53 of it."""
+    return math.nextafter(value - abs(value) * (ulps * _ULP), -math.inf) if value else value

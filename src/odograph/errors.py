@@ -1,0 +1,167 @@
+"""Everything Odograph raises, as one tree and one table.
+
+OdographError
+├── InvalidGuarantee       a number in a guarantee is not usable (the field and the value are named)
+├── InvalidPolicy          a policy contradicts itself or asks for the impossible
+├── UnprovenComposition    no theorem covers the request under this policy (the rule that would is named)
+├── BudgetExceeded         the request does not fit; `.decision` says what would
+├── MissingExtra           an optional dependency is not installed (the install line is printed)
+├── LedgerError
+│   ├── AccountNotFound
+│   ├── AccountExists
+│   ├── AccountClosed
+│   ├── ReservationNotFound
+│   ├── ReservationResolved
+│   ├── IdempotencyConflict
+│   ├── LedgerBusy
+│   └── LedgerCorrupt
+└── RemoteError
+    ├── NotAuthenticated
+    ├── NotPermitted
+    └── ServiceUnavailable
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from odograph.core.decide import Decision
+
+__all__ = [
+    "ERROR_TABLE",
+    "AccountClosed",
+    "AccountExists",
+    "AccountNotFound",
+    "BudgetExceeded",
+    "ErrorRow",
+    "IdempotencyConflict",
+    "InvalidGuarantee",
+    "InvalidPolicy",
+    "LedgerBusy",
+    "LedgerCorrupt",
+    "LedgerError",
+    "MissingExtra",
+    "NotAuthenticated",
+    "NotPermitted",
+    "OdographError",
+    "RemoteError",
+    "ReservationNotFound",
+    "ReservationResolved",
+    "ServiceUnavailable",
+    "UnprovenComposition",
+]
+
+
+class OdographError(Exception):
+    """The base of every error that Odograph raises on purpose."""
+
+
+class InvalidGuarantee(OdographError, ValueError):
+    """A number in a guarantee is not usable: not a number, out of range, not finite."""
+
+
+class InvalidPolicy(OdographError, ValueError):
+    """A policy contradicts itself or promises what no rule can keep."""
+
+
+class UnprovenComposition(OdographError):
+    """No theorem covers this request under this policy. Nothing was charged."""
+
+
+class BudgetExceeded(OdographError):
+    """The request does not fit what is left. Nothing was charged; the account stays usable."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(str(decision))
+        self.decision = decision
+
+
+class MissingExtra(OdographError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class LedgerError(OdographError):
+    """The base of errors about durable accounts."""
+
+
+class AccountNotFound(LedgerError):
+    """There is no account of that name that the caller may see."""
+
+
+class AccountExists(LedgerError):
+    """An account of that name exists; a new policy needs a new account."""
+
+
+class AccountClosed(LedgerError):
+    """The account takes no new charges."""
+
+
+class ReservationNotFound(LedgerError):
+    """There is no reservation of that identity."""
+
+
+class ReservationResolved(LedgerError):
+    """The reservation was committed or voided already."""
+
+
+class IdempotencyConflict(LedgerError):
+    """The key was used before, for a different request."""
+
+
+class LedgerBusy(LedgerError):
+    """The store could not be reached in time. Nothing was charged; try again."""
+
+
+class LedgerCorrupt(LedgerError):
+    """An entry does not follow from the ones before it."""
+
+
+class RemoteError(OdographError):
+    """The base of errors about a remote service."""
+
+
+class NotAuthenticated(RemoteError):
+    """The key is missing, unknown, revoked or expired."""
+
+
+class NotPermitted(RemoteError):
+    """The key is known and may not do this."""
+
+
+class ServiceUnavailable(RemoteError):
+    """The service did not answer; the outcome is unknown until the same key is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """How one error leaves the process: over HTTP, from the command line, to a retrying caller."""
+
+    status: int
+    exit_code: int
+    retryable: bool
+
+
+# Exit codes: 2 wrong input, 3 refused, 4 no theorem or no permission, 5 state of the ledger, 6 try again.
+ERROR_TABLE: dict[type[OdographError], ErrorRow] = {
+    OdographError: ErrorRow(status=500, exit_code=1, retryable=False),
+    InvalidGuarantee: ErrorRow(status=422, exit_code=2, retryable=False),
+    InvalidPolicy: ErrorRow(status=422, exit_code=2, retryable=False),
+    UnprovenComposition: ErrorRow(status=422, exit_code=4, retryable=False),
+    BudgetExceeded: ErrorRow(status=409, exit_code=3, retryable=False),
+    MissingExtra: ErrorRow(status=501, exit_code=2, retryable=False),
+    LedgerError: ErrorRow(status=500, exit_code=5, retryable=False),
+    AccountNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
+    AccountExists: ErrorRow(status=409, exit_code=5, retryable=False),
+    AccountClosed: ErrorRow(status=409, exit_code=5, retryable=False),
+    ReservationNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
+    ReservationResolved: ErrorRow(status=409, exit_code=5, retryable=False),
+    IdempotencyConflict: ErrorRow(status=409, exit_code=5, retryable=False),
+    LedgerBusy: ErrorRow(status=503, exit_code=6, retryable=True),
+    LedgerCorrupt: ErrorRow(status=500, exit_code=5, retryable=False),
+    RemoteError: ErrorRow(status=502, exit_code=6, retryable=False),
+    NotAuthenticated: ErrorRow(status=401, exit_code=4, retryable=False),
+    NotPermitted: ErrorRow(status=403, exit_code=4, retryable=False),
+    ServiceUnavailable: ErrorRow(status=503, exit_code=6, retryable=True),
+}
