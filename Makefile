@@ -58,7 +58,7 @@ bench: $(VENV)/stamp
 	@$(BIN)/python benchmarks/decide.py
 
 table: $(VENV)/stamp
-	@$(BIN)/python benchmarks/build_table.py
+	@$(BIN)/python tools/build_table.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -32,6 +32,7 @@ __all__ = [
     "exactly",
     "floor_units",
     "read",
+    "text_of",
     "tidy",
     "up",
 ]
@@ -47,6 +48,7 @@ CEILING: Final = 2**61  # a total never passes this, so sums of two fit in 64 bi
 
 _ULP: Final = 2.0**-53
 _DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+_RATIO: Final = re.compile(r"\d+/0*[1-9]\d*", re.ASCII)
 _LONGEST: Final = 400  # digits of a numeric string; beyond it the exact arithmetic is a way to stall a service
 
 
@@ -58,13 +60,13 @@ def read(value: object, field: str, error: type[OdographError] = InvalidGuarante
     """
     exact = _exact(value)
     if exact is None:
-        raise error(f"{field} must be a finite number, and {value!r} is not; pass a number such as 0.1 or '0.1'")
+        raise error(f"{field} must be a finite number, and {value!r} is not; pass one such as 0.1 or '0.1'")
     if exact < 0:
         raise error(f"{field} must not be negative, and {value!r} is")
     return exact
 
 
-def _exact(value: object) -> Fraction | None:
+def _exact(value: object) -> Fraction | None:  # noqa: PLR0911  one line per kind of number
     if isinstance(value, bool | np.bool_):
         return None
     if isinstance(value, float):
@@ -78,8 +80,8 @@ def _exact(value: object) -> Fraction | None:
         return Fraction(int(value.numerator), int(value.denominator))
     if isinstance(value, str):
         text = value.strip()
-        short = len(text) <= _LONGEST
-        return Fraction(text) if short and _DECIMAL.fullmatch(text) else None
+        known = len(text) <= _LONGEST and (_DECIMAL.fullmatch(text) or _RATIO.fullmatch(text))
+        return Fraction(text) if known else None
     if isinstance(value, Decimal):
         return Fraction(value) if value.is_finite() and abs(value.adjusted()) < 10**4 else None
     return None
@@ -92,6 +94,11 @@ def tidy(value: Fraction) -> Number:
     except OverflowError:
         return value
     return near if math.isfinite(near) and Fraction(repr(near)) == value else value
+
+
+def text_of(value: Number) -> str:
+    """Write a stored number so that `read` gives it back exactly: `0.1`, `1/3`."""
+    return repr(value) if isinstance(value, float) else str(value)
 
 
 def exactly(value: float) -> Fraction:

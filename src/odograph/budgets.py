@@ -1,0 +1,139 @@
+"""Where an exact budget comes from: the shipped table, a cache of what this machine has solved, the solver."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from odograph.core import table
+from odograph.core.exact import COARSE, FAMILIES, VERSION, Budget, family_unit, solve
+from odograph.core.policy import Compiled, Need, Policy, compile_meters
+from odograph.errors import InvalidPolicy
+
+if TYPE_CHECKING:
+    from odograph.core.exact import Progress
+
+__all__ = ["cache_folder", "certified", "compile_policy"]
+
+
+def compile_policy(
+    policy: Policy, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
+) -> Compiled:
+    """Compile a policy to its meters, once; every account keeps what it was opened with.
+
+    Targets in the shipped table are instant. Any other is solved in seconds (`fineness=25` for charges as fine
+    as the table's, in a minute or two) and remembered on this machine. With `solve=False` the nearest stricter
+    target of the table stands in, and the compiled policy's note says so.
+    """
+    need = Need.of(policy)
+    if need is None:
+        return compile_meters(policy)
+    budget, note = certified(need, solve=solve, fineness=fineness, progress=progress)
+    return compile_meters(policy, budget, note)
+
+
+def certified(
+    need: Need, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
+) -> tuple[Budget, str]:
+    """Return a budget for what a policy needs, and a note on where it came from."""
+    if isinstance(fineness, bool) or not isinstance(fineness, int) or not 1 <= fineness <= 100:
+        raise InvalidPolicy(f"fineness must be a whole number from 1 to 100, and {fineness!r} is not")
+    listed = need.takes == FAMILIES and not need.menu
+    if listed and fineness <= table.FINENESS:
+        for row in table.ROWS:
+            if (Fraction(row[0]), Fraction(row[1])) == (need.epsilon, need.delta):
+                return _of_row(row), "budget from the shipped table"
+    if not solve:
+        return _neighbour(need)
+    path = cache_folder() / f"{_key(need, fineness)}.json"
+    budget = _remembered(path, need)
+    if budget is not None:
+        return budget, "budget solved on this machine before"
+    budget = _solved(need, fineness, progress)
+    _remember(path, budget)
+    return budget, "budget solved for this policy"
+
+
+def cache_folder() -> Path:
+    """Return the folder of solved budgets: $ODOGRAPH_CACHE, else the user's cache folder."""
+    chosen = os.environ.get("ODOGRAPH_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odograph"
+
+
+def _solved(need: Need, fineness: int, progress: Progress | None) -> Budget:
+    if any(not item.directions for item in need.menu):
+        raise InvalidPolicy("a menu read from a stored policy has no loss distributions; build its items again")
+    return solve(need.epsilon, need.delta, takes=need.takes, menu=need.menu, fineness=fineness, progress=progress)
+
+
+def _of_row(row: tuple[str, str, int]) -> Budget:
+    epsilon = Fraction(row[0])
+    unit = family_unit(epsilon, table.FINENESS)
+    return Budget(epsilon, Fraction(row[1]), FAMILIES, unit, row[2], table.FINENESS, version=table.SOLVER)
+
+
+def _neighbour(need: Need) -> tuple[Budget, str]:
+    """The best stricter target of the table: budgets grow with epsilon and with delta."""
+    stricter = [
+        _of_row(row)
+        for row in table.ROWS
+        if Fraction(row[0]) <= need.epsilon and Fraction(row[1]) <= need.delta and not need.menu
+    ]
+    if not stricter or set(need.takes) - set(FAMILIES):
+        raise InvalidPolicy("the table has no stricter target that takes the same steps; compile with solve=True")
+    best = max(stricter, key=lambda budget: budget.intrinsic)
+    note = f"budget of the stricter target ({float(best.epsilon):g}, {float(best.delta):g}) from the shipped table"
+    return best, note
+
+
+def _key(need: Need, fineness: int) -> str:
+    menu = [(item.name, item.block, item.digest) for item in need.menu]
+    parts = [VERSION, str(need.epsilon), str(need.delta), need.takes, menu, fineness]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _remembered(path: Path, need: Need) -> Budget | None:
+    """Return the cached budget; anything unreadable or not for this need is as good as none."""
+    try:
+        form: dict[str, Any] = json.loads(path.read_text())
+        budget = Budget(
+            Fraction(form["epsilon"]),
+            Fraction(form["delta"]),
+            tuple(form["takes"]),
+            Fraction(form["unit"]),
+            int(form["units"]),
+            int(form["fineness"]),
+            tuple((str(n), int(b), int(c)) for n, b, c in form["charges"]),
+            int(form["version"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+    same = (budget.epsilon, budget.delta, budget.takes, budget.version)
+    return budget if same == (need.epsilon, need.delta, need.takes, VERSION) else None
+
+
+def _remember(path: Path, budget: Budget) -> None:
+    form = {
+        "epsilon": str(budget.epsilon),
+        "delta": str(budget.delta),
+        "takes": budget.takes,
+        "unit": str(budget.unit),
+        "units": budget.units,
+        "fineness": budget.fineness,
+        "charges": budget.charges,
+        "version": budget.version,
+    }
+    # A cache that cannot be written costs a solve next time, nothing else.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(form, file)
+        Path(file.name).replace(path)

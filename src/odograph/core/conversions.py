@@ -1,0 +1,399 @@
+"""Proven conversions between guarantees, one scalar function each.
+
+A *bound* is never below the true value and a *budget* never above it: every result is padded outward after
+the last operation, by more than the rounding of the formula and the half unit between a float and the decimal
+it was written as. Where a formula cancels, the pad is a multiple of the terms that cancel, not of the result.
+
+Arguments are validated elsewhere: floats, nonnegative and finite; orders are at least 1; delta = 0 gives the
+infinite epsilon that is true.
+
+The conversions of Canonne, Kamath and Steinke (Prop. 12) are written in t = order - 1, where their constant
+is `log((1/a) (1 - 1/a)^(a-1)) = -log(1+t) - t log(1+1/t)`. Every t > 0 gives a valid bound and the best t is
+a stationary point, so an error in t costs its square and never the guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from odograph.core.roots import last_holding
+from odograph.core.units import down, up
+
+__all__ = [
+    "bounded_range_to_zcdp",
+    "dp_to_probdp_delta",
+    "dp_to_probdp_delta_one_sided",
+    "gdp_to_intrinsic",
+    "gdp_to_rdp",
+    "intrinsic_to_pure",
+    "laplace_to_zcdp",
+    "largest_rdp",
+    "largest_rho",
+    "probdp_drift",
+    "probdp_to_dp",
+    "pure_to_intrinsic",
+    "pure_to_intrinsic_paper",
+    "pure_to_rdp",
+    "pure_to_zcdp",
+    "pure_to_zcdp_paper",
+    "rdp_to_dp_epsilon",
+    "rdp_to_dp_log_delta",
+    "zcdp_to_dp_delta",
+    "zcdp_to_dp_epsilon",
+    "zcdp_to_dp_epsilon_standard",
+    "zcdp_to_dp_log_delta",
+    "zcdp_to_intrinsic",
+    "zcdp_to_rdp",
+]
+
+_ULP: Final = 2.0**-53
+_LEAST: Final = math.ulp(0.0)  # the smallest positive float: a positive cost never rounds to nothing
+_LOG_T_WIDTH: Final = 2.0**-34  # its square is below half a unit of rounding
+_LOG_T_MOST: Final = 350.0  # beyond it t * t overflows; a smaller t is still a valid choice
+
+
+def pure_to_zcdp(epsilon: float) -> float:
+    """Return a rho, `epsilon tanh(epsilon/2)`, for which every epsilon-DP step is rho-zCDP.
+
+    Theorem: Lemma 1; randomized response is the worst case and its Rényi slope is largest at order 1.
+    Assumes: the step is epsilon-DP with delta = 0.
+    """
+    return _above(epsilon * math.tanh(0.5 * epsilon)) if epsilon else 0.0
+
+
+def pure_to_zcdp_paper(epsilon: float) -> float:
+    """Return the looser rho, `epsilon^2/2`, that the paper uses.
+
+    Theorem: Bun and Steinke 2016, Prop. 1.4.
+    Assumes: the step is epsilon-DP with delta = 0.
+    """
+    return _above(0.5 * epsilon * epsilon) if epsilon else 0.0
+
+
+def pure_to_intrinsic(epsilon: float) -> float:
+    """Return the intrinsic time of an epsilon-DP step, `2 epsilon tanh(epsilon/2)`.
+
+    Theorem: Lemma 1.
+    Assumes: the step is epsilon-DP with delta = 0.
+    """
+    return _above(2.0 * epsilon * math.tanh(0.5 * epsilon)) if epsilon else 0.0
+
+
+def pure_to_intrinsic_paper(epsilon: float) -> float:
+    """Return the intrinsic time of an epsilon-DP step on the paper's clock, `epsilon^2`.
+
+    Theorem: Whitehouse et al. 2023, arXiv 2203.05481.
+    Assumes: the step is epsilon-DP with delta = 0.
+    """
+    return _above(epsilon * epsilon) if epsilon else 0.0
+
+
+def intrinsic_to_pure(v: float) -> float:
+    """Return the largest epsilon, rounded down, whose `pure_to_intrinsic` is at most `v`.
+
+    Theorem: with r = v/2 the root of 2e tanh(e/2) = v lies in [max(r, sqrt(2r)), r + sqrt(2r)].
+    Assumes: the request that follows is tested forward; what is returned passes that test.
+    """
+    half = 0.5 * v
+    root = math.sqrt(v)
+    # Half the lower end of the bracket: the padded forward test may refuse the end itself.
+    return last_holding(lambda e: pure_to_intrinsic(e) <= v, 0.5 * max(half, root), up(half + root))
+
+
+def zcdp_to_intrinsic(rho: float) -> float:
+    """Return the intrinsic time of a rho-zCDP step, `2 rho`.
+
+    Theorem: exp(c L - c(c+1) rho) has mean at most 1 for every c >= 0, which is zCDP at order c + 1.
+    Assumes: the step is rho-zCDP with delta = 0, or its delta is charged apart.
+    """
+    return 2.0 * rho
+
+
+def gdp_to_intrinsic(mu: float) -> float:
+    """Return the intrinsic time of a mu-GDP step, `mu^2`.
+
+    Theorem: mu-GDP is (mu^2/2)-zCDP.
+    Assumes: the step is mu-GDP.
+    """
+    return _above(mu * mu) if mu else 0.0
+
+
+def laplace_to_zcdp(epsilon: float) -> float:
+    """Return a rho, `epsilon + e^-epsilon - 1`, for the epsilon-DP Laplace mechanism itself.
+
+    Theorem: cited from arXiv 2510.25746, spot-checked here.
+    Assumes: the step adds Laplace noise of scale sensitivity/epsilon; epsilon-DP alone is not enough.
+    """
+    if not epsilon:
+        return 0.0
+    if epsilon > 1.0:
+        return _above(epsilon + math.expm1(-epsilon))
+    # e^-x times the sum of (k-1) x^k / k! over k >= 2: the same number, all of whose terms are positive.
+    term = 0.5 * epsilon * epsilon
+    total = 0.0
+    for k in range(2, 22):
+        total += (k - 1) * term
+        term *= epsilon / (k + 1)
+    return _above(math.exp(-epsilon) * total)
+
+
+def bounded_range_to_zcdp(epsilon: float) -> float:
+    """Return a rho, `epsilon^2/8`, for a mechanism of bounded range, such as the exponential mechanism.
+
+    Theorem: Cesar and Rogers 2021, after Dong, Durfee and Rogers 2020.
+    Assumes: the privacy loss of the step lies in an interval of length epsilon.
+    """
+    return _above(0.125 * epsilon * epsilon) if epsilon else 0.0
+
+
+def zcdp_to_dp_epsilon_standard(rho: float, delta: float) -> float:
+    """Return an epsilon, `rho + 2 sqrt(rho log(1/delta))`, for which rho-zCDP gives (epsilon, delta)-DP.
+
+    Theorem: Bun and Steinke 2016, Prop. 1.3.
+    Assumes: rho was fixed before the first step.
+    """
+    if not rho or delta >= 1.0:
+        return 0.0
+    if not delta:
+        return math.inf
+    ell = -math.log(delta)
+    return up(rho + 2.0 * math.sqrt(rho) * math.sqrt(ell), 16.0 + 1.0 / ell)
+
+
+def zcdp_to_dp_epsilon(rho: float, delta: float) -> float:
+    """Return the least epsilon for which the optimal conversion of rho-zCDP gives (epsilon, delta)-DP.
+
+    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; the best t solves t^2 rho + log(1+t) = log(1/delta).
+    Assumes: rho was fixed before the first step.
+    """
+    if not rho or delta >= 1.0:
+        return 0.0
+    if not delta:
+        return math.inf
+    ell = -math.log(delta)
+    low = math.log(2.0 * ell / (1.0 + math.sqrt(1.0 + 4.0 * rho * ell)))  # from log(1+t) <= t
+    high = min(_log_odds(ell), 0.5 * (math.log(ell) - math.log(rho)), _LOG_T_MOST)
+    x = last_holding(lambda x: math.exp(2.0 * x) * rho + _log1p_exp(x) <= ell, low, high, _LOG_T_WIDTH)
+    t = math.exp(x)
+    return _rdp_epsilon(t, x, (1.0 + t) * rho, ell)
+
+
+def zcdp_to_dp_log_delta(rho: float, epsilon: float) -> float:
+    """Return the natural log of the least delta for which rho-zCDP gives (epsilon, delta)-DP.
+
+    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; the best t solves (1+2t) rho = epsilon + log(1+1/t).
+    Assumes: epsilon was fixed before the first step.
+    """
+    if not rho:
+        return -math.inf
+    value, error = _zcdp_log_delta(rho, epsilon)
+    return min(0.0, up(value + error, 1.0))
+
+
+def zcdp_to_dp_delta(rho: float, epsilon: float) -> float:
+    """Return the least delta for which the optimal conversion of rho-zCDP gives (epsilon, delta)-DP.
+
+    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12.
+    Assumes: epsilon was fixed before the first step.
+    """
+    if not rho:
+        return 0.0
+    value, error = _zcdp_log_delta(rho, epsilon)
+    return min(1.0, _above(math.exp(value + error), 8.0))
+
+
+def largest_rho(epsilon: float, delta: float) -> float:
+    """Return the largest rho, rounded down, for which rho-zCDP gives (epsilon, delta)-DP.
+
+    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; for each t the rho it allows is explicit.
+    Assumes: epsilon and delta were fixed before the first step.
+    """
+    if not delta:
+        return 0.0
+    if delta >= 1.0:
+        return math.inf
+    ell = -math.log(delta)
+
+    def too_far(x: float) -> bool:
+        # On the curve of this delta, rho = (ell - log(1+t))/t^2 falls in t, and epsilon falls with it.
+        t = math.exp(x)
+        return (1.0 + 2.0 * t) / t * ((ell - _log1p_exp(x)) / t) - _log1p_exp(-x) <= epsilon
+
+    high = min(_log_odds(ell), _LOG_T_MOST)
+    step = 1.0
+    while too_far(high - step):
+        step *= 2.0
+    x = last_holding(too_far, high, high - step, _LOG_T_WIDTH)
+    t = math.exp(x)
+    tail, head = _log1p_exp(-x), _log1p_exp(x)
+    value = epsilon + tail - (ell - head) / t
+    error = 4.0 * epsilon + 8.0 * tail + 8.0 * (ell + 1.0 + head) / t
+    return max(0.0, down((value - error * _ULP) / (1.0 + t), 4.0))
+
+
+def pure_to_rdp(epsilon: float, order: float) -> float:
+    """Return the Rényi divergence of randomized response: a bound at `order` for every epsilon-DP step.
+
+    Theorem: Lemma 1; at order 1 it is the Kullback-Leibler divergence epsilon tanh(epsilon/2).
+    Assumes: the step is epsilon-DP with delta = 0, and order >= 1.
+    """
+    t = order - 1.0
+    if not t or not epsilon:
+        return pure_to_zcdp(epsilon)
+    h = 0.5 * t * epsilon
+    if h > 300.0:  # log cosh is its argument less log 2 there, beyond any rounding
+        return _above(epsilon - math.log1p(math.exp(-epsilon)) / t)
+    # cosh((l-1/2)e)/cosh(e/2) - 1 = 2 sinh(h) (sinh(h) + cosh(h) tanh(e/2)): positive terms, small arguments.
+    s = math.sinh(h)
+    return _above(math.log1p(2.0 * s * (s + math.cosh(h) * math.tanh(0.5 * epsilon))) / t, 24.0)
+
+
+def zcdp_to_rdp(rho: float, order: float) -> float:
+    """Return the Rényi divergence at `order` that rho-zCDP allows, `order rho`.
+
+    Theorem: the definition of zCDP, Bun and Steinke 2016.
+    Assumes: the step is rho-zCDP, and order >= 1.
+    """
+    return _above(order * rho) if rho else 0.0
+
+
+def gdp_to_rdp(mu: float, order: float) -> float:
+    """Return the Rényi divergence at `order` that mu-GDP allows, `order mu^2/2`.
+
+    Theorem: the divergence of N(mu, 1) from N(0, 1), and post-processing.
+    Assumes: the step is mu-GDP, and order >= 1.
+    """
+    return _above(0.5 * order * mu * mu) if mu else 0.0
+
+
+def rdp_to_dp_epsilon(order: float, value: float, delta: float) -> float:
+    """Return an epsilon for which a Rényi divergence `value` at `order` gives (epsilon, delta)-DP.
+
+    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12, at one order.
+    Assumes: the order was fixed before the first step.
+    """
+    if delta >= 1.0:
+        return 0.0
+    t = order - 1.0
+    if not delta or not t:
+        return math.inf
+    return _rdp_epsilon(t, math.log(t), value, -math.log(delta))
+
+
+def rdp_to_dp_log_delta(order: float, value: float, epsilon: float) -> float:
+    """Return the log of a delta for which a divergence `value` at `order` gives (epsilon, delta)-DP.
+
+    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12, at one order.
+    Assumes: the order and epsilon were fixed before the first step.
+    """
+    t = order - 1.0
+    if not t:
+        return 0.0
+    tail, head = t * math.log1p(1.0 / t), math.log1p(t)
+    error = 4.0 * t * (value + epsilon) + 8.0 * (tail + head)
+    return min(0.0, up(t * (value - epsilon) - tail - head + error * _ULP, 1.0))
+
+
+def largest_rdp(order: float, epsilon: float, delta: float) -> float:
+    """Return the largest divergence at `order`, rounded down, that gives (epsilon, delta)-DP.
+
+    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; below zero the order is broken from the start.
+    Assumes: the order, epsilon and delta were fixed before the first step.
+    """
+    if delta >= 1.0:
+        return math.inf
+    t = order - 1.0
+    if not delta or not t:
+        return -math.inf
+    ell = -math.log(delta)
+    tail, head = math.log1p(1.0 / t), math.log1p(t)
+    error = 4.0 * epsilon + 8.0 * tail + 8.0 * (ell + 1.0 + head) / t
+    return down(epsilon + tail - (ell - head) / t - error * _ULP, 1.0)
+
+
+def probdp_to_dp(epsilon: float, delta: float) -> tuple[float, float]:
+    """Return the same pair: an (epsilon, delta)-pDP step is (epsilon, delta)-DP.
+
+    Theorem: split every event at loss epsilon; the part above it has probability at most delta.
+    Assumes: P(loss > epsilon) <= delta.
+    """
+    return epsilon, delta
+
+
+def dp_to_probdp_delta(epsilon: float, delta: float, t: float) -> float:
+    """Return a bound on `P(abs(loss) > t)`, both tails, for an (epsilon, delta)-DP step.
+
+    Theorem: `delta (1 + e^-t)/(1 - e^(epsilon-t))`, which is tight; the printed lemma (erratum E3) is false.
+    Assumes: the step is (epsilon, delta)-DP for both orders of the neighbours; t was fixed beforehand.
+    """
+    return _exceedance(epsilon, delta * (1.0 + math.exp(-t)), t)
+
+
+def dp_to_probdp_delta_one_sided(epsilon: float, delta: float, t: float) -> float:
+    """Return a bound on `P(loss > t)`, one tail, for an (epsilon, delta)-DP step.
+
+    Theorem: `delta/(1 - e^(epsilon-t))`, which is tight; the printed lemma (erratum E3) is false.
+    Assumes: the step is (epsilon, delta)-DP; t was fixed beforehand.
+    """
+    return _exceedance(epsilon, delta, t)
+
+
+def probdp_drift(epsilon: float, delta: float) -> float:
+    """Return what an (epsilon, delta)-pDP step adds to an odometer reading, `delta epsilon/sinh(epsilon)`.
+
+    Theorem: the indicator-weighted supermartingale that repairs errata E4 and E5.
+    Assumes: `P(abs(loss) > epsilon) <= delta` for both orders of the neighbours.
+    """
+    if not epsilon or not delta:
+        return delta
+    ratio = 2.0 * epsilon * math.exp(-epsilon) / -math.expm1(-2.0 * epsilon)
+    return min(delta, _above(delta * ratio, 16.0 + 2.0 * epsilon))
+
+
+def _above(value: float, ulps: float = 16.0) -> float:
+    """Pad a positive number up; one that underflowed to zero becomes the smallest positive float."""
+    return max(up(value, ulps), _LEAST)
+
+
+def _log1p_exp(x: float) -> float:
+    """Return log(1 + e^x), which is log(1+t) at x = log t and log(1+1/t) at x = -log t."""
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def _log_odds(ell: float) -> float:
+    """Return log((1-delta)/delta), the log of the t at which log(1+t) alone uses up log(1/delta)."""
+    return ell + math.log(-math.expm1(-ell))
+
+
+def _rdp_epsilon(t: float, log_t: float, value: float, ell: float) -> float:
+    tail, head = _log1p_exp(-log_t), _log1p_exp(log_t)
+    error = 4.0 * value + 8.0 * tail + 8.0 * (ell + 1.0 + head) / t
+    return max(0.0, up(value + (ell - head) / t - tail + error * _ULP, 1.0))
+
+
+def _zcdp_log_delta(rho: float, epsilon: float) -> tuple[float, float]:
+    """Return log delta at the best t, and a bound on the rounding error in it, for rho > 0."""
+    gap = rho - epsilon
+    root = math.sqrt(gap * gap + 8.0 * rho)
+    # log(1+1/t) <= 1/t makes the root `most` of 2 rho t^2 + gap t = 1 an upper end of the bracket; there
+    # gap + 2 rho t = 1/t, so the best t is at least 1/expm1(1/most).
+    most = min(2.0 / (gap + root) if gap > 0.0 else (root - gap) / (4.0 * rho), math.exp(_LOG_T_MOST))
+    low = -1.0 / most - math.log(-math.expm1(-1.0 / most))
+    x = last_holding(lambda x: gap + 2.0 * rho * math.exp(x) <= _log1p_exp(-x), low, math.log(most), _LOG_T_WIDTH)
+    t = math.exp(x)
+    tail, head = t * _log1p_exp(-x), _log1p_exp(x)
+    # The first term is the reading of rho and epsilon as decimals, the others the rounding of each operation.
+    slope = gap + t * rho
+    error = t * (rho + epsilon + abs(gap) + t * rho + 2.0 * abs(slope)) + 8.0 * (tail + head)
+    return t * slope - tail - head, error * _ULP
+
+
+def _exceedance(epsilon: float, mass: float, t: float) -> float:
+    if t <= epsilon:
+        return 1.0
+    if not mass:
+        return 0.0
+    # The gap t - epsilon magnifies the half units in which its two ends were read.
+    gap = t - epsilon
+    return min(1.0, _above(mass / -math.expm1(-gap), 16.0 + (t + epsilon) / gap))

@@ -1,0 +1,225 @@
+"""The gate: the only place where a request is admitted. Integer addition and comparison, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odograph.core.units import CEILING
+from odograph.errors import InvalidPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from odograph.core.guarantees import Guarantee
+    from odograph.core.meters import Meter
+
+__all__ = ["Decision", "Price", "Totals", "decide", "decide_many"]
+
+_CHUNK = 1 << 15  # requests at a time in decide_many: a few rows of this stay in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a request costs: units on each meter, in the meters' order; None where it has no price."""
+
+    amounts: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        if any(amount is not None and amount < 0 for amount in self.amounts):
+            raise InvalidPolicy(f"a price is never negative: {self.amounts}")
+
+    def times(self, count: int) -> Price:
+        """Return the price of `count` equal requests."""
+        return Price(tuple(None if amount is None else amount * count for amount in self.amounts))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What was spent: units on each meter, and how many admitted steps had no price on it."""
+
+    amounts: tuple[int, ...]
+    unpriced: tuple[int, ...]
+    steps: int = 0
+
+    @classmethod
+    def zero(cls, meters: Sequence[Meter]) -> Totals:
+        """Return the totals of an account that has spent nothing."""
+        return cls((0,) * len(meters), (0,) * len(meters))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer to one request. A refusal is a value too: it changes nothing and may make an offer."""
+
+    admitted: bool
+    meters: tuple[Meter, ...]
+    totals: Totals
+    totals_after: Totals  # the same as `totals` if refused
+    price: Price  # as charged: None where a total would have passed the ceiling
+    request: Guarantee | None = None
+    largest: Guarantee | None = None
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """What was spent before the request, per meter that has a limit."""
+        return {m.name: float(self.totals.amounts[i] / m.scale) for i, m in self._limited()}
+
+    @property
+    def asked(self) -> dict[str, float | None]:
+        """What the request costs, per meter that has a limit; None where it has no price there."""
+        amounts = self.price.amounts
+        return {m.name: None if (a := amounts[i]) is None else float(a / m.scale) for i, m in self._limited()}
+
+    @property
+    def left(self) -> dict[str, float]:
+        """What is left after the decision, per meter that has a limit; 0 once a step was unpriced there."""
+        after = self.totals_after
+        return {
+            m.name: 0.0 if after.unpriced[i] else max(0.0, float((limit - after.amounts[i]) / m.scale))
+            for i, m in self._limited()
+            if (limit := m.limit) is not None
+        }
+
+    def __str__(self) -> str:
+        if self.admitted:
+            left = ", ".join(f"{name} {value:.4g}" for name, value in self.left.items() if name != "delta")
+            return f"admitted: {self.request or 'the request'}; left: {left}"
+        needs = ", ".join(
+            f"{m.name} {float((self.totals.amounts[i] + asked) / m.scale):.6g} of {float(limit / m.scale):.6g}"
+            for i, m in self._limited()
+            if (asked := self.price.amounts[i]) is not None
+            and (limit := m.limit) is not None
+            and not self.totals.unpriced[i]
+            and self.totals.amounts[i] + asked > limit
+        )
+        offer = "nothing of this kind fits any more"
+        if self.largest is not None:
+            offer = f"the largest request of this kind still admitted is {self.largest!r}"
+        return f"refused: {self.request or 'the request'} needs {needs or 'more than is left'}; {offer}"
+
+    def _limited(self) -> list[tuple[int, Meter]]:
+        return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
+
+
+def decide(meters: tuple[Meter, ...], totals: Totals, price: Price) -> Decision:
+    """Return whether the price may be added to the totals, and the totals after it.
+
+    Admitted if the delta meter (the first) stays within its limit, and at least one alternative (every other
+    meter with a limit) has had no unpriced step and stays within its own. Every admission charges every meter.
+
+    Theorem: Lemma 3: admitting while at least one rule holds costs the sum of the rules' shares of delta'.
+    Assumes: each alternative's limit was compiled for its own share; the price was fixed before the step runs.
+    """
+    amounts: list[int] = []
+    unpriced: list[int] = []
+    charged: list[int | None] = []
+    within = False
+    alternative = False
+    for meter, total, skipped, asked in zip(meters, totals.amounts, totals.unpriced, price.amounts, strict=True):
+        # A total never passes the ceiling: such a step counts as unpriced, and a void reverses it exactly.
+        amount = asked if asked is not None and asked <= CEILING - total else None
+        holds = amount is not None and not skipped and meter.limit is not None and amount <= meter.limit - total
+        if meter.clock == "delta":
+            within = holds
+        else:
+            alternative = alternative or holds
+        amounts.append(total + (amount or 0))
+        unpriced.append(skipped + (amount is None))
+        charged.append(amount)
+    admitted = within and alternative
+    after = Totals(tuple(amounts), tuple(unpriced), totals.steps + 1) if admitted else totals
+    return Decision(admitted, meters, totals, after, Price(tuple(charged)))
+
+
+def decide_many(meters: tuple[Meter, ...], totals: Totals, prices: NDArray[np.int64]) -> tuple[int, Totals]:
+    """Return how many requests are admitted before the first refusal, and the totals after them.
+
+    `prices` has a row per meter and a column per request; -1 stands for "no price". The same as calling
+    `decide` on each column in turn until one is refused (tested), in bounded memory.
+    """
+    if prices.shape[0] != len(meters) or prices.ndim != 2 or prices.dtype != np.int64:
+        raise InvalidPolicy(f"prices must be an int64 array with {len(meters)} rows, not {prices.shape}")
+    count = prices.shape[1]
+    done = 0
+    while done < count:
+        chunk = prices[:, done : done + _CHUNK]
+        rows = [
+            _Chunk.of(meter, total, skipped, row)
+            for meter, total, skipped, row in zip(meters, totals.amounts, totals.unpriced, chunk, strict=True)
+        ]
+        delta = min(row.breaks for row, meter in zip(rows, meters, strict=True) if meter.clock == "delta")
+        rest = max((row.breaks for row, m in zip(rows, meters, strict=True) if m.clock != "delta"), default=0)
+        taken = min(delta, rest, chunk.shape[1])
+        parts = [row.after(taken) for row in rows]
+        totals = replace(
+            totals,
+            amounts=tuple(total for total, _ in parts),
+            unpriced=tuple(skipped for _, skipped in parts),
+            steps=totals.steps + taken,
+        )
+        done += taken
+        if taken < chunk.shape[1]:
+            break
+    return done, totals
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One meter over one chunk of requests."""
+
+    total: int
+    skipped: int
+    row: NDArray[np.int64]
+    sums: NDArray[np.int64] | None  # running sums of the row; None if some request is unpriced or a sum may wrap
+    breaks: int  # the index of the first request after which the meter's limit does not hold
+
+    @classmethod
+    def of(cls, meter: Meter, total: int, skipped: int, row: NDArray[np.int64]) -> _Chunk:
+        if meter.limit is None or skipped or total > meter.limit:
+            return cls(total, skipped, row, None, 0)
+        if int(row.min()) >= 0 and _fits(total, row):
+            sums = np.cumsum(row)
+            left = meter.limit - total
+            return cls(total, skipped, row, sums, int(np.searchsorted(sums, left, side="right")))
+        return cls(total, skipped, row, None, _first_break(total, meter.limit, row))
+
+    def after(self, taken: int) -> tuple[int, int]:
+        """Return the total and the unpriced count after the first `taken` requests."""
+        if not taken:
+            return self.total, self.skipped
+        if self.sums is not None:
+            return self.total + int(self.sums[taken - 1]), self.skipped
+        row = self.row[:taken]
+        priced = row[row >= 0] if int(row.min()) < 0 else row
+        total, skipped = self.total, self.skipped + taken - priced.size
+        if _fits(total, priced):
+            return total + int(priced.sum()), skipped
+        for asked in priced.tolist():
+            if asked <= CEILING - total:
+                total += asked
+            else:
+                skipped += 1
+        return total, skipped
+
+
+def _fits(total: int, row: NDArray[np.int64]) -> bool:
+    """Whether total + sum(row) stays under the ceiling, found without a sum that could wrap."""
+    # A float64 sum of nonnegative terms is right to far better than one part in a million.
+    return total + float(row.sum(dtype=np.float64)) * (1.0 + 1e-6) <= CEILING
+
+
+def _first_break(total: int, limit: int, row: NDArray[np.int64]) -> int:
+    """Return the first index where a request has no price or the running sum passes the limit."""
+    left = limit - total
+    stops = np.flatnonzero((row < 0) | (row > left))
+    end = int(stops[0]) if stops.size else row.shape[0]
+    # Within `end` every price is at most `left` < 2^61: Python's integers cannot wrap.
+    for i, asked in enumerate(row[:end].tolist()):
+        left -= asked
+        if left < 0:
+            return i
+    return end

@@ -1,0 +1,252 @@
+"""What a mechanism costs, as a value: frozen, validated, hashable, and printable back into code.
+
+A number is kept exactly as it was written: `PureDP(0.1)` is one tenth, equal to `PureDP("0.1")`. Where no
+float is that number (`Fraction(1, 3)`) the fraction itself is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, ClassVar, Final, TypeAlias
+
+from odograph.core.units import Number, Numeric, read, text_of, tidy
+from odograph.errors import InvalidGuarantee
+
+__all__ = [
+    "GDP",
+    "RDP",
+    "ZCDP",
+    "ApproxDP",
+    "Guarantee",
+    "Mechanism",
+    "ProbDP",
+    "PureDP",
+    "delta_of",
+    "guarantee_from_dict",
+]
+
+_FORM: Final = 1  # version of the written form
+_LONGEST_NAME: Final = 200
+
+
+def _number(guarantee: object, field: str) -> None:
+    """Replace the field by its exact value, or raise with the field's name."""
+    exact = read(getattr(guarantee, field), f"{type(guarantee).__name__}.{field}")
+    object.__setattr__(guarantee, field, tidy(exact))
+
+
+def _probability(guarantee: object, field: str) -> None:
+    _number(guarantee, field)
+    value = getattr(guarantee, field)
+    if value >= 1:
+        raise InvalidGuarantee(f"{type(guarantee).__name__}.{field} must be below 1, and {value!r} is not")
+
+
+class _Written:
+    """Shared by all guarantees: the printed and the stored form."""
+
+    kind: ClassVar[str]
+    __match_args__: ClassVar[tuple[str, ...]]  # the field names, made by @dataclass
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the versioned form that `guarantee_from_dict` reads: plain types, numbers as exact text."""
+        form: dict[str, Any] = {"form": _FORM, "kind": self.kind}
+        for name in self.__match_args__:
+            form[name] = _plain(getattr(self, name))
+        return form
+
+    def __repr__(self) -> str:
+        values = [getattr(self, name) for name in self.__match_args__]
+        while values and isinstance(values[-1], float) and values[-1] == 0 and len(values) > 1:
+            values.pop()  # a trailing zero delta is the default
+        return f"{type(self).__name__}({', '.join(_code(value) for value in values)})"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, _Written):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return text_of(value) if isinstance(value, float | Fraction) else value
+
+
+def _code(value: object) -> str:
+    if isinstance(value, Fraction):
+        return repr(str(value))
+    if isinstance(value, tuple):
+        return "(" + "".join(f"{_code(item)}, " for item in value).rstrip() + ")"
+    return repr(value)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PureDP(_Written):
+    """epsilon-differential privacy."""
+
+    kind: ClassVar[str] = "pure"
+    epsilon: Numeric
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ApproxDP(_Written):
+    """(epsilon, delta)-differential privacy."""
+
+    kind: ClassVar[str] = "approx"
+    epsilon: Numeric
+    delta: Numeric
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon")
+        _probability(self, "delta")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ProbDP(_Written):
+    """(epsilon, delta)-probabilistic differential privacy: P(abs(loss) > epsilon) <= delta, in both orders."""
+
+    kind: ClassVar[str] = "prob"
+    epsilon: Numeric
+    delta: Numeric
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon")
+        _probability(self, "delta")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ZCDP(_Written):
+    """delta-approximate rho-zero-concentrated differential privacy."""
+
+    kind: ClassVar[str] = "zcdp"
+    rho: Numeric
+    delta: Numeric = 0
+
+    def __post_init__(self) -> None:
+        _number(self, "rho")
+        _probability(self, "delta")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class GDP(_Written):
+    """mu-Gaussian differential privacy: no easier to tell apart than N(0, 1) and N(mu, 1)."""
+
+    kind: ClassVar[str] = "gdp"
+    mu: Numeric
+
+    def __post_init__(self) -> None:
+        _number(self, "mu")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RDP(_Written):
+    """delta-approximate Rényi differential privacy, as a curve: a divergence at each of some orders."""
+
+    kind: ClassVar[str] = "rdp"
+    orders: tuple[Numeric, ...]
+    values: tuple[Numeric, ...]
+    delta: Numeric = 0
+
+    def __post_init__(self) -> None:
+        orders = _numbers("RDP.orders", self.orders)
+        values = _numbers("RDP.values", self.values)
+        if len(orders) != len(values) or not orders:
+            raise InvalidGuarantee(
+                f"RDP needs as many values as orders and at least one, not {len(values)} for {len(orders)}"
+            )
+        if orders[0] <= 1 or any(a >= b for a, b in pairwise(orders)):
+            raise InvalidGuarantee(f"RDP.orders must be above 1 and ascending, and {self.orders!r} is not")
+        object.__setattr__(self, "orders", tuple(tidy(order) for order in orders))
+        object.__setattr__(self, "values", tuple(tidy(value) for value in values))
+        _probability(self, "delta")
+
+    def at(self, order: Fraction) -> Fraction | None:
+        """Return a bound on the divergence at any order up to the largest given one, else None.
+
+        Theorem: (a - 1) D_a is convex in a and 0 at a = 1, so its chord lies above it (van Erven, Harremoës).
+        Assumes: each given value bounds the divergence at its own order, in both directions.
+        """
+        low_order, low = Fraction(1), Fraction(0)
+        for high_order, value in zip(map(exact_of, self.orders), map(exact_of, self.values), strict=True):
+            high = (high_order - 1) * value
+            if order <= high_order:
+                chord = low + (high - low) * (order - low_order) / (high_order - low_order)
+                return chord / (order - 1)
+            low_order, low = high_order, high
+        return None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Mechanism(_Written):
+    """`steps` runs of one exactly known mechanism, by its name on a policy's menu.
+
+    A policy whose menu lists the name charges what was certified for it. `curve`, if known, is the Rényi
+    curve of all the steps together, for the rules that price curves.
+    """
+
+    kind: ClassVar[str] = "mechanism"
+    name: str
+    steps: int = 1
+    curve: RDP | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not 0 < len(self.name) <= _LONGEST_NAME:
+            raise InvalidGuarantee(f"Mechanism.name must be a text of 1 to {_LONGEST_NAME} characters")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise InvalidGuarantee(f"Mechanism.steps must be a whole number from 1, and {self.steps!r} is not")
+        if self.curve is not None and not isinstance(self.curve, RDP):
+            raise InvalidGuarantee(f"Mechanism.curve must be an RDP or None, and {self.curve!r} is not")
+
+
+Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism
+
+_KINDS: Final[dict[str, type[Guarantee]]] = {
+    cls.kind: cls for cls in (PureDP, ApproxDP, ProbDP, ZCDP, GDP, RDP, Mechanism)
+}
+
+
+def exact_of(value: Numeric) -> Fraction:
+    """Return the exact rational of a number that a guarantee stores."""
+    return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+
+
+def delta_of(guarantee: Guarantee) -> Number:
+    """Return the guarantee's own delta, 0 where it has none."""
+    if isinstance(guarantee, Mechanism):
+        return 0.0 if guarantee.curve is None else delta_of(guarantee.curve)
+    value: Number = getattr(guarantee, "delta", 0.0)
+    return value
+
+
+def guarantee_from_dict(form: Mapping[str, Any]) -> Guarantee:
+    """Read what `to_dict` wrote; anything else raises `InvalidGuarantee` and says what is wrong with it."""
+    if not isinstance(form, Mapping) or form.get("form") != _FORM or form.get("kind") not in _KINDS:
+        raise InvalidGuarantee(f"not a guarantee of form {_FORM}: {form!r}")
+    cls = _KINDS[form["kind"]]
+    names = [*cls.__match_args__]
+    if set(form) != {"form", "kind", *names}:
+        raise InvalidGuarantee(f"a {form['kind']} guarantee has the fields {names}, not {sorted(form)}")
+    values = {name: form[name] for name in names}
+    if cls is RDP:
+        values |= {name: _listed(f"RDP.{name}", form[name]) for name in ("orders", "values")}
+    if cls is Mechanism and form["curve"] is not None:
+        values["curve"] = guarantee_from_dict(form["curve"])
+    return cls(**values)
+
+
+def _listed(field: str, value: object) -> tuple[object, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise InvalidGuarantee(f"{field} must be a list of numbers, and {value!r} is not")
+    return tuple(value)
+
+
+def _numbers(field: str, value: object) -> list[Fraction]:
+    try:
+        items = [*_listed(field, value)]
+    except InvalidGuarantee:
+        items = [*value.tolist()] if hasattr(value, "tolist") else [value]  # a NumPy array is a list of numbers
+    return [read(item, f"{field}[{i}]") for i, item in enumerate(items)]

@@ -1,0 +1,257 @@
+"""Meters: what a policy counts, each in whole units, and what a guarantee costs on each.
+
+A meter has a *clock*, the theorem that says what one step adds to it. A price is a whole number of units,
+rounded up once, or None where the clock has no finite price for the guarantee (a Gaussian has no epsilon).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from odograph.core.conversions import (
+    gdp_to_rdp,
+    probdp_drift,
+    pure_to_intrinsic,
+    pure_to_rdp,
+    zcdp_to_rdp,
+)
+from odograph.core.exact import LEAST_GAUSSIAN
+from odograph.core.gaussian import pure_to_gdp
+from odograph.core.guarantees import (
+    GDP,
+    RDP,
+    ZCDP,
+    ApproxDP,
+    Guarantee,
+    Mechanism,
+    ProbDP,
+    PureDP,
+    delta_of,
+    exact_of,
+)
+from odograph.core.units import DELTA_SCALE, SCALE, Numeric, ceil_units, exactly, up
+from odograph.errors import InvalidPolicy
+
+__all__ = ["CLOCKS", "Meter", "price_on"]
+
+# Above this a number is no privacy at all, and floating point would soon overflow: it has no finite price.
+_HUGE: Final = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """One count: its name, its clock, and its limit in units (None: counted for an odometer, never a limit).
+
+    `order` belongs to the Rényi clock; `unit`, `takes` and `charges` (name, block, units) to the exact one;
+    `latent` to the clocks of an odometer with a slack (Theorem 6), which read the steps without their deltas.
+    """
+
+    name: str
+    clock: str
+    limit: int | None
+    order: Fraction | None = None
+    unit: Fraction | None = None
+    takes: tuple[str, ...] = ()
+    charges: tuple[tuple[str, int, int], ...] = ()
+    latent: bool = False
+
+    @property
+    def scale(self) -> Fraction:
+        """Units per 1 of what the meter counts, for showing totals to people."""
+        if self.clock == "exact":
+            return 1 / self.unit if self.unit else Fraction(1)
+        return Fraction(DELTA_SCALE if self.clock == "delta" else SCALE)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stored form; integers are text, because JSON numbers lose digits."""
+        form: dict[str, Any] = {"name": self.name, "clock": self.clock}
+        form["limit"] = None if self.limit is None else str(self.limit)
+        if self.order is not None:
+            form["order"] = str(self.order)
+        if self.unit is not None:
+            form |= {"unit": str(self.unit), "takes": [*self.takes], "charges": [[*c] for c in self.charges]}
+        if self.latent:
+            form["latent"] = True
+        return form
+
+    @classmethod
+    def from_dict(cls, form: Mapping[str, Any]) -> Meter:
+        """Read what `to_dict` wrote."""
+        try:
+            if form["clock"] not in CLOCKS:
+                raise InvalidPolicy(f"meter {form['name']!r} has an unknown clock {form['clock']!r}")
+            return cls(
+                str(form["name"]),
+                str(form["clock"]),
+                None if form["limit"] is None else int(form["limit"]),
+                order=Fraction(form["order"]) if "order" in form else None,
+                unit=Fraction(form["unit"]) if "unit" in form else None,
+                takes=tuple(form.get("takes", ())),
+                charges=tuple((str(n), int(b), int(c)) for n, b, c in form.get("charges", ())),
+                latent=bool(form.get("latent", False)),
+            )
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
+            raise InvalidPolicy(f"not a meter: {form!r} ({problem})") from problem
+
+
+def price_on(meter: Meter, guarantee: Guarantee) -> int | None:
+    """Return what the guarantee costs on the meter: whole units rounded up, or None where it has no price."""
+    return CLOCKS[meter.clock](meter, guarantee)
+
+
+def _units(cost: float, *sources: Numeric) -> int:
+    """Round a padded cost up to whole units; a positive cost is at least one, however small."""
+    positive = any(exact_of(source) > 0 for source in sources)
+    return max(int(positive), ceil_units(exactly(cost), SCALE))
+
+
+def _real(value: Numeric) -> float | None:
+    """Return the number as a float, or None where it is too large to have a price."""
+    return float(value) if exact_of(value) <= _HUGE else None
+
+
+def _delta(_meter: Meter, guarantee: Guarantee) -> int | None:
+    return ceil_units(exact_of(delta_of(guarantee)), DELTA_SCALE)
+
+
+def _epsilon(_meter: Meter, guarantee: Guarantee) -> int | None:
+    """Sum of epsilon.
+
+    Theorem: basic composition; with reveals set aside the loss is at most the sum of the epsilons, surely.
+    Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
+    """
+    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
+        exact = exact_of(guarantee.epsilon)
+        return ceil_units(exact, SCALE) if exact <= _HUGE else None
+    return None
+
+
+def _paper(_meter: Meter, guarantee: Guarantee) -> int | None:
+    """Sum of epsilon^2, exactly.
+
+    Theorem: Whitehouse et al., Theorem on (epsilon, delta)-DP filters, as corrected (E7).
+    Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
+    """
+    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
+        exact = exact_of(guarantee.epsilon)
+        return ceil_units(exact * exact, SCALE) if exact <= _HUGE else None
+    return None
+
+
+def _intrinsic(_meter: Meter, guarantee: Guarantee) -> int | None:
+    """Intrinsic time V: twice the zCDP parameter of the step.
+
+    Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
+    Assumes: parameters predictable; a step's own delta is counted on the delta meter.
+    """
+    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
+        epsilon = _real(guarantee.epsilon)
+        return None if epsilon is None else _units(pure_to_intrinsic(epsilon), guarantee.epsilon)
+    if isinstance(guarantee, ZCDP):
+        exact = 2 * exact_of(guarantee.rho)
+        return ceil_units(exact, SCALE) if exact <= _HUGE else None
+    if isinstance(guarantee, GDP):
+        exact = exact_of(guarantee.mu) ** 2
+        return ceil_units(exact, SCALE) if exact <= _HUGE else None
+    return None
+
+
+def _gdp(_meter: Meter, guarantee: Guarantee) -> int | None:
+    """Sum of mu^2.
+
+    Theorem: GDP filter (Smith and Thakurta; Koskela et al.); epsilon-DP is mu-GDP, mu = 2 Phi^-1(e/(1+e)).
+    Assumes: Gaussian or pure steps, mu_n predictable.
+    """
+    if isinstance(guarantee, GDP):
+        exact = exact_of(guarantee.mu) ** 2
+        return ceil_units(exact, SCALE) if exact <= _HUGE else None
+    if isinstance(guarantee, PureDP):
+        epsilon = _real(guarantee.epsilon)
+        return None if epsilon is None else _units(up(pure_to_gdp(epsilon) ** 2), guarantee.epsilon)
+    return None
+
+
+def _renyi(meter: Meter, guarantee: Guarantee) -> int | None:
+    """Sum of Rényi divergences at one order.
+
+    Theorem: (approximate) RDP filter at an order fixed beforehand (Feldman and Zrnic; Whitehouse et al.).
+    Assumes: divergences predictable and valid in both directions; a step's delta is on the delta meter.
+    """
+    if meter.order is None:
+        raise InvalidPolicy(f"meter {meter.name!r} needs an order")
+    if isinstance(guarantee, Mechanism):
+        return None if guarantee.curve is None else _renyi(meter, guarantee.curve)
+    if isinstance(guarantee, RDP):
+        value = guarantee.at(meter.order)
+        return ceil_units(value, SCALE) if value is not None and value <= _HUGE else None
+    source: Numeric
+    curve: Callable[[float, float], float]
+    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
+        source, curve = guarantee.epsilon, pure_to_rdp
+    elif isinstance(guarantee, ZCDP):
+        source, curve = guarantee.rho, zcdp_to_rdp
+    else:
+        source, curve = guarantee.mu, gdp_to_rdp
+    real = _real(source)
+    # The order is a rational read as a float: a few more units cover that.
+    return None if real is None else _units(up(curve(real, float(meter.order)), 64), source)
+
+
+def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
+    """Whole units of the certified value-function budget.
+
+    Theorem: MATH 2.6 and 2.7: any adaptive sequence whose charges total at most the limit is within target.
+    Assumes: the step is of a family the budget was certified with, or on its menu; charges predictable.
+    """
+    if meter.unit is None:
+        raise InvalidPolicy(f"meter {meter.name!r} needs a unit")
+    if isinstance(guarantee, Mechanism):
+        charge = {name: (block, units) for name, block, units in meter.charges}.get(guarantee.name)
+        return None if charge is None else -(-guarantee.steps // charge[0]) * charge[1]
+    if isinstance(guarantee, GDP) and "gaussian" in meter.takes:
+        exact = exact_of(guarantee.mu)
+        return max(LEAST_GAUSSIAN * (exact > 0), math.ceil(exact**2 / meter.unit)) if exact <= _HUGE else None
+    if isinstance(guarantee, PureDP | ApproxDP | ProbDP) and "pure" in meter.takes:
+        epsilon = _real(guarantee.epsilon)
+        if epsilon is None:
+            return None
+        units = math.ceil(exactly(pure_to_intrinsic(epsilon)) / meter.unit)
+        return max(units, int(exact_of(guarantee.epsilon) > 0))
+    return None
+
+
+def _drift(meter: Meter, guarantee: Guarantee) -> int | None:
+    """What a probabilistic guarantee's delta adds to the loss that an odometer reads.
+
+    Theorem: MATH 4.2: each (epsilon, delta)-pDP step adds at most delta epsilon / sinh(epsilon) (erratum E4).
+    Assumes: two-sided pDP. A step known only to be (epsilon, delta)-DP has no such bound (erratum E15): it
+        needs a slack fixed beforehand (Theorem 6).
+    """
+    if delta_of(guarantee) == 0 or meter.latent:
+        return 0
+    if isinstance(guarantee, ProbDP):
+        epsilon = _real(guarantee.epsilon)
+        return None if epsilon is None else _units(probdp_drift(epsilon, float(guarantee.delta)), guarantee.delta)
+    return None
+
+
+def _moment(meter: Meter, guarantee: Guarantee) -> int | None:
+    """Rényi divergence for an odometer: as the filter's clock, but a step with its own delta needs a slack."""
+    return _renyi(meter, guarantee) if delta_of(guarantee) == 0 or meter.latent else None
+
+
+CLOCKS: Final[dict[str, Callable[[Meter, Guarantee], int | None]]] = {
+    "delta": _delta,
+    "drift": _drift,
+    "epsilon": _epsilon,
+    "exact": _exact,
+    "gdp": _gdp,
+    "intrinsic": _intrinsic,
+    "moment": _moment,
+    "paper": _paper,
+    "renyi": _renyi,
+}

@@ -1,0 +1,292 @@
+"""Odometers: bounds on the privacy loss so far, valid at all times at once.
+
+An odometer is a frozen value: its boundary and tuning are fixed before the first step and never change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from odograph.core import boundaries
+from odograph.core.meters import Meter
+from odograph.core.units import up
+from odograph.errors import InvalidPolicy
+
+__all__ = [
+    "BestOf",
+    "DiscreteMixture",
+    "Filter",
+    "Mixture",
+    "Odometer",
+    "PaperMixture",
+    "PaperStitched",
+    "Reading",
+    "Renyi",
+    "Rogers",
+    "Spent",
+    "Stitched",
+    "odometer_from_dict",
+    "odometer_to_dict",
+    "standard_odometer",
+]
+
+_LICENCE: Final = (
+    "For each fixed pair of neighbours, with probability at least 1 - {delta:.3g} the realised privacy loss is at "
+    "most this at all times at once; it does not make the run ({loss:.3g}, {delta:.3g})-DP."
+)
+_LOOKING: Final = "For looking only: the policy fixed another odometer, and picking the least afterwards is not safe."
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What an odometer reads: sums over the steps so far, in plain numbers; infinite where one had no price."""
+
+    intrinsic: float
+    epsilon: float
+    drift: float
+    moments: Mapping[Fraction, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading: the bound on the loss, the probability that it ever fails, and what may be said of it."""
+
+    loss: float
+    delta: float
+    odometer: Odometer
+    licensed: bool
+    note: str = ""
+
+    @property
+    def licence(self) -> str:
+        """What the reading allows to be claimed, in a sentence."""
+        if not self.licensed:
+            return _LOOKING
+        if math.isinf(self.loss):
+            return self.note
+        return _LICENCE.format(loss=self.loss, delta=self.delta)
+
+    def __str__(self) -> str:
+        return f"loss at most {self.loss:.4g} ({type(self.odometer).__name__}). {self.licence}"
+
+
+class _Clocked:
+    """Shared by the odometers that read intrinsic time: U = B(V) + V/2 + drift, or the sum of epsilons."""
+
+    def meters(self, *, latent: bool) -> tuple[Meter, ...]:
+        """Return the meters that the odometer needs beside intrinsic time and epsilon."""
+        return (Meter("drift", "drift", None, latent=latent),)
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        raise NotImplementedError  # each odometer names its own
+
+    def bound(self, spent: Spent, delta: float) -> float:
+        """Return the bound on the loss.
+
+        Theorem: MATH 4.1 and 4.2: P(exists n: L > B(V) + V/2 + drift) <= delta' + delta''; without drift the
+            loss is also at most the sum of the epsilons.
+        Assumes: pure, zCDP, Gaussian or two-sided pDP steps; the tuning fixed before the first step.
+        """
+        if math.isinf(spent.intrinsic) or math.isinf(spent.drift):
+            return math.inf
+        reading = up(self.boundary(spent.intrinsic, delta) + spent.intrinsic / 2.0 + spent.drift)
+        return min(reading, spent.epsilon) if spent.drift == 0.0 else reading
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(_Clocked):
+    """The straight line that is tightest where the paper's filter for `epsilon` would stop."""
+
+    kind: ClassVar[str] = "filter"
+    epsilon: float
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        return boundaries.line(v, delta, at=boundaries.filter_time(self.epsilon, delta))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture(_Clocked):
+    """The one-sided normal mixture, tightest around a time set by `gamma`."""
+
+    kind: ClassVar[str] = "mixture"
+    gamma: float
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        return boundaries.mixture_one_sided(v, delta, gamma=self.gamma)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperMixture(_Clocked):
+    """The two-sided normal mixture as the paper prints it (E11: true, and loose)."""
+
+    kind: ClassVar[str] = "mixture-paper"
+    gamma: float
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        return boundaries.mixture(v, delta, gamma=self.gamma)
+
+
+@dataclass(frozen=True, slots=True)
+class Stitched(_Clocked):
+    """The stitched boundary with exact constants, finite from the start (E12, E13)."""
+
+    kind: ClassVar[str] = "stitched"
+    start: float
+    eta: float = 2.0
+    s: float = 1.4
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        return boundaries.stitched(v, delta, start=self.start, eta=self.eta, s=self.s)
+
+
+@dataclass(frozen=True, slots=True)
+class PaperStitched(_Clocked):
+    """The stitched boundary with the paper's constants, infinite before `start`."""
+
+    kind: ClassVar[str] = "stitched-paper"
+    start: float
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        return boundaries.stitched_paper(v, delta, start=self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteMixture(_Clocked):
+    """A mixture of lines, tightest at `points` geometric times from `low` to `high`: the default."""
+
+    kind: ClassVar[str] = "discrete-mixture"
+    low: float
+    high: float
+    points: int = 16
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        times, weights = boundaries.spread_times(self.low, self.high, self.points)
+        return boundaries.discrete_mixture(v, delta, times=times, weights=weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Rogers(_Clocked):
+    """Rogers et al. 2016, corrected (E6): a baseline; `people` is a public constant, never the data's size."""
+
+    kind: ClassVar[str] = "rogers"
+    people: float
+
+    def boundary(self, v: float, delta: float) -> float:
+        """Return B(v) at level `delta`."""
+        return boundaries.rogers(v, delta, people=self.people)
+
+
+@dataclass(frozen=True, slots=True)
+class Renyi:
+    """Readings from Rényi curves, hence for subsampled Gaussians: a weighted mixture over fixed orders."""
+
+    kind: ClassVar[str] = "renyi"
+    orders: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def meters(self, *, latent: bool) -> tuple[Meter, ...]:
+        """Return one meter per order."""
+        return tuple(
+            Meter(f"moment@{order:g}", "moment", None, order=Fraction(repr(order)), latent=latent)
+            for order in self.orders
+        )
+
+    def bound(self, spent: Spent, delta: float) -> float:
+        """Return the l that solves `sum_j w_j exp((a_j - 1)(l - R(a_j))) = 1/delta`, from above.
+
+        Theorem: MATH 4.3 (Ville): each term is a nonnegative supermartingale, and so is their mixture.
+        Assumes: orders and weights fixed before the first step; curves valid in both directions; delta_n = 0.
+        """
+        excess = np.array(self.orders) - 1.0
+        running = np.array([spent.moments.get(Fraction(repr(order)), math.inf) for order in self.orders])
+        known = np.isfinite(running)
+        if not known.any():
+            return math.inf
+        excess, running = excess[known], running[known]
+        log_weights = np.log(np.array(self.weights)[known])
+        target = -math.log(delta)
+
+        def reached(loss: float) -> bool:
+            terms = log_weights + excess * (loss - running)
+            top = float(terms.max())
+            return top + math.log(float(np.exp(terms - top).sum())) >= target
+
+        # One term alone reaches the target here, so the mixture does too.
+        high = float((running + (target - log_weights) / excess).min()) + 1e-9
+        low = min(0.0, float(running.min()) - 1.0)
+        for _ in range(200):
+            middle = 0.5 * (low + high)
+            if middle in (low, high):
+                break
+            low, high = (low, middle) if reached(middle) else (middle, high)
+        # The mixture is flat within its own rounding: one part in 10^12 covers it.
+        return min(max(0.0, high) * (1.0 + 1e-12) + 1e-15, spent.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf:
+    """The least of several odometers, each at its own share of delta'."""
+
+    kind: ClassVar[str] = "best-of"
+    parts: tuple[tuple[float, Odometer], ...]
+
+    def meters(self, *, latent: bool) -> tuple[Meter, ...]:
+        """Return the meters of all parts, each once."""
+        return tuple(dict.fromkeys(m for _, part in self.parts for m in part.meters(latent=latent)))
+
+    def bound(self, spent: Spent, delta: float) -> float:
+        """Return the least of the parts' bounds.
+
+        Theorem: MATH 3.5: the levels of the parts add up.
+        Assumes: parts and shares fixed before the first step; shares sum to at most 1.
+        """
+        return min(part.bound(spent, share * delta) for share, part in self.parts)
+
+
+Odometer: TypeAlias = (
+    BestOf | DiscreteMixture | Filter | Mixture | PaperMixture | PaperStitched | Renyi | Rogers | Stitched
+)
+
+_KINDS: Final[dict[str, Callable[..., Odometer]]] = {
+    cls.kind: cls for cls in (DiscreteMixture, Filter, Mixture, PaperMixture, PaperStitched, Renyi, Rogers, Stitched)
+}
+
+
+def odometer_to_dict(odometer: Odometer) -> dict[str, Any]:
+    """Return the stored form of an odometer."""
+    if isinstance(odometer, BestOf):
+        return {
+            "kind": "best-of",
+            "parts": [[share, odometer_to_dict(part)] for share, part in odometer.parts],
+        }
+    return {"kind": odometer.kind, **asdict(odometer)}
+
+
+def odometer_from_dict(form: Mapping[str, Any]) -> Odometer:
+    """Read what `odometer_to_dict` wrote."""
+    try:
+        if form["kind"] == "best-of":
+            return BestOf(tuple((float(share), odometer_from_dict(part)) for share, part in form["parts"]))
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in form.items() if k != "kind"}
+        return _KINDS[form["kind"]](**values)
+    except (KeyError, TypeError, ValueError) as problem:
+        raise InvalidPolicy(f"not an odometer: {form!r} ({problem})") from problem
+
+
+def standard_odometer(epsilon: float, delta: float) -> DiscreteMixture:
+    """Return the default: 16 lines over six decades of intrinsic time, up to 8 times where a filter stops."""
+    high = 8.0 * boundaries.filter_time(epsilon, delta)
+    return DiscreteMixture(high * 1e-6, high)

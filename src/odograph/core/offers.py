@@ -1,0 +1,131 @@
+"""Ask the gate in a guarantee's own terms: decide with a counter-offer, the largest that fits, a batch's quote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from odograph.core.decide import Decision, Totals, decide
+from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP
+from odograph.core.policy import Compiled, price
+from odograph.errors import InvalidGuarantee, UnprovenComposition
+
+__all__ = ["Kind", "Quote", "ask", "largest", "quote"]
+
+# A class, or a guarantee whose other fields (delta, name) an offer keeps.
+Kind: TypeAlias = type[Guarantee] | Guarantee
+
+_DIGITS = 12  # of an offer: more would promise an accuracy that nobody needs, and be hard to read
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The answer to a batch: whether all of it fits, one decision per request up to the first refusal."""
+
+    admitted: bool
+    decisions: tuple[Decision, ...]
+    totals_after: Totals  # after the whole batch if it fits, else unchanged
+
+
+def ask(compiled: Compiled, totals: Totals, request: Guarantee) -> Decision:
+    """Decide a request; a refusal carries the largest request of its kind that would be admitted instead."""
+    decision = replace(decide(compiled.meters, totals, price(compiled, request)), request=request)
+    return decision if decision.admitted else replace(decision, largest=largest(compiled, totals, request))
+
+
+def quote(compiled: Compiled, totals: Totals, requests: Iterable[Guarantee]) -> Quote:
+    """Decide a batch in order, all or nothing, spending nothing."""
+    decisions: list[Decision] = []
+    now = totals
+    for request in requests:
+        decision = ask(compiled, now, request)
+        decisions.append(decision)
+        if not decision.admitted:
+            return Quote(admitted=False, decisions=tuple(decisions), totals_after=totals)
+        now = decision.totals_after
+    return Quote(admitted=True, decisions=tuple(decisions), totals_after=now)
+
+
+def largest(compiled: Compiled, totals: Totals, kind: Kind, times: int = 1) -> Guarantee | None:
+    """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
+
+    What is offered is always admitted when asked: the offer is rounded down and run through the gate.
+    """
+    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise InvalidGuarantee(f"times must be a whole number from 1, and {times!r} is not")
+    make = _maker(kind)
+    if make is None:
+        return None
+
+    def fits(size: float) -> bool:
+        cost = price(compiled, make(size)).times(times)
+        return decide(compiled.meters, totals, cost).admitted
+
+    if isinstance(kind, Mechanism):
+        return _largest_steps(make, fits)
+    return _largest_number(make, fits)
+
+
+def _maker(kind: Kind) -> Callable[[float], Guarantee] | None:
+    """Return how to make a guarantee of the kind from its size; None where the kind has no one size."""
+    if isinstance(kind, type):
+        if kind in (RDP, Mechanism):
+            return None
+        if kind not in (PureDP, ApproxDP, ProbDP, ZCDP, GDP):
+            raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")
+        kind = kind(1, 0) if kind in (ApproxDP, ProbDP) else kind(1)  # type: ignore[call-arg, arg-type]
+    match kind:
+        case PureDP() | GDP():
+            return type(kind)
+        case ApproxDP(_, delta) | ProbDP(_, delta):
+            cls = type(kind)
+            return lambda size: cls(size, delta)
+        case ZCDP(_, delta):
+            return lambda size: ZCDP(size, delta)
+        case Mechanism(name):
+            return lambda size: Mechanism(name, int(size))
+    return None
+
+
+def _largest_number(make: Callable[[float], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
+    low, high = 0.0, 1.0
+    while fits(high):
+        low, high = high, 2.0 * high
+        if high > 1e9:  # a policy so loose that nothing is refused: any number is an honest offer
+            return make(low)
+    while high - low > high * 10.0**-_DIGITS:
+        middle = 0.5 * (low + high)
+        if middle < 1e-18:  # under the smallest unit of every clock
+            return None
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    offer = _rounded_down(low)
+    # Prices are padded floats, so fitting is monotone up to the last digits; the gate has the last word.
+    while offer > 0.0 and not fits(offer):
+        offer = _rounded_down(offer * (1.0 - 10.0 ** (1 - _DIGITS)))
+    return make(offer) if offer > 0.0 else None
+
+
+def _largest_steps(make: Callable[[float], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
+    try:
+        if not fits(1):
+            return None
+    except UnprovenComposition:
+        return None
+    low, high = 1, 2
+    while fits(high) and high < 10**12:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return make(low)
+
+
+def _rounded_down(value: float) -> float:
+    """Return the value cut to `_DIGITS` significant digits."""
+    if value <= 0.0:
+        return 0.0
+    scale = _DIGITS - 1 - math.floor(math.log10(value))
+    cut = math.floor(value * 10.0**scale) if scale < 300 else 0
+    return float(f"{cut}e{-scale}")

@@ -1,0 +1,341 @@
+"""Policy: what is promised and how it is kept, fixed before the first step; and its compilation to meters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from odograph.core.decide import Price, Totals
+from odograph.core.exact import FAMILIES, Budget
+from odograph.core.guarantees import GDP, Guarantee, Mechanism, exact_of
+from odograph.core.menu import MenuItem
+from odograph.core.meters import Meter, price_on
+from odograph.core.odometers import (
+    BestOf,
+    Odometer,
+    Reading,
+    Renyi,
+    Spent,
+    odometer_from_dict,
+    odometer_to_dict,
+    standard_odometer,
+)
+from odograph.core.rules import RULES, Target, takers
+from odograph.core.units import (
+    CEILING,
+    DELTA_SCALE,
+    SCALE,
+    Number,
+    Numeric,
+    floor_units,
+    read,
+    text_of,
+    tidy,
+    up,
+)
+from odograph.errors import InvalidPolicy, UnprovenComposition
+
+__all__ = ["Compiled", "Need", "Policy", "compile_meters", "compiled_from_dict", "price", "reading"]
+
+_FORM: Final = 1
+_ANY_LEVEL: Final = 1e-6
+_NEIGHBOURS: Final = ("add-remove", "replace-one")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Policy:
+    """The promise (epsilon, delta)-DP for the whole interaction, and every choice that keeps it.
+
+    `delta_steps` (delta'') is set aside for the steps' own deltas; the rest (delta') pays for the rule. `rule`
+    is a name, or shares of delta' by name. `takes` and `menu` say what the exact rule takes. `odometer` is the
+    one whose readings are licensed; with a `slack` (t of Theorem 6) it also reads (epsilon, delta)-DP steps.
+    """
+
+    epsilon: Number
+    delta: Number
+    delta_steps: Number
+    rule: str | dict[str, Number]
+    takes: tuple[str, ...]
+    menu: tuple[MenuItem, ...]
+    odometer: Odometer
+    slack: float | None
+    unit: str
+    neighbours: str
+
+    def __init__(  # noqa: PLR0913  a policy is the list of its choices
+        self,
+        epsilon: Numeric,
+        delta: Numeric,
+        *,
+        delta_steps: Numeric | None = None,
+        rule: str | Mapping[str, Numeric] = "exact",
+        takes: Sequence[str] = FAMILIES,
+        menu: Sequence[MenuItem] = (),
+        odometer: Odometer | None = None,
+        slack: float | None = None,
+        unit: str = "person",
+        neighbours: str = "add-remove",
+    ) -> None:
+        exact_epsilon = read(epsilon, "Policy.epsilon", InvalidPolicy)
+        exact_delta = read(delta, "Policy.delta", InvalidPolicy)
+        shares = _shares(rule)
+        basic = shares[0][0] == "basic"
+        # Under basic composition alone nothing has to pay for concentration: the steps have the whole delta.
+        aside = read(
+            (delta if basic else 0) if delta_steps is None else delta_steps,
+            "Policy.delta_steps",
+            InvalidPolicy,
+        )
+        _check_target(exact_epsilon, exact_delta, aside, basic=basic)
+        _check_choices(takes, menu, slack, unit, neighbours)
+        if odometer is None:
+            level = exact_delta if basic else exact_delta - aside
+            odometer = standard_odometer(float(exact_epsilon), float(level) or _ANY_LEVEL)
+        values = {
+            "epsilon": tidy(exact_epsilon),
+            "delta": tidy(exact_delta),
+            "delta_steps": tidy(aside),
+            "rule": shares[0][0] if len(shares) == 1 else {name: tidy(share) for name, share in shares},
+            "takes": tuple(sorted(set(takes))),
+            "menu": tuple(menu),
+            "odometer": odometer,
+            "slack": slack,
+            "unit": unit,
+            "neighbours": neighbours,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def shares(self) -> list[tuple[str, Fraction]]:
+        """The rules and their shares of delta'."""
+        return _shares(self.rule)
+
+    @property
+    def delta_rule(self) -> Fraction:
+        """delta': what pays for the rules, and for the odometer's boundary."""
+        return exact_of(self.delta) - exact_of(self.delta_steps)
+
+    def __hash__(self) -> int:
+        return hash(
+            (
+                self.epsilon,
+                self.delta,
+                self.delta_steps,
+                repr(self.rule),
+                self.takes,
+                self.menu,
+                self.odometer,
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the versioned form that `Policy.from_dict` reads."""
+        rule = self.rule if isinstance(self.rule, str) else {n: text_of(tidy(s)) for n, s in self.shares}
+        menu = [{"name": i.name, "block": i.block, "digest": i.digest} for i in self.menu]
+        numbers = {n: str(exact_of(getattr(self, n))) for n in ("epsilon", "delta", "delta_steps")}
+        return {
+            "form": _FORM,
+            **numbers,
+            "rule": rule,
+            "takes": [*self.takes],
+            "menu": menu,
+            "odometer": odometer_to_dict(self.odometer),
+            "slack": self.slack,
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+        }
+
+    @classmethod
+    def from_dict(cls, form: Mapping[str, Any]) -> Policy:
+        """Read what `to_dict` wrote; anything else raises `InvalidPolicy`."""
+        if not isinstance(form, Mapping) or form.get("form") != _FORM:
+            raise InvalidPolicy(f"not a policy of form {_FORM}: {form!r}")
+        values = {name: value for name, value in form.items() if name != "form"}
+        try:
+            values["menu"] = tuple(MenuItem(i["name"], i["block"], digest=i["digest"]) for i in form["menu"])
+            values["odometer"] = odometer_from_dict(form["odometer"])
+            return cls(**values)
+        except (KeyError, TypeError) as problem:
+            raise InvalidPolicy(f"not a policy: {form!r} ({problem})") from problem
+
+
+def _check_target(epsilon: Fraction, delta: Fraction, aside: Fraction, *, basic: bool) -> None:
+    if delta >= 1:
+        raise InvalidPolicy(f"Policy.delta must be below 1, and {float(delta)!r} is not")
+    if epsilon == 0 or epsilon > 10**3:
+        raise InvalidPolicy(f"Policy.epsilon must be above 0 and at most 1000, and {float(epsilon)!r} is not")
+    if delta == 0 and not basic:
+        raise InvalidPolicy("with delta = 0 only basic composition keeps the promise; pass rule='basic'")
+    if basic and aside != delta:
+        raise InvalidPolicy("under rule='basic' delta_steps is the whole delta; leave it out")
+    if not basic and aside >= delta:
+        raise InvalidPolicy(f"delta_steps ({float(aside)!r}) must leave some of delta ({float(delta)!r}) to the rule")
+
+
+def _check_choices(
+    takes: Sequence[str], menu: Sequence[MenuItem], slack: float | None, unit: str, neighbours: str
+) -> None:
+    if isinstance(takes, str) or set(takes) - set(FAMILIES):
+        raise InvalidPolicy(f"takes lists families of {FAMILIES}, not {takes!r}")
+    if not all(isinstance(item, MenuItem) for item in menu):
+        raise InvalidPolicy(f"menu lists menu items, not {menu!r}")
+    if len({item.name for item in menu}) < len(menu):
+        raise InvalidPolicy("two menu items have the same name")
+    if slack is not None and read(slack, "Policy.slack", InvalidPolicy) == 0:
+        raise InvalidPolicy("slack must be above 0")
+    if not isinstance(unit, str) or not unit:
+        raise InvalidPolicy(f"unit must name what is protected, such as 'person', not {unit!r}")
+    if neighbours not in _NEIGHBOURS:
+        raise InvalidPolicy(f"neighbours must be one of {_NEIGHBOURS}, not {neighbours!r}")
+
+
+def _shares(rule: object) -> list[tuple[str, Fraction]]:
+    """Return the rules by name with their shares of delta', checked."""
+    if isinstance(rule, str):
+        rule = {rule: 1}
+    if not isinstance(rule, Mapping) or not rule:
+        raise InvalidPolicy(f"rule must be a name of {sorted(RULES)} or shares by name, not {rule!r}")
+    if unknown := sorted(set(rule) - set(RULES)):
+        raise InvalidPolicy(f"there is no rule {unknown[0]!r}; there are {', '.join(sorted(RULES))}")
+    shares = [(name, read(share, f"Policy.rule[{name!r}]", InvalidPolicy)) for name, share in rule.items()]
+    if any(share == 0 for _, share in shares) or sum(share for _, share in shares) != 1:
+        raise InvalidPolicy(f"the shares of delta' must be positive and sum to 1, and {dict(shares)!r} do not")
+    if "basic" in rule and len(rule) > 1:
+        raise InvalidPolicy("basic composition is an alternative of every policy already; leave it out")
+    return sorted(shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The budget that a policy's exact rule needs: a target, and what the rule is to take."""
+
+    epsilon: Fraction
+    delta: Fraction
+    takes: tuple[str, ...]
+    menu: tuple[MenuItem, ...]
+
+    @classmethod
+    def of(cls, policy: Policy) -> Need | None:
+        """Return what the policy needs, or None if it has no exact rule."""
+        share = dict(policy.shares).get("exact")
+        if share is None:
+            return None
+        return cls(exact_of(policy.epsilon), policy.delta_rule * share, policy.takes, policy.menu)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A policy and its meters. Made once per account and never recompiled; prices and limits are integers."""
+
+    policy: Policy
+    meters: tuple[Meter, ...]
+    note: str = ""
+
+    @property
+    def start(self) -> Totals:
+        """The totals of an account that has spent nothing."""
+        return Totals.zero(self.meters)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the versioned form that `compiled_from_dict` reads."""
+        meters = [meter.to_dict() for meter in self.meters]
+        return {"form": _FORM, "policy": self.policy.to_dict(), "meters": meters, "note": self.note}
+
+
+def compiled_from_dict(form: Mapping[str, Any]) -> Compiled:
+    """Read what `Compiled.to_dict` wrote; a damaged document raises `InvalidPolicy`."""
+    if not isinstance(form, Mapping) or form.get("form") != _FORM or not isinstance(form.get("meters"), list):
+        raise InvalidPolicy(f"not a compiled policy of form {_FORM}")
+    compiled = Compiled(
+        Policy.from_dict(form.get("policy") or {}),
+        tuple(Meter.from_dict(meter) for meter in form["meters"]),
+        str(form.get("note", "")),
+    )
+    clocks = [meter.clock for meter in compiled.meters]
+    if clocks[:3] != ["delta", "epsilon", "intrinsic"] or clocks.count("delta") != 1:
+        raise InvalidPolicy(f"a compiled policy starts with delta, epsilon, intrinsic, not {clocks[:3]}")
+    return compiled
+
+
+def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:
+    """Compile a policy to its meters; the exact rule needs the certified budget of `Need.of(policy)`.
+
+    Theorem: Lemma 3: one limit on the sum of deltas, tested first, and any one alternative, each at its share.
+    Assumes: nothing about the target, the split or the rules changes after the first step.
+    """
+    epsilon = exact_of(policy.epsilon)
+    meters = [
+        Meter("delta", "delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
+        Meter("epsilon", "epsilon", min(CEILING, floor_units(epsilon, SCALE))),
+        Meter("intrinsic", "intrinsic", None),
+    ]
+    for name, share in policy.shares:
+        meters += RULES[name].alternatives(Target(epsilon, policy.delta_rule * share, budget))
+    meters += policy.odometer.meters(latent=policy.slack is not None)
+    return Compiled(policy, tuple(meters), note)
+
+
+def price(compiled: Compiled, guarantee: Guarantee) -> Price:
+    """Price a guarantee on every meter, or raise `UnprovenComposition` and name a rule that would take it."""
+    policy = compiled.policy
+    if not any(_taken(policy, name, guarantee) for name, _ in policy.shares):
+        raise UnprovenComposition(_advice(policy, guarantee))
+    return Price(tuple(price_on(meter, guarantee) for meter in compiled.meters))
+
+
+def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:
+    if not isinstance(guarantee, RULES[rule].takes):
+        return False
+    if isinstance(guarantee, Mechanism):
+        listed = rule == "exact" and any(item.name == guarantee.name for item in policy.menu)
+        return listed or (rule == "renyi" and guarantee.curve is not None)
+    family = "gaussian" if isinstance(guarantee, GDP) else "pure"
+    return rule != "exact" or family in policy.takes
+
+
+def _advice(policy: Policy, guarantee: Guarantee) -> str:
+    names = " and ".join(repr(name) for name, _ in policy.shares)
+    head = f"no theorem covers {guarantee!r} under rule {names}"
+    if isinstance(guarantee, Mechanism) and not guarantee.curve:
+        listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
+        return f"{head}: the policy's menu lists {listed}; a menu is fixed when the policy is made"
+    others = [name for name in takers(guarantee) if name != "exact"] or ["exact"]
+    return f"{head}; a policy with rule={others[-1]!r} would take it"
+
+
+def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None) -> Reading:
+    """Read the policy's odometer, or another one for looking only.
+
+    Theorem: MATH 4.1 to 4.4; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
+    Assumes: the odometer, its tuning and the slack were fixed before the first step: the policy's alone is.
+    """
+    policy = compiled.policy
+    chosen = odometer or policy.odometer
+    # Under basic composition alone the reading is the sum of the epsilons, whatever the level.
+    loss = chosen.bound(_spent(compiled.meters, totals), float(policy.delta_rule) or _ANY_LEVEL)
+    delta = float(policy.delta)
+    if policy.slack is not None:
+        loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
+    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=_why(chosen))
+
+
+def _why(odometer: Odometer) -> str:
+    renyi = isinstance(odometer, Renyi | BestOf)
+    cure = "a slack fixed in the policy" if renyi else "a Renyi odometer, or a slack, fixed in the policy"
+    return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
+
+
+def _spent(meters: Sequence[Meter], totals: Totals) -> Spent:
+    moments: dict[Fraction, float] = {}
+    sums = {"intrinsic": 0.0, "epsilon": 0.0, "drift": float("inf")}
+    for meter, total, skipped in zip(meters, totals.amounts, totals.unpriced, strict=True):
+        value = float("inf") if skipped else up(total / SCALE)
+        if meter.clock == "moment" and meter.order is not None:
+            moments[meter.order] = value
+        elif meter.name in sums:
+            sums[meter.name] = value
+    return Spent(sums["intrinsic"], sums["epsilon"], sums["drift"], moments)

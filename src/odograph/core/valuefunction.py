@@ -1,0 +1,231 @@
+"""The value function of the worst adaptive analyst, row by row, on a grid.
+
+State: `x`, the likelihood ratio Q/P of the outputs so far, and `n`, the units still to spend. `Phi(x, n)` is
+the largest hockey-stick divergence that any adaptive choice of members can still reach:
+
+    Phi(x, 0) = h(x)
+    Phi(x, n) = max( Phi(x, n-1), max over members j of E[Phi(x Z_j, n - charge_j)] )
+
+The grid is uniform in log x, so the expectation under one member is the same short weighted sum at every grid
+point: a `Kernel`. With `OUTWARD` edges a row bounds Phi from above, with `INWARD` edges from below; nothing
+else differs between certifying a budget (`exact`) and refuting one (`adversary`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "INWARD",
+    "OUTWARD",
+    "Edges",
+    "Grid",
+    "Kernel",
+    "Member",
+    "Row",
+    "hockey_stick",
+    "spread",
+    "values",
+]
+
+Row: TypeAlias = NDArray[np.float64]
+
+_ULP: Final = 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The points x = exp(i * step) for i = low .. high; x = 1 is one of them."""
+
+    step: float
+    low: int
+    high: int
+
+    @property
+    def size(self) -> int:
+        """The number of points."""
+        return self.high - self.low + 1
+
+    @property
+    def origin(self) -> int:
+        """The index of x = 1."""
+        return -self.low
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The law of one step's ratio, in grid steps: single points, or one long run of weights, and a reveal.
+
+    `E[Phi(x Z)]` at grid point i is the sum of `weight * Phi[i + offset]` over the points and the run, plus
+    `reveal` (where Phi counts as 1).
+    """
+
+    points: tuple[tuple[int, float], ...] = ()
+    run: tuple[int, Row] | None = None
+    reveal: float = 0.0
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many points the kernel looks to the left and to the right."""
+        offsets = [offset for offset, _ in self.points]
+        if self.run is not None:
+            offsets += [self.run[0], self.run[0] + len(self.run[1]) - 1]
+        return max(0, -min(offsets)), max(0, *offsets)
+
+    @property
+    def size(self) -> int:
+        """The number of weights, for the rounding error of their sum."""
+        return len(self.points) + (0 if self.run is None else len(self.run[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A step the analyst may take: what it does to the ratio, and how many units it is charged.
+
+    `stride` > 1 lets the solver look the step up once for `stride` rows, at the latest row that any of them
+    could use. Phi grows with n, so that bounds from above; it is for steps that are charged far more than
+    `stride` units.
+    """
+
+    charge: int
+    kernel: Kernel
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What is beyond the grid, and which way a row is rounded."""
+
+    extend: Callable[[Row, Grid, float, int, int], Row]
+    sign: float
+
+
+def hockey_stick(grid: Grid, epsilon: float) -> Row:
+    """Return h(x) = max(0, 1 - e^epsilon x) on the grid."""
+    points = grid.step * np.arange(grid.low, grid.high + 1, dtype=np.float64)
+    value: Row = np.maximum(0.0, -np.expm1(epsilon + points))
+    return value
+
+
+def spread(shifts: Row, masses: Row, step: float) -> Kernel:
+    """Put a mass at each log-shift on the two grid points around it, linearly in x.
+
+    Theorem: Phi(., n) is convex in x, so its chord between two grid points lies above it; the kernel's
+        expectation is an upper bound ("connect the dots").
+    Assumes: Phi convex in x, which h is, and which expectations and maxima keep.
+    """
+    # Phi falls with x: rounding a shift down covers the rounding of the weights.
+    shifts = shifts - np.abs(shifts) * 2.0**-50
+    cells = np.floor(shifts / step).astype(np.int64)
+    weights = np.clip(np.expm1(shifts - cells * step) / math.expm1(step), 0.0, 1.0)
+    low = int(cells.min())
+    taps = np.zeros(int(cells.max()) - low + 2)
+    np.add.at(taps, cells - low, masses * (1.0 - weights))
+    np.add.at(taps, cells - low + 1, masses * weights)
+    if masses.size == 1:
+        return Kernel(points=tuple(enumerate(taps.tolist(), low)))
+    return Kernel(run=(low, taps))
+
+
+def _extend_outward(row: Row, grid: Grid, _epsilon: float, left: int, right: int) -> Row:
+    # Below the grid: the chord to (x, Phi) = (0, 1). Above it: the last value, because Phi falls with x.
+    below = 1.0 - (1.0 - row[0]) * np.exp(-grid.step * np.arange(left, 0, -1))
+    return np.concatenate([below, row, np.full(right, row[-1])])
+
+
+def _extend_inward(row: Row, grid: Grid, epsilon: float, left: int, right: int) -> Row:
+    # Phi >= h everywhere, and h = 0 is a lower bound on the right.
+    below = -np.expm1(epsilon + grid.step * np.arange(grid.low - left, grid.low))
+    return np.concatenate([np.maximum(0.0, below), row, np.zeros(right)])
+
+
+OUTWARD: Final = Edges(_extend_outward, 1.0)
+INWARD: Final = Edges(_extend_inward, -1.0)
+
+
+def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) -> Iterator[float]:
+    """Yield Phi(1, 1), Phi(1, 2), ...: certified from above or from below, as `edges` says.
+
+    Theorem: with OUTWARD edges every yielded value is at least the divergence at epsilon of any adaptive
+        sequence of members whose charges total at most n; with INWARD edges some sequence reaches it.
+    Assumes: OUTWARD: kernels made by `spread` or dominated by it. INWARD: kernels that land on grid points.
+    """
+    single = sorted((m for m in members if m.stride == 1), key=lambda m: m.charge)
+    levels = sorted({m.stride for m in members if m.stride > 1})
+    strided = {s: sorted((m for m in members if m.stride == s), key=lambda m: m.charge) for s in levels}
+    reach = {1: single[-1].charge if single else 1}
+    reach |= {s: strided[s][-1].charge + s for s in levels}
+    left = max(m.kernel.reach[0] for m in members)
+    right = max(m.kernel.reach[1] for m in members)
+    # A sum of t nonnegative products is off by at most t+1 roundings, relatively; a few more for the edges.
+    pad = 1.0 + edges.sign * _ULP * (32 + max(m.kernel.size for m in members))
+
+    row = hockey_stick(grid, epsilon) * pad
+    rows = {0: edges.extend(row, grid, epsilon, left, right)}
+    work = _Workspace(grid.size, left)
+    pending: dict[int, Row] = {}
+    n = 0
+    while True:
+        n += 1
+        best = row.copy()
+        for member in single:
+            if member.charge > n:
+                break
+            work.raise_to(best, rows[n - member.charge], member.kernel)
+        for stride in levels:
+            if (n - 1) % stride == 0:
+                pending[stride] = _window(work, rows, strided[stride], n - 1 + stride, stride)
+            np.maximum(best, pending[stride], out=best)
+        row = np.minimum(best * pad, 1.0)
+        rows[n] = edges.extend(row, grid, epsilon, left, right)
+        _forget(rows, n, reach)
+        yield float(row[grid.origin])
+
+
+def _window(work: _Workspace, rows: dict[int, Row], members: Sequence[Member], end: int, stride: int) -> Row:
+    """Return the best of the strided members for the rows end-stride+1 .. end."""
+    best = np.zeros(work.size)
+    for member in members:
+        if member.charge > end:
+            break
+        work.raise_to(best, rows[-((member.charge - end) // stride) * stride], member.kernel)
+    return best
+
+
+def _forget(rows: dict[int, Row], n: int, reach: dict[int, int]) -> None:
+    """Drop the rows that no later row can look up: memory stays bounded by the longest reach, thinned."""
+    for stride, longest in reach.items():
+        old = n - longest - 1
+        if old >= 0 and max(s for s in reach if old % s == 0) == stride:
+            rows.pop(old, None)
+
+
+class _Workspace:
+    """Buffers for one solve, so that the inner loop allocates nothing."""
+
+    def __init__(self, size: int, left: int) -> None:
+        self.size = size
+        self._left = left
+        self._sum = np.empty(size)
+        self._term = np.empty(size)
+
+    def raise_to(self, best: Row, extended: Row, kernel: Kernel) -> None:
+        """Set best = max(best, E[extended]) under the kernel, in place."""
+        total, term, size, left = self._sum, self._term, self.size, self._left
+        if kernel.run is None:
+            total.fill(0.0)
+        else:
+            offset, taps = kernel.run
+            total = np.correlate(extended[left + offset : left + offset + size + len(taps) - 1], taps, "valid")
+        for offset, weight in kernel.points:
+            np.multiply(extended[left + offset : left + offset + size], weight, out=term)
+            np.add(total, term, out=total)
+        if kernel.reveal:
+            total += kernel.reveal
+        np.maximum(best, total, out=best)
