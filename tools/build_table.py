@@ -24,8 +24,8 @@ DELTAS = ["1e-6", "1e-5", "1e-8", "1e-9", "1e-7", "1e-10", "1e-12", "1e-11"]
 
 HEAD = '''"""Certified budgets of the exact rule for common targets, at fine resolution.
 
-Written by tools/build_table.py. Each row: epsilon, delta, the units N; the unit follows from epsilon (`exact.family_unit` at `FINENESS`). For
-pure and Gaussian steps of any size together.
+Written by tools/build_table.py. Each row: epsilon, delta, the units N; the unit follows from epsilon
+(`exact.family_unit` at `FINENESS`). For pure and Gaussian steps of any size together.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ __all__ = [
     "VERSION",
     "Budget",
     "Progress",
+    "blocks_alone",
     "family_unit",
     "solve",
 ]

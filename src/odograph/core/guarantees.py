@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 from odograph.core.units import Number, Numeric, read, text_of, tidy
 from odograph.errors import InvalidGuarantee
@@ -25,7 +25,9 @@ __all__ = [
     "ProbDP",
     "PureDP",
     "delta_of",
+    "exact_of",
     "guarantee_from_dict",
+    "stored",
 ]
 
 _FORM: Final = 1  # version of the written form
@@ -207,6 +209,11 @@ Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism
 _KINDS: Final[dict[str, type[Guarantee]]] = {
     cls.kind: cls for cls in (PureDP, ApproxDP, ProbDP, ZCDP, GDP, RDP, Mechanism)
 }
+
+
+def stored(value: Numeric) -> Number:
+    """Return a guarantee's number as what it is once validated: a float or a Fraction."""
+    return cast("Number", value)
 
 
 def exact_of(value: Numeric) -> Fraction:

@@ -32,8 +32,9 @@ from odograph.core.guarantees import (
     PureDP,
     delta_of,
     exact_of,
+    stored,
 )
-from odograph.core.units import DELTA_SCALE, SCALE, Numeric, ceil_units, exactly, up
+from odograph.core.units import DELTA_SCALE, SCALE, Number, Numeric, ceil_computed, ceil_written, up
 from odograph.errors import InvalidPolicy
 
 __all__ = ["CLOCKS", "Meter", "price_on"]
@@ -103,19 +104,18 @@ def price_on(meter: Meter, guarantee: Guarantee) -> int | None:
     return CLOCKS[meter.clock](meter, guarantee)
 
 
-def _units(cost: float, *sources: Numeric) -> int:
-    """Round a padded cost up to whole units; a positive cost is at least one, however small."""
-    positive = any(exact_of(source) > 0 for source in sources)
-    return max(int(positive), ceil_units(exactly(cost), SCALE))
+def _units(cost: float, source: Number) -> int:
+    """Round a padded cost up to whole units; a positive source costs at least one, however small."""
+    return max(int(source > 0), ceil_computed(cost, SCALE))
 
 
-def _real(value: Numeric) -> float | None:
-    """Return the number as a float, or None where it is too large to have a price."""
-    return float(value) if exact_of(value) <= _HUGE else None
+def _written(value: Number, scale: int = SCALE) -> int | None:
+    """Round a number that is the cost itself up to whole units; None where it is too large to have a price."""
+    return ceil_written(value, scale) if value <= _HUGE else None
 
 
 def _delta(_meter: Meter, guarantee: Guarantee) -> int | None:
-    return ceil_units(exact_of(delta_of(guarantee)), DELTA_SCALE)
+    return _written(delta_of(guarantee), DELTA_SCALE)
 
 
 def _epsilon(_meter: Meter, guarantee: Guarantee) -> int | None:
@@ -124,10 +124,7 @@ def _epsilon(_meter: Meter, guarantee: Guarantee) -> int | None:
     Theorem: basic composition; with reveals set aside the loss is at most the sum of the epsilons, surely.
     Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
     """
-    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
-        exact = exact_of(guarantee.epsilon)
-        return ceil_units(exact, SCALE) if exact <= _HUGE else None
-    return None
+    return _written(stored(guarantee.epsilon)) if isinstance(guarantee, PureDP | ApproxDP | ProbDP) else None
 
 
 def _paper(_meter: Meter, guarantee: Guarantee) -> int | None:
@@ -137,8 +134,7 @@ def _paper(_meter: Meter, guarantee: Guarantee) -> int | None:
     Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
     """
     if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
-        exact = exact_of(guarantee.epsilon)
-        return ceil_units(exact * exact, SCALE) if exact <= _HUGE else None
+        return _written(exact_of(guarantee.epsilon) ** 2)
     return None
 
 
@@ -149,14 +145,12 @@ def _intrinsic(_meter: Meter, guarantee: Guarantee) -> int | None:
     Assumes: parameters predictable; a step's own delta is counted on the delta meter.
     """
     if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
-        epsilon = _real(guarantee.epsilon)
-        return None if epsilon is None else _units(pure_to_intrinsic(epsilon), guarantee.epsilon)
+        epsilon = stored(guarantee.epsilon)
+        return _units(pure_to_intrinsic(float(epsilon)), epsilon) if epsilon <= _HUGE else None
     if isinstance(guarantee, ZCDP):
-        exact = 2 * exact_of(guarantee.rho)
-        return ceil_units(exact, SCALE) if exact <= _HUGE else None
+        return _written(2 * exact_of(guarantee.rho))
     if isinstance(guarantee, GDP):
-        exact = exact_of(guarantee.mu) ** 2
-        return ceil_units(exact, SCALE) if exact <= _HUGE else None
+        return _written(exact_of(guarantee.mu) ** 2)
     return None
 
 
@@ -167,11 +161,10 @@ def _gdp(_meter: Meter, guarantee: Guarantee) -> int | None:
     Assumes: Gaussian or pure steps, mu_n predictable.
     """
     if isinstance(guarantee, GDP):
-        exact = exact_of(guarantee.mu) ** 2
-        return ceil_units(exact, SCALE) if exact <= _HUGE else None
+        return _written(exact_of(guarantee.mu) ** 2)
     if isinstance(guarantee, PureDP):
-        epsilon = _real(guarantee.epsilon)
-        return None if epsilon is None else _units(up(pure_to_gdp(epsilon) ** 2), guarantee.epsilon)
+        epsilon = stored(guarantee.epsilon)
+        return _units(up(pure_to_gdp(float(epsilon)) ** 2), epsilon) if epsilon <= _HUGE else None
     return None
 
 
@@ -186,8 +179,8 @@ def _renyi(meter: Meter, guarantee: Guarantee) -> int | None:
     if isinstance(guarantee, Mechanism):
         return None if guarantee.curve is None else _renyi(meter, guarantee.curve)
     if isinstance(guarantee, RDP):
-        value = guarantee.at(meter.order)
-        return ceil_units(value, SCALE) if value is not None and value <= _HUGE else None
+        divergence = guarantee.at(meter.order)
+        return None if divergence is None else _written(divergence)
     source: Numeric
     curve: Callable[[float, float], float]
     if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
@@ -196,9 +189,9 @@ def _renyi(meter: Meter, guarantee: Guarantee) -> int | None:
         source, curve = guarantee.rho, zcdp_to_rdp
     else:
         source, curve = guarantee.mu, gdp_to_rdp
-    real = _real(source)
-    # The order is a rational read as a float: a few more units cover that.
-    return None if real is None else _units(up(curve(real, float(meter.order)), 64), source)
+    # The order is a rational read as a float: a few more units of padding cover that.
+    value = stored(source)
+    return _units(up(curve(float(value), float(meter.order)), 64), value) if value <= _HUGE else None
 
 
 def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
@@ -216,11 +209,12 @@ def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
         exact = exact_of(guarantee.mu)
         return max(LEAST_GAUSSIAN * (exact > 0), math.ceil(exact**2 / meter.unit)) if exact <= _HUGE else None
     if isinstance(guarantee, PureDP | ApproxDP | ProbDP) and "pure" in meter.takes:
-        epsilon = _real(guarantee.epsilon)
-        if epsilon is None:
+        epsilon = stored(guarantee.epsilon)
+        if epsilon > _HUGE:
             return None
-        units = math.ceil(exactly(pure_to_intrinsic(epsilon)) / meter.unit)
-        return max(units, int(exact_of(guarantee.epsilon) > 0))
+        top, bottom = meter.unit.as_integer_ratio()
+        cost, scale = pure_to_intrinsic(float(epsilon)).as_integer_ratio()
+        return max(int(epsilon > 0), -((-cost * bottom) // (scale * top)))
     return None
 
 
@@ -234,8 +228,8 @@ def _drift(meter: Meter, guarantee: Guarantee) -> int | None:
     if delta_of(guarantee) == 0 or meter.latent:
         return 0
     if isinstance(guarantee, ProbDP):
-        epsilon = _real(guarantee.epsilon)
-        return None if epsilon is None else _units(probdp_drift(epsilon, float(guarantee.delta)), guarantee.delta)
+        epsilon, delta = stored(guarantee.epsilon), stored(guarantee.delta)
+        return _units(probdp_drift(float(epsilon), float(delta)), delta) if epsilon <= _HUGE else None
     return None
 
 

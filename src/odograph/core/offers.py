@@ -75,7 +75,7 @@ def _maker(kind: Kind) -> Callable[[float], Guarantee] | None:
             return None
         if kind not in (PureDP, ApproxDP, ProbDP, ZCDP, GDP):
             raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")
-        kind = kind(1, 0) if kind in (ApproxDP, ProbDP) else kind(1)  # type: ignore[call-arg, arg-type]
+        kind = kind(1, 0) if kind in (ApproxDP, ProbDP) else kind(1)  # type: ignore[call-arg]
     match kind:
         case PureDP() | GDP():
             return type(kind)

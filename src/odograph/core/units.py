@@ -27,7 +27,9 @@ __all__ = [
     "SCALE",
     "Number",
     "Numeric",
+    "ceil_computed",
     "ceil_units",
+    "ceil_written",
     "down",
     "exactly",
     "floor_units",
@@ -109,6 +111,18 @@ def exactly(value: float) -> Fraction:
 def ceil_units(value: Fraction, scale: int) -> int:
     """Return the least whole number of units that is at least `value`: for costs."""
     return -((-value.numerator * scale) // value.denominator)
+
+
+def ceil_written(value: Number, scale: int) -> int:
+    """Return `ceil_units` of a stored number, a float read as the decimal it was written as."""
+    top, bottom = Decimal(repr(value)).as_integer_ratio() if isinstance(value, float) else value.as_integer_ratio()
+    return -((-top * scale) // bottom)
+
+
+def ceil_computed(value: float, scale: int) -> int:
+    """Return `ceil_units` of a computed float, read as the binary number it is."""
+    top, bottom = value.as_integer_ratio()
+    return -((-top * scale) // bottom)
 
 
 def floor_units(value: Fraction, scale: int) -> int:

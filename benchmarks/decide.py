@@ -1,0 +1,101 @@
+"""Cost of a price, of a decision, and of ten million decisions at once, each beside its floor in the same run.
+
+Prints ratios with their spread over rounds: the machine's own speed cancels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import odograph as odo
+
+ROUNDS = 7
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the processor time of one call."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def compare(name: str, ours: Callable[[], object], floor: Callable[[], object], count: int) -> None:
+    """Run both in turn and print the ratio of their times, with its spread."""
+    pairs = [(seconds(ours), seconds(floor)) for _ in range(ROUNDS)]
+    ratios = sorted(a / b for a, b in pairs)
+    micro = statistics.median(a for a, _ in pairs) / count * 1e6
+    print(
+        f"{name:<34} {statistics.median(ratios):8.2f} x floor   ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        f"   {micro:9.3f} microseconds each"
+    )
+
+
+def running_sums(count: int, limit: float) -> float:
+    """The floor of a decision: two running sums and a comparison in plain Python, nothing validated."""
+    epsilon = delta = 0.0
+    for _ in range(count):
+        if epsilon + 0.001 <= limit and delta <= 1e-6:
+            epsilon += 0.001
+    return epsilon
+
+
+def one_by_one(count: int) -> None:
+    """Price and decide `count` requests under each rule, beside running sums in plain Python."""
+    request = odo.PureDP(0.001)
+    for rule in ("basic", "zcdp", "exact", "renyi"):
+        compiled = odo.compile_policy(odo.Policy(20, 1e-6, rule=rule))
+        cost = odo.price(compiled, request)
+
+        def decide(compiled: odo.Compiled = compiled, cost: odo.Price = cost) -> None:
+            totals = compiled.start
+            for _ in range(count):
+                totals = odo.decide(compiled.meters, totals, cost).totals_after
+
+        def price(compiled: odo.Compiled = compiled) -> None:
+            for _ in range(count):
+                odo.price(compiled, request)
+
+        compare(f"decide, {rule} ({len(compiled.meters)} meters)", decide, lambda: running_sums(count, 20.0), count)
+        compare(f"price, {rule} ({len(compiled.meters)} meters)", price, lambda: running_sums(count, 20.0), count)
+
+
+def all_at_once(count: int) -> None:
+    """Decide `count` requests by decide_many, beside as many plain cumulative sums and comparisons."""
+    for request in (odo.PureDP("1e-9"), odo.GDP("1e-9")):
+        compiled = odo.compile_policy(odo.Policy(20, 1e-6))
+        amounts = [-1 if a is None else a for a in odo.price(compiled, request).amounts]
+        amounts = [min(a, 0) if m.clock == "exact" else a for m, a in zip(compiled.meters, amounts, strict=True)]
+        prices = np.repeat(np.array(amounts, dtype=np.int64)[:, None], count, axis=1)
+        limits = [m.limit if m.limit is not None else 2**61 for m in compiled.meters]
+
+        def floor(prices: np.ndarray = prices, limits: list[int] = limits) -> int:
+            admitted = np.ones(count, dtype=bool)
+            for row, limit in zip(prices, limits, strict=True):
+                admitted &= np.cumsum(row) <= limit
+            return int(admitted.sum())
+
+        def ours(compiled: odo.Compiled = compiled, prices: np.ndarray = prices) -> int:
+            return odo.decide_many(compiled.meters, compiled.start, prices)[0]
+
+        done = ours()
+        compare(f"decide_many, {request!r}, {done:.0e}", ours, floor, count)
+
+
+def main() -> None:
+    """Run everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--few", action="store_true", help="a hundredth of the work, to see that it runs")
+    options = parser.parse_args()
+    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.machine()}")
+    one_by_one(100 if options.few else 10_000)
+    all_at_once(100_000 if options.few else 10_000_000)
+
+
+if __name__ == "__main__":
+    main()
