@@ -26,6 +26,7 @@ from odograph.core.menu import MenuItem
 from odograph.core.odometers import Reading
 from odograph.core.offers import Quote, ask, largest, quote
 from odograph.core.policy import Compiled, Policy, compiled_from_dict, price, reading
+from odograph.core.subsampling import subsampled_gaussian_menu
 from odograph.errors import (
     BudgetExceeded,
     InvalidGuarantee,
@@ -34,7 +35,7 @@ from odograph.errors import (
     OdographError,
     UnprovenComposition,
 )
-from odograph.integrations.dp_accounting import subsampled_gaussian, subsampled_gaussian_menu
+from odograph.integrations.dp_accounting import subsampled_gaussian
 
 __all__ = [
     "GDP",

@@ -86,7 +86,11 @@ class Decision:
 
     def __str__(self) -> str:
         if self.admitted:
-            left = ", ".join(f"{name} {value:.4g}" for name, value in self.left.items() if name != "delta")
+            left = ", ".join(
+                f"{m.name} {self.left[m.name]:.4g}"
+                for i, m in self._limited()
+                if m.clock != "delta" and not self.totals_after.unpriced[i]
+            )
             return f"admitted: {self.request or 'the request'}; left: {left}"
         needs = ", ".join(
             f"{m.name} {float((self.totals.amounts[i] + asked) / m.scale):.6g} of {float(limit / m.scale):.6g}"
@@ -96,9 +100,9 @@ class Decision:
             and not self.totals.unpriced[i]
             and self.totals.amounts[i] + asked > limit
         )
-        offer = "nothing of this kind fits any more"
+        offer = "no request of this kind can be offered instead"
         if self.largest is not None:
-            offer = f"the largest request of this kind still admitted is {self.largest!r}"
+            offer = f"the largest request of this kind still admitted is {self.largest}"
         return f"refused: {self.request or 'the request'} needs {needs or 'more than is left'}; {offer}"
 
     def _limited(self) -> list[tuple[int, Meter]]:

@@ -128,13 +128,14 @@ def _solve_families(  # noqa: PLR0913  as solve
     unit = family_unit(epsilon, fineness)
     spread_of_loss = largest_mu(float(epsilon), float(delta))
     expected = math.ceil(spread_of_loss**2 / float(unit))
+    longest = 2 * expected  # charges up to here are covered, so no budget beyond is claimed
     step = _pure_epsilon(unit) / _POINTS_PER_UNIT
     grid = _grid(float(epsilon), spread_of_loss, step)
     members: list[Member] = []
     if "pure" in families:
         members += [
             Member(low, _pure_kernel(_pure_epsilon(high * unit), step), stride)
-            for low, high, stride in _bands(2 * expected, fineness)
+            for low, high, stride in _bands(longest, fineness)
         ]
     if "gaussian" in families:
         members += [
@@ -144,15 +145,15 @@ def _solve_families(  # noqa: PLR0913  as solve
     directions = [members]
     if menu:
         # An item alone is plain composition of its privacy-loss distribution: k blocks. It is charged so that
-        # k blocks use up what the families alone are certified for.
+        # k blocks use up what the families alone are certified for; rounding down would cost the families.
         alone = _largest(values(grid, float(epsilon), members, OUTWARD), delta, progress, expected)
         blocks = [max(1, blocks_alone(epsilon, delta, item)) for item in menu]
         charges = tuple(
-            (item.name, item.block, max(1, round(alone / k))) for item, k in zip(menu, blocks, strict=True)
+            (item.name, item.block, math.ceil(alone / k - 0.05)) for item, k in zip(menu, blocks, strict=True)
         )
         directions = [members + extra for extra in _menu_members(menu, charges, step, delta)]
     units = min(_largest(values(grid, float(epsilon), d, OUTWARD), delta, progress, expected) for d in directions)
-    return Budget(epsilon, delta, families, unit, units, fineness, charges)
+    return Budget(epsilon, delta, families, unit, min(units, longest), fineness, charges)
 
 
 def _solve_menu(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem], progress: Progress | None) -> Budget:
@@ -259,18 +260,18 @@ def _gaussian_kernel(variance: float, step: float) -> Kernel:
     """A Gaussian of mu^2 = variance: the log ratio moves by N(-variance/2, variance)."""
     variance = up(variance)
     deviation = math.sqrt(variance)
-    cells = math.ceil(_TRUNCATE * deviation / step)
+    lowest = math.floor((-variance / 2.0 - _TRUNCATE * deviation) / step)
+    highest = math.ceil((-variance / 2.0 + _TRUNCATE * deviation) / step)
     nodes, weights = np.polynomial.legendre.leggauss(16)
     inside = (nodes + 1.0) * (step / 2.0)
-    left = step * np.arange(-cells, cells)[:, None]
+    left = step * np.arange(lowest, highest)[:, None]
     z = (left + inside + variance / 2.0) / deviation
     mass = np.exp(-0.5 * z * z) * weights * (step / (2.0 * deviation * math.sqrt(2.0 * math.pi)))
     upper = np.expm1(inside) / math.expm1(step)
-    taps = np.zeros(2 * cells + 1)
+    taps = np.zeros(highest - lowest + 1)
     taps[:-1] += (mass * (1.0 - upper)).sum(axis=1)
     taps[1:] += (mass * upper).sum(axis=1)
-    # The tail towards small x counts as Phi = 1, the tail towards large x as the last kept value. Both are
-    # under 1e-22; the tail of the truncated normal at `_TRUNCATE` deviations bounds either.
-    tail = up(math.erfc((_TRUNCATE - deviation) / math.sqrt(2.0)))
+    # The tail towards small x counts as Phi = 1, the tail towards large x as the last kept value.
+    tail = up(0.5 * math.erfc(_TRUNCATE / math.sqrt(2.0)))
     taps[-1] += tail
-    return Kernel(run=(-cells, taps * (1.0 + 2.0**-48)), reveal=tail)
+    return Kernel(run=(lowest, taps * (1.0 + 2.0**-48)), reveal=tail)

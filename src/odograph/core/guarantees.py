@@ -62,8 +62,8 @@ class _Written:
 
     def __repr__(self) -> str:
         values = [getattr(self, name) for name in self.__match_args__]
-        while values and isinstance(values[-1], float) and values[-1] == 0 and len(values) > 1:
-            values.pop()  # a trailing zero delta is the default
+        while len(values) > 1 and values[-1] in (0.0, None):
+            values.pop()  # a trailing delta of 0, or no curve, is the default
         return f"{type(self).__name__}({', '.join(_code(value) for value in values)})"
 
 
@@ -79,7 +79,7 @@ def _code(value: object) -> str:
     if isinstance(value, Fraction):
         return repr(str(value))
     if isinstance(value, tuple):
-        return "(" + "".join(f"{_code(item)}, " for item in value).rstrip() + ")"
+        return f"({', '.join(map(_code, value))}{',' * (len(value) == 1)})"
     return repr(value)
 
 
@@ -166,6 +166,9 @@ class RDP(_Written):
         object.__setattr__(self, "values", tuple(tidy(value) for value in values))
         _probability(self, "delta")
 
+    def __str__(self) -> str:
+        return f"RDP({len(self.orders)} orders from {float(self.orders[0]):g} to {float(self.orders[-1]):g})"
+
     def at(self, order: Fraction) -> Fraction | None:
         """Return a bound on the divergence at any order up to the largest given one, else None.
 
@@ -202,6 +205,9 @@ class Mechanism(_Written):
             raise InvalidGuarantee(f"Mechanism.steps must be a whole number from 1, and {self.steps!r} is not")
         if self.curve is not None and not isinstance(self.curve, RDP):
             raise InvalidGuarantee(f"Mechanism.curve must be an RDP or None, and {self.curve!r} is not")
+
+    def __str__(self) -> str:
+        return f"{self.steps} x {self.name}"
 
 
 Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism

@@ -1,4 +1,8 @@
-"""Menu items: mechanisms whose privacy-loss distribution is known, for the exact rule."""
+"""Menu items: mechanisms whose privacy-loss distribution is known, for the exact rule.
+
+A distribution may come from any source that dominates the true one; `subsampled_gaussian_losses` computes that
+of a Poisson-subsampled Gaussian by quadrature, with nonnegative terms only.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from odograph.core.guarantees import Mechanism
 from odograph.core.valuefunction import Kernel, spread
 from odograph.errors import InvalidPolicy
 
-_NEGLIGIBLE: Final = 1e-20
+__all__ = ["LossDistribution", "MenuItem", "item_kernel", "subsampled_gaussian_losses"]
 
-__all__ = ["LossDistribution", "MenuItem", "item_kernel"]
+_NEGLIGIBLE: Final = 1e-20  # mass beyond which a loss counts as infinite
+_TAIL: Final = 10.0  # standard deviations that the quadrature covers
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +96,10 @@ class MenuItem:
             text.update(f"|{losses.lowest}|{losses.infinite!r}|".encode() + losses.masses.tobytes())
         object.__setattr__(self, "digest", text.hexdigest())
 
+    def runs(self, steps: int) -> Mechanism:
+        """Return what `steps` runs of this mechanism cost, as a guarantee; blocks are charged whole."""
+        return Mechanism(self.name, steps)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MenuItem) and self.digest == other.digest
 
@@ -100,15 +110,59 @@ class MenuItem:
         return f"<MenuItem {self.name} in blocks of {self.block}, {self.digest[:8]}>"
 
 
+def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[LossDistribution, LossDistribution]:
+    """Return the loss distributions (remove, add) of a Poisson-subsampled Gaussian, on multiples of `step`.
+
+    Theorem: the pair (1-q) N(0, s^2) + q N(1, s^2) against N(0, s^2) dominates (Zhu, Dong, Wang 2022); masses
+        spread linearly in x dominate it in turn ("connect the dots").
+    Assumes: Poisson sampling at `rate`, noise of `noise` times the clipping norm, add/remove neighbours.
+    """
+    # Panels over which the loss moves by at most a step and the density is smooth; 8 nodes are then exact.
+    width = min(step * noise * noise, noise / 8.0)
+    edges = np.arange(-_TAIL * noise, 1.0 + _TAIL * noise + width, width)
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    places = (edges[:-1, None] + (nodes + 1.0) * (width / 2.0)).ravel()
+    share = np.tile(weights, edges.size - 1) * (width / (2.0 * noise * math.sqrt(2.0 * math.pi)))
+    base = np.exp(-0.5 * (places / noise) ** 2) * share
+    ahead = np.exp(-0.5 * ((places - 1.0) / noise) ** 2) * share
+    tilt = (places - 0.5) / noise**2
+    # log(1 - q + q e^tilt), without overflow on one side or cancellation on the other.
+    loss = np.where(
+        tilt > 1.0,
+        tilt + np.log(rate + (1.0 - rate) * np.exp(-np.abs(tilt))),
+        np.log1p(rate * np.expm1(np.minimum(tilt, 1.0))),
+    )
+    remove = _spread_losses(-loss, (1.0 - rate) * base + rate * ahead, step)
+    return remove, _spread_losses(loss, base, step)
+
+
+def _spread_losses(shifts: NDArray[np.float64], masses: NDArray[np.float64], step: float) -> LossDistribution:
+    low, taps = spread(shifts, masses * (1.0 + 2.0**-40), step).run or (0, masses)
+    # What the quadrature leaves out lies beyond `_TAIL` deviations.
+    tail = math.erfc(_TAIL / math.sqrt(2.0))
+    losses = LossDistribution(-(low + taps.size - 1), taps[::-1].copy(), tail)
+    return _trimmed(losses, _NEGLIGIBLE, _NEGLIGIBLE)
+
+
 def _convolve(one: LossDistribution, two: LossDistribution) -> LossDistribution:
     masses = np.convolve(one.masses, two.masses)
     # n products and sums, each off by a rounding: padding up keeps the result dominating.
     masses *= 1.0 + min(one.masses.size, two.masses.size) * 2.0**-52
-    # The far tail of large losses counts as infinite: it is longer than it is heavy.
-    tail = np.cumsum(masses[::-1])[::-1]
-    last = max(1, int(np.count_nonzero(tail > _NEGLIGIBLE)))
-    infinite = (one.infinite + two.infinite + float(masses[last:].sum())) * (1.0 + 2.0**-50)
-    return LossDistribution(one.lowest + two.lowest, masses[:last], min(1.0, infinite))
+    infinite = (one.infinite + two.infinite) * (1.0 + 2.0**-50)
+    return _trimmed(LossDistribution(one.lowest + two.lowest, masses, min(1.0, infinite)), _NEGLIGIBLE, _NEGLIGIBLE)
+
+
+def _trimmed(losses: LossDistribution, below: float, above: float) -> LossDistribution:
+    """Cut tails that are longer than they are heavy: large losses count as infinite, small ones as larger."""
+    masses = losses.masses
+    keep = (np.cumsum(masses) > below) & (np.cumsum(masses[::-1])[::-1] > above)
+    if not keep.any():
+        return losses
+    first, last = int(np.argmax(keep)), int(masses.size - np.argmax(keep[::-1]))
+    kept = masses[first:last].copy()
+    kept[0] += float(masses[:first].sum())
+    infinite = losses.infinite + float(masses[last:].sum())
+    return LossDistribution(losses.lowest + first, kept, min(1.0, infinite * (1.0 + 2.0**-50)))
 
 
 def item_kernel(losses: LossDistribution, loss_step: float, step: float, delta: Fraction) -> Kernel:
@@ -118,15 +172,6 @@ def item_kernel(losses: LossDistribution, loss_step: float, step: float, delta: 
         be counted as a reveal (Phi <= 1), a tail towards large x at the last kept point (Phi falls with x).
     Assumes: `losses` dominates the mechanism's privacy loss, for this direction of the pair of neighbours.
     """
-    masses = losses.masses
-    tiny = float(delta) * 1e-9
-    # Losses are ascending: the top is the tail towards x = 0, the bottom the tail towards large x.
-    upper = np.cumsum(masses[::-1])[::-1]
-    lower = np.cumsum(masses)
-    keep = (upper > tiny * 1e-3) & (lower > tiny)
-    first, last = int(np.argmax(keep)), int(masses.size - np.argmax(keep[::-1]))
-    kept = masses[first:last].copy()
-    kept[0] += float(masses[:first].sum())
-    reveal = losses.infinite + float(masses[last:].sum())
-    shifts = -loss_step * np.arange(losses.lowest + first, losses.lowest + last, dtype=np.float64)
-    return replace(spread(shifts, kept, step), reveal=reveal * (1.0 + 2.0**-40))
+    kept = _trimmed(losses, float(delta) * 1e-9, float(delta) * 1e-12)
+    shifts = -loss_step * np.arange(kept.lowest, kept.lowest + kept.masses.size, dtype=np.float64)
+    return replace(spread(shifts, kept.masses, step), reveal=kept.infinite)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from odograph.core.decide import Decision, Totals, decide
-from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP
+from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP, exact_of
 from odograph.core.policy import Compiled, price
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 
@@ -84,9 +85,18 @@ def _maker(kind: Kind) -> Callable[[float], Guarantee] | None:
             return lambda size: cls(size, delta)
         case ZCDP(_, delta):
             return lambda size: ZCDP(size, delta)
-        case Mechanism(name):
-            return lambda size: Mechanism(name, int(size))
+        case Mechanism():
+            return partial(_fewer_steps, kind)
     return None
+
+
+def _fewer_steps(kind: Mechanism, steps: float) -> Mechanism:
+    """Return another number of runs of the same mechanism; its curve grows with the runs."""
+    curve, count = kind.curve, int(steps)
+    if curve is not None:
+        values = tuple(exact_of(value) * count / kind.steps for value in curve.values)
+        curve = RDP(curve.orders, values, curve.delta)
+    return Mechanism(kind.name, count, curve)
 
 
 def _largest_number(make: Callable[[float], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:

@@ -50,8 +50,9 @@ class Policy:
     """The promise (epsilon, delta)-DP for the whole interaction, and every choice that keeps it.
 
     `delta_steps` (delta'') is set aside for the steps' own deltas; the rest (delta') pays for the rule. `rule`
-    is a name, or shares of delta' by name. `takes` and `menu` say what the exact rule takes. `odometer` is the
-    one whose readings are licensed; with a `slack` (t of Theorem 6) it also reads (epsilon, delta)-DP steps.
+    is a name, or shares of delta' by name. `takes` and `menu` say what the exact rule takes; `orders` are those
+    of the Rényi rule with their shares, if the standard ones (best for Gaussians) are not wanted. `odometer` is
+    the one whose readings are licensed; with a `slack` (t of Theorem 6) it also reads (epsilon, delta)-DP steps.
     """
 
     epsilon: Number
@@ -60,6 +61,7 @@ class Policy:
     rule: str | dict[str, Number]
     takes: tuple[str, ...]
     menu: tuple[MenuItem, ...]
+    orders: dict[Number, Number]
     odometer: Odometer
     slack: float | None
     unit: str
@@ -74,6 +76,7 @@ class Policy:
         rule: str | Mapping[str, Numeric] = "exact",
         takes: Sequence[str] = FAMILIES,
         menu: Sequence[MenuItem] = (),
+        orders: Mapping[Any, Numeric] | None = None,
         odometer: Odometer | None = None,
         slack: float | None = None,
         unit: str = "person",
@@ -101,6 +104,7 @@ class Policy:
             "rule": shares[0][0] if len(shares) == 1 else {name: tidy(share) for name, share in shares},
             "takes": tuple(sorted(set(takes))),
             "menu": tuple(menu),
+            "orders": {tidy(order): tidy(share) for order, share in _orders(orders or {})},
             "odometer": odometer,
             "slack": slack,
             "unit": unit,
@@ -143,6 +147,7 @@ class Policy:
             "rule": rule,
             "takes": [*self.takes],
             "menu": menu,
+            "orders": {text_of(order): text_of(share) for order, share in self.orders.items()},
             "odometer": odometer_to_dict(self.odometer),
             "slack": self.slack,
             "unit": self.unit,
@@ -191,6 +196,19 @@ def _check_choices(
         raise InvalidPolicy(f"unit must name what is protected, such as 'person', not {unit!r}")
     if neighbours not in _NEIGHBOURS:
         raise InvalidPolicy(f"neighbours must be one of {_NEIGHBOURS}, not {neighbours!r}")
+
+
+def _orders(orders: Mapping[Any, Numeric]) -> list[tuple[Fraction, Fraction]]:
+    """Return the Rényi orders and their shares of the rule's delta', checked."""
+    if not isinstance(orders, Mapping):
+        raise InvalidPolicy(f"orders maps each Rényi order to its share, and {orders!r} does not")
+    pairs = [
+        (read(order, "Policy.orders", InvalidPolicy), read(share, f"Policy.orders[{order!r}]", InvalidPolicy))
+        for order, share in orders.items()
+    ]
+    if any(order <= 1 or share == 0 for order, share in pairs) or (pairs and sum(s for _, s in pairs) > 1):
+        raise InvalidPolicy(f"orders must be above 1, with positive shares of at most 1 in all, not {orders!r}")
+    return sorted(pairs)
 
 
 def _shares(rule: object) -> list[tuple[str, Fraction]]:
@@ -274,7 +292,8 @@ def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "")
         Meter("intrinsic", "intrinsic", None),
     ]
     for name, share in policy.shares:
-        meters += RULES[name].alternatives(Target(epsilon, policy.delta_rule * share, budget))
+        orders = tuple(_orders(policy.orders))
+        meters += RULES[name].alternatives(Target(epsilon, policy.delta_rule * share, budget, orders))
     meters += policy.odometer.meters(latent=policy.slack is not None)
     return Compiled(policy, tuple(meters), note)
 
@@ -299,7 +318,7 @@ def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:
 
 def _advice(policy: Policy, guarantee: Guarantee) -> str:
     names = " and ".join(repr(name) for name, _ in policy.shares)
-    head = f"no theorem covers {guarantee!r} under rule {names}"
+    head = f"no theorem covers {guarantee} under rule {names}"
     if isinstance(guarantee, Mechanism) and not guarantee.curve:
         listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
         return f"{head}: the policy's menu lists {listed}; a menu is fixed when the policy is made"

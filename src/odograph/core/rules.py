@@ -26,11 +26,15 @@ __all__ = ["RULES", "Rule", "Target", "takers"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a rule compiles: an epsilon, its share of delta', and for the exact rule a certified budget."""
+    """What a rule compiles: an epsilon and its share of delta'.
+
+    For the exact rule also a certified budget; for the Rényi rule, if chosen, orders and their shares.
+    """
 
     epsilon: Fraction
     delta: Fraction
     budget: Budget | None = None
+    orders: tuple[tuple[Fraction, Fraction], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,8 @@ def _gdp(target: Target) -> tuple[Meter, ...]:
     return (Meter("gdp", "gdp", _limit(down(mu * mu))),)
 
 
-# Around the order a* that is best for zCDP steps, and how much of delta' each gets: MATH 2.4.
-_SPREAD: Final = ("1/4", "1/2", "2", "4", "8", "16", "64", "256")
+# Around the order a* that is best for zCDP steps; a* itself gets most of delta' (MATH 2.4).
+_SPREAD: Final = ("1/4", "1/2", "2/3", "2", "4", "16", "64", "256")
 _BEST_SHARE: Final = Fraction(4, 5)
 
 
@@ -96,15 +100,21 @@ def _renyi(target: Target) -> tuple[Meter, ...]:
     Theorem: approximate-RDP filter at each order, and Lemma 3: their shares of delta' add up.
     Assumes: orders and shares fixed before the first step; "some order fits" without shares is not safe.
     """
-    best = _best_order(float(target.epsilon), down(float(target.delta)))
-    share = (1 - _BEST_SHARE) / len(_SPREAD)
     meters = []
-    for factor, part in [(Fraction(1), _BEST_SHARE), *((Fraction(text), share) for text in _SPREAD)]:
-        order = 1 + (Fraction(best) - 1) * factor
-        order = Fraction(round(order * 10**6), 10**6)  # any order is valid; a short one can be read
-        limit = largest_rdp(float(order), float(target.epsilon), down(float(target.delta * part)))
-        meters.append(Meter(f"renyi@{float(order):g}", "renyi", _limit(limit), order=order))
+    for order, share in target.orders or _standard_orders(target):
+        limit = largest_rdp(float(order), float(target.epsilon), down(float(target.delta * share)))
+        if limit > 0.0:  # else the order is broken from the start, and would never admit anything
+            meters.append(Meter(f"renyi@{float(order):g}", "renyi", _limit(limit), order=order))
     return tuple(sorted(meters, key=lambda meter: meter.order or 0))
+
+
+def _standard_orders(target: Target) -> list[tuple[Fraction, Fraction]]:
+    epsilon, delta = float(target.epsilon), down(float(target.delta))
+    best = Fraction(round(_best_order(epsilon, delta), 6))  # any order is valid; a short one can be read
+    others = [1 + (best - 1) * Fraction(factor) for factor in _SPREAD]
+    # An order that even all of delta' cannot pay for would waste its share.
+    others = [Fraction(round(float(o), 6)) for o in others if largest_rdp(float(o), epsilon, delta) > 0.0]
+    return [(best, _BEST_SHARE), *((order, (1 - _BEST_SHARE) / len(others)) for order in others)]
 
 
 def _best_order(epsilon: float, delta: float) -> float:

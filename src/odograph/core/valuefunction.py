@@ -106,10 +106,12 @@ class Edges:
     sign: float
 
 
-def hockey_stick(grid: Grid, epsilon: float) -> Row:
-    """Return h(x) = max(0, 1 - e^epsilon x) on the grid."""
+def hockey_stick(grid: Grid, epsilon: float, sign: float) -> Row:
+    """Return h(x) = max(0, 1 - e^epsilon x) on the grid, rounded up (sign 1) or down (sign -1)."""
     points = grid.step * np.arange(grid.low, grid.high + 1, dtype=np.float64)
-    value: Row = np.maximum(0.0, -np.expm1(epsilon + points))
+    # Near its kink h is a small difference of the exponents, so their rounding is taken care of here.
+    exponents = epsilon + points - sign * 2.0**-51 * (epsilon + np.abs(points))
+    value: Row = np.maximum(0.0, -np.expm1(exponents))
     return value
 
 
@@ -159,14 +161,16 @@ def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) 
     single = sorted((m for m in members if m.stride == 1), key=lambda m: m.charge)
     levels = sorted({m.stride for m in members if m.stride > 1})
     strided = {s: sorted((m for m in members if m.stride == s), key=lambda m: m.charge) for s in levels}
+    # How far back a row may be looked up, by the largest stride that divides its number.
     reach = {1: single[-1].charge if single else 1}
-    reach |= {s: strided[s][-1].charge + s for s in levels}
+    for stride in levels:
+        reach[stride] = max(*reach.values(), strided[stride][-1].charge + stride)
     left = max(m.kernel.reach[0] for m in members)
     right = max(m.kernel.reach[1] for m in members)
     # A sum of t nonnegative products is off by at most t+1 roundings, relatively; a few more for the edges.
     pad = 1.0 + edges.sign * _ULP * (32 + max(m.kernel.size for m in members))
 
-    row = hockey_stick(grid, epsilon) * pad
+    row = hockey_stick(grid, epsilon, edges.sign) * pad
     rows = {0: edges.extend(row, grid, epsilon, left, right)}
     work = _Workspace(grid.size, left)
     pending: dict[int, Row] = {}

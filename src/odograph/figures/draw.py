@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import csv
+import math
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from odograph.errors import InvalidPolicy
 from odograph.figures.panels import PANELS, Curve, Panel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["draw", "draw_all", "write_csv"]
 
@@ -37,7 +40,7 @@ _HUES: Final = {
 }
 _FREE: Final = (_SKY, _ORANGE, _GREEN, _BLUE)
 
-_STYLE: Final[dict[str, Any]] = {
+_STYLE: Final[dict[Any, Any]] = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.spines.right": False,
@@ -72,6 +75,8 @@ def draw(panel: Panel, folder: Path) -> list[Path]:
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(panel.title)
+        if panel.note:
+            figure.supxlabel(panel.note, x=0.01, ha="left", fontsize=8.5, color="#555555")
         if len(panel.x) == 1:
             _bars(axes, panel)
         else:
@@ -96,23 +101,19 @@ def _one_line(curve: Curve) -> str:
     return f"{label} ({curve.warning})" if curve.warning else label
 
 
-def _curves(axes: Any, panel: Panel) -> None:  # noqa: ANN401  matplotlib ships no types
+def _curves(axes: Axes, panel: Panel) -> None:
     free = cycle(_FREE)
     for curve in panel.curves:
-        axes.plot(
-            panel.x,
-            curve.values,
-            label=_one_line(curve),
-            color=_HUES[curve.hue] if curve.hue else next(free),
-            linestyle="--" if curve.warning else "-",
-        )
+        colour = _HUES[curve.hue] if curve.hue else next(free)
+        style = "--" if curve.warning else "-"
+        axes.plot(panel.x, curve.values, label=_one_line(curve), color=colour, linestyle=style)
+        if math.isinf(curve.values[0]):  # a dot where the bound begins
+            begin = next(i for i, value in enumerate(curve.values) if math.isfinite(value))
+            axes.plot(panel.x[begin], curve.values[begin], marker="o", markersize=4.5, color=colour)
     if "x" in panel.log_axes:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        _log(axes.set_xscale, axes.xaxis)
     if "y" in panel.log_axes:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _log(axes.set_yscale, axes.yaxis)
     else:
         axes.set_ylim(0.0, panel.top)
     if panel.percent:
@@ -123,14 +124,22 @@ def _curves(axes: Any, panel: Panel) -> None:  # noqa: ANN401  matplotlib ships 
     axes.legend()
 
 
-def _bars(axes: Any, panel: Panel) -> None:  # noqa: ANN401  matplotlib ships no types
+def _log(set_scale: Callable[[str], object], axis: Axis) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5."""
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _bars(axes: Axes, panel: Panel) -> None:
     labels = [curve.label for curve in panel.curves]
     values = [curve.values[0] for curve in panel.curves]
     bars = axes.barh(labels, values, color=[_HUES[curve.hue] for curve in panel.curves], height=0.68)
     axes.bar_label(bars, fmt="%d", padding=4)
     axes.invert_yaxis()
     axes.margins(x=0.08)
-    axes.grid(visible=False, axis="y")
+    axes.grid(visible=False)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(panel.y_label)

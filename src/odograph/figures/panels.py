@@ -24,7 +24,21 @@ from odograph.core.decide import decide
 from odograph.core.guarantees import PureDP
 from odograph.core.policy import Compiled, Policy, price
 
-__all__ = ["PANELS", "Curve", "Panel", "steps_admitted"]
+__all__ = [
+    "PANELS",
+    "Curve",
+    "Panel",
+    "filter_odometers",
+    "lower_order_terms",
+    "mixture_odometers",
+    "original_and_new",
+    "pointwise",
+    "steps_admitted",
+    "steps_at_one_size",
+    "steps_by_size",
+    "stitched_odometers",
+    "windows",
+]
 
 _Array: TypeAlias = NDArray[np.float64]
 
@@ -34,6 +48,7 @@ PEOPLE: Final = 1e6  # the size of the data set in the odometer of Rogers et al.
 STEP: Final = 0.01  # of the bars
 
 _CLOCK: Final = "intrinsic time V, the sum of squared epsilons (nats²)"
+_LEVEL: Final = "δ' = 10⁻⁶"
 _LOSS: Final = "bound on the privacy loss (nats)"
 _STEP_SIZE: Final = "epsilon of one step (nats)"
 _RULES: Final = MappingProxyType(
@@ -45,7 +60,7 @@ _RULES: Final = MappingProxyType(
         "exact": "exact filter",
     }
 )
-_OPTIMUM: Final = "optimum if nothing\nwere adaptive (KOV)"
+_OPTIMUM: Final = "non-adaptive optimum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +83,10 @@ class Panel:
     y_label: str
     x: tuple[float, ...]
     curves: tuple[Curve, ...]
+    note: str = ""  # what a reader should know, under the picture
     log_axes: str = ""  # "x", "xy" or none
     top: float | None = None  # of the y axis
-    percent: bool = False
+    percent: bool = False  # y is a share of 1
 
 
 def lower_order_terms() -> Panel:
@@ -78,16 +94,18 @@ def lower_order_terms() -> Panel:
     x = np.linspace(0.0, 3.0, 301)
     curves = (
         Curve("the paper's filter: ε²/2", _floats(x * x / 2.0), "filter"),
-        Curve("advanced composition: ε (e^ε - 1)/(e^ε + 1)", _floats(x * np.tanh(x / 2.0)), "pointwise"),
+        Curve("advanced composition: ε tanh(ε/2)", _floats(x * np.tanh(x / 2.0)), "pointwise"),
     )
     title = "Lower-order terms of the filter and of advanced composition"
-    return Panel("fig1a-lower-order-terms", title, _STEP_SIZE, "lower-order term of one step (nats)", _floats(x), curves)
+    return Panel(
+        "fig1a-lower-order-terms", title, _STEP_SIZE, "lower-order term of one step (nats)", _floats(x), curves
+    )
 
 
 def original_and_new() -> Panel:
     """Figure 1b: the odometer of Rogers et al. and the paper's three, up to V = 1."""
     x = _grid(1.0)
-    title = "The odometer of Rogers et al. and the paper's"
+    title = f"The odometer of Rogers et al. and the paper's, {_LEVEL}"
     return Panel("fig1b-odometers", title, _CLOCK, _LOSS, _floats(x), (_rogers(x), *_new_odometers(x)))
 
 
@@ -95,14 +113,16 @@ def filter_odometers() -> Panel:
     """Figure 2a: filter odometers, each tightest where its filter would stop."""
     x = _grid(1.0)
     curves = tuple(Curve(f"ε = {epsilon:g}", _filter(x, epsilon)) for epsilon in (1.0, 2.0, 4.0, 8.0))
-    return Panel("fig2a-filter-odometers", "Filter odometers", _CLOCK, _LOSS, _floats(x), curves, top=10.0)
+    return Panel("fig2a-filter-odometers", f"Filter odometers, {_LEVEL}", _CLOCK, _LOSS, _floats(x), curves, top=9.0)
 
 
 def mixture_odometers() -> Panel:
     """Figure 2b: mixture odometers."""
     x = _grid(1.0)
     curves = tuple(Curve(f"γ = {gamma:g}", _mixture(x, gamma)) for gamma in (0.001, 0.01, 0.1, 1.0))
-    return Panel("fig2b-mixture-odometers", "Mixture odometers", _CLOCK, _LOSS, _floats(x), curves, top=10.0)
+    return Panel(
+        "fig2b-mixture-odometers", f"Mixture odometers, {_LEVEL}", _CLOCK, _LOSS, _floats(x), curves, top=9.0
+    )
 
 
 def stitched_odometers() -> Panel:
@@ -110,16 +130,17 @@ def stitched_odometers() -> Panel:
     starts = (0.005, 0.05, 0.2, 0.5)
     x = _grid(1.0, *starts)
     curves = tuple(Curve(f"v₀ = {start:g}", _stitched(x, start)) for start in starts)
-    title = "Stitched odometers, each from its v₀ on"
-    return Panel("fig2c-stitched-odometers", title, _CLOCK, _LOSS, _floats(x), curves, top=10.0)
+    title = f"Stitched odometers, each from its v₀ on, {_LEVEL}"
+    return Panel("fig2c-stitched-odometers", title, _CLOCK, _LOSS, _floats(x), curves, top=9.0)
 
 
 def windows() -> Panel:
-    """Figure 3a: the same odometers over four decades: each of the new ones is the tightest somewhere."""
+    """Figure 3a: the odometers of Figure 1b over four decades: none is the tightest everywhere."""
     x = np.unique([*np.geomspace(1e-3, 10.0, 401), 0.005, 1.0, math.nextafter(1.0, 2.0)])
-    title = "Each new odometer is the tightest somewhere"
+    title = f"New odometers and the original, {_LEVEL}"
+    note = "The stitched odometer has no bound before its v₀; that of Rogers et al. changes its formula at V = 1."
     curves = (_rogers(x), *_new_odometers(x))
-    return Panel("fig3a-new-and-original", title, _CLOCK, _LOSS, _floats(x), curves, log_axes="xy")
+    return Panel("fig3a-new-and-original", title, _CLOCK, _LOSS, _floats(x), curves, note, log_axes="xy")
 
 
 def pointwise() -> Panel:
@@ -127,7 +148,7 @@ def pointwise() -> Panel:
     x = _grid(2.5, 0.005)
     value = np.sqrt(-2.0 * math.log(DELTA) * x) + x / 2.0
     curve = Curve("advanced composition, pointwise", _floats(value), "pointwise", warning="not an odometer")
-    title = "The price of holding at all times at once"
+    title = f"The price of holding at all times at once, {_LEVEL}"
     curves = (*_new_odometers(x), curve)
     return Panel("fig3b-pointwise", title, _CLOCK, _LOSS, _floats(x), curves)
 
@@ -136,14 +157,24 @@ def steps_by_size() -> Panel:
     """Not in the paper: equal steps that each rule admits, as a share of the optimum without adaptivity."""
     sizes = _step_sizes()
     best = [kov_steps(EPSILON, DELTA, size) for size in sizes]
-    curves = [
-        Curve(label, tuple(steps_admitted(_compiled(rule), PureDP(e)) / k for e, k in zip(sizes, best, strict=True)), rule)
-        for rule, label in _RULES.items()
-    ]
-    title = f"Steps admitted at (ε, δ) = ({EPSILON:g}, 10⁻⁶), every step chosen from the answers so far"
-    y_label = "share of the optimum of\nparameters fixed in advance"
+    curves = []
+    for rule, label in _RULES.items():
+        compiled = _compiled(rule)
+        counts = [steps_admitted(compiled, PureDP(size)) for size in sizes]
+        curves.append(Curve(label, tuple(count / most for count, most in zip(counts, best, strict=True)), rule))
     return Panel(
-        "steps-by-size", title, _STEP_SIZE, y_label, sizes, tuple(curves), log_axes="x", top=1.0, percent=True
+        "steps-by-size",
+        f"Steps that each rule admits within ({EPSILON:g}, 10⁻⁶)-DP",
+        _STEP_SIZE,
+        "share of the optimum (KOV)",
+        sizes,
+        tuple(curves),
+        "The optimum needs all sizes, and their number, fixed in advance; the rules let the answers choose them.\n"
+        "Every rule also admits what basic composition does. The exact filter charges whole units: one is a step of "
+        f"{_unit_step():.3g}.",
+        log_axes="x",
+        top=1.04,
+        percent=True,
     )
 
 
@@ -152,8 +183,9 @@ def steps_at_one_size() -> Panel:
     counts = {rule: steps_admitted(_compiled(rule), PureDP(STEP)) for rule in _RULES}
     curves = [Curve(_RULES[rule], (float(count),), rule) for rule, count in counts.items()]
     curves.append(Curve(_OPTIMUM, (float(kov_steps(EPSILON, DELTA, STEP)),), "optimum"))
-    title = f"Questions of {STEP}-DP within ({EPSILON:g}, 10⁻⁶)-DP"
-    return Panel("steps-admitted", title, _STEP_SIZE, "steps admitted", (STEP,), tuple(curves))
+    title = f"How many {STEP:g}-DP questions fit into ({EPSILON:g}, 10⁻⁶)-DP?"
+    note = "The filters let the answers so far choose every question and its cost; the optimum does not."
+    return Panel("steps-admitted", title, _STEP_SIZE, "questions admitted", (STEP,), tuple(curves), note)
 
 
 PANELS: Final[Mapping[str, Callable[[], Panel]]] = MappingProxyType(
@@ -186,8 +218,16 @@ def _compiled(rule: str) -> Compiled:
 
 
 def _step_sizes() -> tuple[float, ...]:
-    """Sizes as people write them, two digits from 0.001 to 0.5."""
-    return tuple(float(f"{digits}e{power}") for power in (-4, -3, -2) for digits in range(10, 100) if digits <= 50 or power < -2)
+    """Sizes from 0.001 to 0.5, and those at which the exact filter's charge is a whole unit, and just above."""
+    whole = [_unit_step() * math.sqrt(units) for units in range(1, 26)]
+    sizes = [*np.geomspace(0.001, 0.5, 180).tolist(), *whole, *(1.001 * size for size in whole)]
+    return tuple(sorted({float(f"{size:.4g}") for size in sizes}))
+
+
+def _unit_step() -> float:
+    """The size of a step that the exact filter charges one unit, nearly."""
+    exact = next(meter for meter in _compiled("exact").meters if meter.clock == "exact")
+    return math.sqrt(1 / exact.scale)
 
 
 def _new_odometers(x: _Array) -> tuple[Curve, Curve, Curve]:

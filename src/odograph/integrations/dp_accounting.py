@@ -1,36 +1,29 @@
-"""What is taken from dp-accounting: Rényi curves and privacy-loss distributions of subsampled Gaussians.
+"""What is taken from dp-accounting: Rényi curves of subsampled Gaussians, and heterogeneous optimal composition.
 
-One step's distribution is taken as its "connect the dots" discretisation, which dominates the true one; blocks
-are then composed and certified by this package. Its own convolutions serve estimates and baselines only.
+Its convolutions have no certified error, so they serve as a baseline and in tests; no decision rests on them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from fractions import Fraction
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from odograph.core.conversions import largest_rdp
-from odograph.core.exact import blocks_alone
-from odograph.core.gaussian import largest_mu
 from odograph.core.guarantees import RDP, Mechanism
-from odograph.core.menu import LossDistribution, MenuItem
+from odograph.core.subsampling import sampling_settings, subsampled_gaussian_name
 from odograph.core.units import Numeric, read, up
-from odograph.errors import InvalidGuarantee, InvalidPolicy, MissingExtra
+from odograph.errors import InvalidGuarantee, MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["heterogeneous_epsilon", "subsampled_gaussian", "subsampled_gaussian_menu"]
+__all__ = ["heterogeneous_epsilon", "subsampled_gaussian"]
 
 # Orders of the curves: dense where targets from 0.1 to 20 have their best order.
 _ORDERS: Final = (1.25, 1.5, 1.75, *range(2, 17), *range(18, 33, 2), *range(36, 65, 4), 80, 96, 128, 256, 512, 1024)
-_BLOCKS: Final = range(400, 1101)  # how many blocks an item should get alone: enough to be adaptive, few to solve
-_STEP_PARTS: Final = 16  # grid cells in one step's share of the loss's deviation: costs .1% of the steps
 
 _CELLS_PER_STEP: Final = 64  # grid cells in the smallest epsilon: keeps the added variance below .1%
 _CELLS: Final = (2**15, 2**20)  # grid cells in the sum of the epsilons: at least, and at most
@@ -68,84 +61,16 @@ def subsampled_gaussian(sampling_rate: Numeric, noise_multiplier: Numeric, steps
     Theorem: Mironov, Talwar, Zhang 2019 (the curve; it bounds both directions), and RDP composition.
     Assumes: Poisson sampling at `sampling_rate`, noise of `noise_multiplier` times the clipping norm, add/remove.
     """
-    rate, noise = _settings(sampling_rate, noise_multiplier)
+    rate, noise = sampling_settings(sampling_rate, noise_multiplier)
     accounting = _load("dp_accounting")
     accountant = _load("dp_accounting.rdp").RdpAccountant(orders=list(_ORDERS))
     accountant.compose(accounting.PoissonSampledDpEvent(rate, accounting.GaussianDpEvent(noise)), 1)
     curve = zip(_ORDERS, accountant._rdp, strict=True)  # noqa: SLF001  there is no public accessor
     # The library's series is right to about 1e-10; an order where it overflows is left out.
     known = [(order, up(float(value) * (1.0 + 1e-9) * steps)) for order, value in curve if math.isfinite(value)]
-    return Mechanism(_name(rate, noise), steps, RDP(tuple(o for o, _ in known), tuple(v for _, v in known)))
-
-
-def subsampled_gaussian_menu(
-    epsilon: Numeric, delta: Numeric, settings: Iterable[tuple[Numeric, Numeric]]
-) -> tuple[MenuItem, ...]:
-    """Return menu items for the given (sampling rate, noise multiplier) settings, in blocks of balanced size.
-
-    Each item alone would get between 400 and 1100 blocks at the target, about as many as every other.
-
-    Theorem: the connect-the-dots distribution dominates the true one (Doroshenko et al. 2022).
-    Assumes: Poisson sampling, add/remove neighbours; the settings are fixed when the policy is made.
-    """
-    target = (read(epsilon, "epsilon", InvalidPolicy), read(delta, "delta", InvalidPolicy))
-    checked = [_settings(rate, noise) for rate, noise in settings]
-    steps = []
-    for rate, noise in checked:
-        rough = _rough_steps(rate, noise, float(target[0]), float(target[1]))
-        item = _item(rate, noise, rough, max(1, rough // _BLOCKS.start), target)
-        steps.append(max(1, blocks_alone(*target, item)) * item.block)
-    count = min(_BLOCKS, key=lambda count: _unevenness(count, steps))
-    return tuple(
-        _item(rate, noise, alone, max(1, round(alone / count)), target)
-        for (rate, noise), alone in zip(checked, steps, strict=True)
+    return Mechanism(
+        subsampled_gaussian_name(rate, noise), steps, RDP(tuple(o for o, _ in known), tuple(v for _, v in known))
     )
-
-
-def _item(rate: float, noise: float, alone: int, block: int, target: tuple[Fraction, Fraction]) -> MenuItem:
-    """Make an item of which about `alone` steps fit the target; that sizes its grid, not its validity."""
-    cell = largest_mu(float(target[0]), float(target[1])) / math.sqrt(alone) / _STEP_PARTS
-    distributions = _load("dp_accounting.pld.privacy_loss_distribution")
-    pair = distributions.from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=cell, use_connect_dots=True
-    )
-    directions = tuple(_losses(pmf).composed(block) for pmf in (pair._pmf_remove, pair._pmf_add))  # noqa: SLF001
-    return MenuItem(_name(rate, noise), block, cell, directions)
-
-
-def _rough_steps(rate: float, noise: float, epsilon: float, delta: float) -> int:
-    """Estimate how many steps of one setting alone fit the target, by its Rényi curve."""
-    curve = subsampled_gaussian(rate, noise).curve
-    if curve is None:
-        return 1
-    pairs = [(float(order), float(value)) for order, value in zip(curve.orders, curve.values, strict=True)]
-    return max(1, int(max(largest_rdp(order, epsilon, delta) / value for order, value in pairs if value > 0.0)))
-
-
-def _settings(sampling_rate: Numeric, noise_multiplier: Numeric) -> tuple[float, float]:
-    rate = read(sampling_rate, "sampling_rate")
-    noise = read(noise_multiplier, "noise_multiplier")
-    if not 0 < rate <= 1:
-        raise InvalidGuarantee(f"sampling_rate must be above 0 and at most 1, and {sampling_rate!r} is not")
-    if noise == 0:
-        raise InvalidGuarantee("noise_multiplier must be above 0: without noise there is no privacy, at any price")
-    return float(rate), float(noise)
-
-
-def _name(rate: float, noise: float) -> str:
-    return f"subsampled_gaussian(sampling_rate={rate!r}, noise_multiplier={noise!r})"
-
-
-def _losses(pmf: Any) -> LossDistribution:  # noqa: ANN401  untyped library
-    dense = pmf.to_dense_pmf()
-    masses = np.maximum(np.asarray(dense._probs, dtype=np.float64), 0.0)  # noqa: SLF001  no public accessor
-    return LossDistribution(int(dense._lower_loss), masses, float(dense._infinity_mass))  # noqa: SLF001
-
-
-def _unevenness(count: int, steps: list[int]) -> float:
-    """How unlike the items' numbers of blocks are, if each gets about `count`."""
-    blocks = [alone / max(1, round(alone / count)) for alone in steps]
-    return max(blocks) / min(blocks)
 
 
 def _randomized_response(masses: Any, epsilon: float, cell: float) -> Any:  # noqa: ANN401 - untyped library

@@ -1,0 +1,22 @@
+"""The command line. Typer and Rich are used here and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+__all__ = ["main"]
+
+_PARTS = ("click", "rich", "typer")
+
+
+def main() -> None:
+    """Run the command line: the entry point `odograph`."""
+    try:
+        app = import_module("odograph.cli.app").app
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").split(".")[0] not in _PARTS:
+            raise
+        sys.stderr.write("odograph: the command line needs typer and rich; pip install 'odograph[cli]'\n")
+        sys.exit(2)
+    app()

@@ -1,0 +1,54 @@
+"""Documents run as tests: code prints what they say it prints, links point at files that exist."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+_CODE = re.compile(r"```python\n(.*?)```\s*```text\n(.*?)```", re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#]+)")
+
+
+def broken_links(document: Path, text: str) -> list[str]:
+    targets = [target for target in _LINK.findall(text) if "://" not in target]
+    return [target for target in targets if not (document.parent / target).exists()]
+
+
+def printed(code: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "document", "exec"), {})  # noqa: S102  the document's own example
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_examples_print_what_the_document_says(document: Path) -> None:
+    for code, expected in _CODE.findall(document.read_text()):
+        assert printed(code) == expected
+
+
+def test_the_readme_has_an_example() -> None:
+    assert _CODE.search((ROOT / "README.md").read_text())
+    assert printed("print(1)") != "2\n"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_point_at_files(document: Path) -> None:
+    assert broken_links(document, document.read_text()) == []
+
+
+def test_a_broken_link_is_caught() -> None:
+    assert broken_links(ROOT / "README.md", "[x](docs/nowhere.md)") == ["docs/nowhere.md"]
+
+
+def test_every_make_target_that_documents_name_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"`?make ([a-z-]+)`", path.read_text())}
+    assert named <= targets

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from odograph import Policy, cli, compile_policy
+from odograph.cli.app import app, exit_code
+from odograph.cli.demo import FINEST, Desk
+from odograph.errors import (
+    ERROR_TABLE,
+    AccountNotFound,
+    BudgetExceeded,
+    InvalidGuarantee,
+    InvalidPolicy,
+    OdographError,
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODOGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def row(output: str, name: str) -> str:
+    return next(line.removeprefix(name).strip() for line in output.splitlines() if line.startswith(name))
+
+
+def test_the_demo_asks_is_refused_takes_the_offer_and_reads_the_odometer() -> None:
+    code, output, _ = run("demo")
+    assert code == 0
+    assert "refused" in row(output, "patients from")
+    assert "people" in row(output, "the same, as offered")
+    assert re.search(r"The refusal, in full: refused: PureDP\(0\.25\) needs .* still admitted is PureDP\(", output)
+    assert "does not make the run" in row(output, "The odometer:")
+    assert "basic composition stops after" in row(output, "These")
+    assert row(output, "Weekly counts alone:").endswith("admits 100, the paper's filter 349, this one 541.")
+    assert len(output.splitlines()) <= 20
+
+
+def test_the_demo_charges_before_it_runs_the_mechanism() -> None:
+    spent_at_run: list[int] = []
+
+    class Broken:
+        """An OpenDP whose mechanism fails when it sees the data."""
+
+        atom_domain = absolute_distance = staticmethod(lambda **_: None)
+
+        class m:  # noqa: N801  OpenDP's name
+            @staticmethod
+            def make_laplace(*_: object, scale: float) -> Any:  # noqa: ANN401
+                class Mechanism:
+                    def map(self, d_in: int) -> float:
+                        return d_in / scale
+
+                    def __call__(self, _: object) -> int:
+                        spent_at_run.append(desk.totals.steps)
+                        raise RuntimeError
+
+                return Mechanism()
+
+    compiled = compile_policy(Policy(1, "1e-6"))
+    desk = Desk(compiled, compiled.start, Broken)
+    with pytest.raises(RuntimeError):
+        desk.count(7, FINEST)
+    assert spent_at_run == [1]
+    assert desk.totals.steps == 1
+
+
+def test_the_budget_of_a_listed_target_comes_from_the_table() -> None:
+    code, output, _ = run("budget", "--epsilon", "1", "--delta", "1e-6")
+    assert code == 0
+    assert row(output, "units") == "13525"
+    assert row(output, "unit x units").startswith("0.0541 ")
+    assert row(output, "the paper's y*") == "0.0349378"
+    assert row(output, "ratio").startswith("1.548")
+    assert row(output, "source") == "budget from the shipped table"
+    assert "refuted" not in output
+
+
+def test_the_adversary_refutes_little_more_than_is_certified() -> None:
+    code, output, _ = run("budget", "--epsilon", "1", "--delta", "1e-6", "--adversary")
+    assert code == 0
+    assert row(output, "refuted").startswith("0.0546")
+
+
+def test_another_target_is_solved_once_and_then_remembered() -> None:
+    arguments = ("budget", "--epsilon", "4", "--delta", "1e-5", "--pure-only")
+    code, solved, _ = run(*arguments)
+    assert code == 0
+    assert "for pure steps" in row(solved, "target")
+    assert row(solved, "source") == "budget solved for this policy"
+    _, again, _ = run(*arguments)
+    assert row(again, "source") == "budget solved on this machine before"
+    assert row(again, "units") == row(solved, "units")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (("--epsilon", "much", "--delta", "1e-6"), "Policy.epsilon", "'much'"),
+        (("--epsilon", "1", "--delta", "2"), "Policy.delta", "2.0"),
+        (("--epsilon", "1", "--delta", "-1e-6"), "Policy.delta", "'-1e-6'"),
+        (("--epsilon", "nan", "--delta", "1e-6"), "Policy.epsilon", "'nan'"),
+    ],
+)
+def test_wrong_input_is_one_line_with_field_and_value(arguments: tuple[str, ...], field: str, value: str) -> None:
+    code, output, errors = run("budget", *arguments)
+    assert code == 2
+    assert output == ""
+    (line,) = errors.splitlines()
+    assert line.startswith("odograph: ")
+    assert field in line
+    assert value in line
+
+
+def test_figures_are_written_where_they_are_wanted(tmp_path: Path) -> None:
+    code, output, _ = run("figures", "--out", str(tmp_path / "out"), "steps-admitted")
+    assert code == 0
+    assert output.split() == [str(tmp_path / "out" / f"steps-admitted.{end}") for end in ("png", "svg", "csv")]
+    assert all(Path(name).stat().st_size > 0 for name in output.split())
+
+
+def test_an_unknown_figure_is_wrong_input(tmp_path: Path) -> None:
+    code, _, errors = run("figures", "--out", str(tmp_path), "fig9")
+    assert code == 2
+    assert "'fig9'" in errors
+
+
+def test_an_unknown_command_is_wrong_input() -> None:
+    code, _, errors = run("spned")
+    assert code == 2
+    assert "spned" in errors
+
+
+def test_the_version() -> None:
+    assert run("--version") == (0, f"odograph {version('odograph')}\n", "")
+
+
+def test_every_error_has_the_exit_code_of_its_nearest_listed_class() -> None:
+    class Newer(AccountNotFound):
+        pass
+
+    assert exit_code(InvalidPolicy("no")) == exit_code(InvalidGuarantee("no")) == 2
+    assert exit_code(Newer()) == ERROR_TABLE[AccountNotFound].exit_code
+    assert exit_code(OdographError()) == 1
+    assert ERROR_TABLE[BudgetExceeded].exit_code == 3
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_the_install_line_is_printed(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from odograph.cli import main; main()"
+    done = subprocess.run(  # noqa: S603  our own code
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == "odograph: the command line needs typer and rich; pip install 'odograph[cli]'\n"
+
+
+def test_without_opendp_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    code, _, errors = run("demo")
+    assert code == 2
+    assert errors == "odograph: the demo's noise is OpenDP's; pip install 'odograph[mechanisms]'\n"
+
+
+def test_main_leaves_with_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["odograph", "budget", "--epsilon", "0", "--delta", "1e-6"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "Policy.epsilon" in capsys.readouterr().err
