@@ -24,7 +24,7 @@ from odograph.core.mechanisms import (
 )
 from odograph.core.menu import MenuItem
 from odograph.core.odometers import Reading
-from odograph.core.offers import Quote, ask, largest, quote
+from odograph.core.offers import Quote, ask, how_many, largest, quote
 from odograph.core.policy import Compiled, Policy, compiled_from_dict, price, reading
 from odograph.core.subsampling import subsampled_gaussian_menu
 from odograph.errors import (
@@ -36,6 +36,7 @@ from odograph.errors import (
     UnprovenComposition,
 )
 from odograph.integrations.dp_accounting import subsampled_gaussian
+from odograph.progress import progress_bar
 
 __all__ = [
     "GDP",
@@ -70,10 +71,12 @@ __all__ = [
     "exponential_zcdp",
     "gaussian",
     "guarantee_from_dict",
+    "how_many",
     "laplace",
     "laplace_zcdp",
     "largest",
     "price",
+    "progress_bar",
     "quote",
     "randomized_response",
     "reading",

@@ -27,9 +27,9 @@ def compile_policy(
 ) -> Compiled:
     """Compile a policy to its meters, once; every account keeps what it was opened with.
 
-    Targets in the shipped table are instant. Any other is solved in seconds (`fineness=25` for charges as fine
-    as the table's, in a minute or two) and remembered on this machine. With `solve=False` the nearest stricter
-    target of the table stands in, and the compiled policy's note says so.
+    Targets in the shipped table are instant. Any other is solved in seconds and remembered on this machine;
+    `fineness=25` makes charges as fine as the table's, in a minute or two, and `progress=odo.progress_bar` shows
+    how far it is. With `solve=False` the nearest stricter target of the table stands in, and the note says so.
     """
     need = Need.of(policy)
     if need is None:
@@ -75,9 +75,9 @@ def _solved(need: Need, fineness: int, progress: Progress | None) -> Budget:
 
 
 def _of_row(row: tuple[str, str, int]) -> Budget:
-    epsilon = Fraction(row[0])
-    unit = family_unit(epsilon, table.FINENESS)
-    return Budget(epsilon, Fraction(row[1]), FAMILIES, unit, row[2], table.FINENESS, version=table.SOLVER)
+    epsilon, delta = Fraction(row[0]), Fraction(row[1])
+    unit = family_unit(epsilon, delta, table.FINENESS)
+    return Budget(epsilon, delta, FAMILIES, unit, row[2], table.FINENESS, version=table.SOLVER)
 
 
 def _neighbour(need: Need) -> tuple[Budget, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from odograph import Policy, cli, compile_policy
+from odograph import Policy, PureDP, cli, compile_policy
 from odograph.cli.app import app, exit_code
 from odograph.cli.demo import FINEST, Desk
 from odograph.errors import (
@@ -26,7 +26,7 @@ from odograph.errors import (
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODOGRAPH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "400")
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -50,33 +50,48 @@ def test_the_demo_asks_is_refused_takes_the_offer_and_reads_the_odometer() -> No
     assert len(output.splitlines()) <= 20
 
 
-def test_the_demo_charges_before_it_runs_the_mechanism() -> None:
-    spent_at_run: list[int] = []
+class FakeDP:
+    """An OpenDP whose mechanism notes what had been spent when it saw the data, and then fails."""
 
-    class Broken:
-        """An OpenDP whose mechanism fails when it sees the data."""
+    def __init__(self) -> None:
+        self.m = self
+        self.spent: list[int] = []
+        self.desk: Desk
 
-        atom_domain = absolute_distance = staticmethod(lambda **_: None)
+    def atom_domain(self, **_: object) -> None: ...
 
-        class m:  # noqa: N801  OpenDP's name
-            @staticmethod
-            def make_laplace(*_: object, scale: float) -> Any:  # noqa: ANN401
-                class Mechanism:
-                    def map(self, d_in: int) -> float:
-                        return d_in / scale
+    def absolute_distance(self, **_: object) -> None: ...
 
-                    def __call__(self, _: object) -> int:
-                        spent_at_run.append(desk.totals.steps)
-                        raise RuntimeError
+    def make_laplace(self, *_: object, scale: float) -> FakeDP:
+        self.scale = scale
+        return self
 
-                return Mechanism()
+    def map(self, d_in: int) -> float:
+        return d_in / self.scale
 
+    def __call__(self, _: object) -> int:
+        self.spent.append(self.desk.totals.steps)
+        raise RuntimeError
+
+
+class Careless(Desk):
+    """Runs first and charges second."""
+
+    def _run(self, space: tuple[Any, Any], truth: object, cost: PureDP) -> Any:  # noqa: ANN401
+        answer = self.opendp.make_laplace(*space, scale=1 / float(cost.epsilon))(truth)
+        self.totals = self.ask(cost).totals_after
+        return answer
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(Desk, 1), (Careless, 0)])
+def test_the_demo_charges_before_it_runs_the_mechanism(kind: type[Desk], steps: int) -> None:
+    opendp = FakeDP()
     compiled = compile_policy(Policy(1, "1e-6"))
-    desk = Desk(compiled, compiled.start, Broken)
+    opendp.desk = kind(compiled, compiled.start, opendp)
     with pytest.raises(RuntimeError):
-        desk.count(7, FINEST)
-    assert spent_at_run == [1]
-    assert desk.totals.steps == 1
+        opendp.desk.count(7, FINEST)
+    assert opendp.spent == [steps]
+    assert opendp.desk.totals.steps == steps
 
 
 def test_the_budget_of_a_listed_target_comes_from_the_table() -> None:

@@ -13,12 +13,11 @@ import pytest
 from odograph.budgets import compile_policy
 from odograph.core.composition import kov_steps
 from odograph.core.guarantees import PureDP
-from odograph.core.offers import quote
+from odograph.core.offers import how_many, quote
 from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy, MissingExtra
 from odograph.figures import PANELS, Panel, draw_all
 from odograph.figures.draw import draw
-from odograph.figures.panels import steps_admitted
 
 VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
 
@@ -110,7 +109,7 @@ def test_no_rule_beats_the_optimum_and_none_is_below_basic_composition() -> None
 def test_bisection_counts_what_the_gate_admits_one_by_one(rule: str) -> None:
     compiled = compile_policy(Policy(1, "1e-6", rule=rule))
     step = PureDP("0.037")
-    count = steps_admitted(compiled, step)
+    count = how_many(compiled, compiled.start, step)
     assert quote(compiled, compiled.start, [step] * count).admitted
     assert not quote(compiled, compiled.start, [step] * (count + 1)).admitted
     assert count <= kov_steps(1.0, 1e-6, 0.037)

@@ -17,10 +17,9 @@ from rich.table import Table
 
 from odograph.budgets import compile_policy
 from odograph.core.guarantees import PureDP
-from odograph.core.offers import ask, quote
+from odograph.core.offers import ask, how_many, quote
 from odograph.core.policy import Compiled, Policy, reading
 from odograph.errors import BudgetExceeded, InvalidGuarantee, MissingExtra
-from odograph.figures.panels import steps_admitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +131,7 @@ def demo() -> None:
     console.print(table)
     console.print(f"\n[bold]The refusal, in full:[/] {refusal}")
     console.print(f"[bold]The odometer:[/] {reading(compiled, desk.totals)}")
-    console.print("The promise holds for the whole; the odometer follows the loss itself, and so reads more.")
+    console.print("It reads more than the promise because it says more: a bound on the loss itself, at every moment.")
     console.print(f"[bold]These {len(desk.asked)} questions elsewhere:[/] {_elsewhere(desk.asked)}")
 
 
@@ -192,7 +191,7 @@ def _elsewhere(asked: Sequence[PureDP]) -> str:
         rule: sum(decision.admitted for decision in quote(other, other.start, asked).decisions)
         for rule, other in filters.items()
     }
-    many = {rule: steps_admitted(other, ROUGH) for rule, other in filters.items()}
+    many = {rule: how_many(other, other.start, ROUGH) for rule, other in filters.items()}
     return (
         f"basic composition stops after {stops['basic']}, the paper's filter after {stops['paper']}.\n"
         f"[bold]Weekly counts alone:[/] basic composition admits {many['basic']}, "

@@ -55,6 +55,7 @@ LEAST_GAUSSIAN: Final = 4
 # Called with rows done and the expected number of rows.
 Progress = Callable[[int, int], None]
 
+_ROWS_PER_FINENESS: Final = 1500  # keeps a coarse solve to 6,000 rows, and a fine one to 37,500
 _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fall close to grid points
 _SLACK: Final = 0.02  # see _bands
 _CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
@@ -80,12 +81,15 @@ class Budget:
         return float(self.unit * self.units)
 
 
-def family_unit(epsilon: Fraction, fineness: int) -> Fraction:
+def family_unit(epsilon: Fraction, delta: Fraction, fineness: int) -> Fraction:
     """Return the unit of intrinsic time at which a step of epsilon/100 is charged `fineness` units.
 
-    Rounded up by a part in 10^12, so that the padded price of that step is still `fineness` whole units.
+    Rounded up by a part in 10^12, so that the padded price of that step is still `fineness` whole units. Where
+    delta is so large that there would be too many units to solve for (0.1, 0.01), the unit is as large as needed.
     """
-    exact = (epsilon / 100) ** 2 / fineness * (1 + Fraction(1, 10**12))
+    aligned = (epsilon / 100) ** 2 / fineness * (1 + Fraction(1, 10**12))
+    coarsest = Fraction(largest_mu(float(epsilon), float(delta)) ** 2) / (_ROWS_PER_FINENESS * fineness)
+    exact = max(aligned, coarsest)
     scale = 10 ** max(0, 24 - math.floor(math.log10(float(exact))))
     return Fraction(math.ceil(exact * scale), scale)
 
@@ -125,7 +129,7 @@ def _solve_families(  # noqa: PLR0913  as solve
     fineness: int,
     progress: Progress | None,
 ) -> Budget:
-    unit = family_unit(epsilon, fineness)
+    unit = family_unit(epsilon, delta, fineness)
     spread_of_loss = largest_mu(float(epsilon), float(delta))
     expected = math.ceil(spread_of_loss**2 / float(unit))
     longest = 2 * expected  # charges up to here are covered, so no budget beyond is claimed
@@ -135,7 +139,7 @@ def _solve_families(  # noqa: PLR0913  as solve
     if "pure" in families:
         members += [
             Member(low, _pure_kernel(_pure_epsilon(high * unit), step), stride)
-            for low, high, stride in _bands(longest, fineness)
+            for low, high, stride in _bands(longest, _SLACK * math.sqrt(unit) * float(epsilon) / spread_of_loss**2)
         ]
     if "gaussian" in families:
         members += [
@@ -222,21 +226,21 @@ def _grid(epsilon: float, spread_of_loss: float, step: float) -> Grid:
 
     A wider grid changes the answer by less than a unit (tested); the edges are upper bounds in any case.
     """
-    low = -math.ceil((epsilon + 1.5 * spread_of_loss) / step)
-    return Grid(step, low, math.ceil(1.5 * spread_of_loss / step) + 1)
+    margin = max(1.5 * spread_of_loss, 6.0 * spread_of_loss - epsilon)
+    return Grid(step, -math.ceil((epsilon + margin) / step), math.ceil(margin / step) + 1)
 
 
-def _bands(longest: int, fineness: int) -> list[tuple[int, int, int]]:
+def _bands(longest: int, slack: float) -> list[tuple[int, int, int]]:
     """Cover every charge m = 1 .. longest by bands (low, high, stride).
 
     A band is available at `low` units with the step that `high` units buy, and is looked up every `stride`
-    rows: an advantage to the analyst of about slack(m), in time. Large randomized-response steps are worse
-    than small ones by more than that (a step of size e loses about e/epsilon percent), so it costs nothing.
+    rows: an advantage to the analyst of about slack * sqrt(m), in time. A randomized-response step of size e is
+    worse than smaller ones by about e epsilon / V of its charge, more than that, so it costs nothing.
     """
     bands: list[tuple[int, int, int]] = []
     low = 1
     while low <= longest:
-        width = max(1, int(_SLACK * low * math.sqrt(low / (12.5 * fineness))))
+        width = max(1, int(slack * low**1.5))
         stride = 1 << max(0, (width // 2).bit_length() - 1)
         bands.append((low, low + width - 1, stride))
         low += width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechan
 from odograph.core.policy import Compiled, price
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 
-__all__ = ["Kind", "Quote", "ask", "largest", "quote"]
+__all__ = ["Kind", "Quote", "ask", "how_many", "largest", "quote"]
 
 # A class, or a guarantee whose other fields (delta, name) an offer keeps.
 Kind: TypeAlias = type[Guarantee] | Guarantee
@@ -47,6 +48,17 @@ def quote(compiled: Compiled, totals: Totals, requests: Iterable[Guarantee]) -> 
             return Quote(admitted=False, decisions=tuple(decisions), totals_after=totals)
         now = decision.totals_after
     return Quote(admitted=True, decisions=tuple(decisions), totals_after=now)
+
+
+def how_many(compiled: Compiled, totals: Totals, request: Guarantee) -> int:
+    """Return how many requests equal to this one are admitted in a row, at most 10^12."""
+    cost = price(compiled, request)
+
+    def refused(count: int) -> bool:
+        return not decide(compiled.meters, totals, cost.times(count)).admitted
+
+    # Totals only grow, so once refused is refused for ever, and bisection finds the first refusal.
+    return bisect_left(range(10**12), x=True, lo=1, key=refused) - 1
 
 
 def largest(compiled: Compiled, totals: Totals, kind: Kind, times: int = 1) -> Guarantee | None:

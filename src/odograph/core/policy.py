@@ -92,7 +92,11 @@ class Policy:
             "Policy.delta_steps",
             InvalidPolicy,
         )
-        _check_target(exact_epsilon, exact_delta, aside, basic=basic)
+        if exact_epsilon == 0 or exact_epsilon > 1000:
+            raise InvalidPolicy(f"Policy.epsilon must be above 0 and at most 1000, and {epsilon!r} is not")
+        if exact_delta >= 1:
+            raise InvalidPolicy(f"Policy.delta must be below 1, and {delta!r} is not")
+        _check_split(exact_delta, aside, basic=basic)
         _check_choices(takes, menu, slack, unit, neighbours)
         if odometer is None:
             level = exact_delta if basic else exact_delta - aside
@@ -168,11 +172,7 @@ class Policy:
             raise InvalidPolicy(f"not a policy: {form!r} ({problem})") from problem
 
 
-def _check_target(epsilon: Fraction, delta: Fraction, aside: Fraction, *, basic: bool) -> None:
-    if delta >= 1:
-        raise InvalidPolicy(f"Policy.delta must be below 1, and {float(delta)!r} is not")
-    if epsilon == 0 or epsilon > 10**3:
-        raise InvalidPolicy(f"Policy.epsilon must be above 0 and at most 1000, and {float(epsilon)!r} is not")
+def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:
     if delta == 0 and not basic:
         raise InvalidPolicy("with delta = 0 only basic composition keeps the promise; pass rule='basic'")
     if basic and aside != delta:

@@ -8,7 +8,6 @@ of epsilon^2, and all steps are pure.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 from odograph.budgets import compile_policy
 from odograph.core import boundaries
 from odograph.core.composition import kov_steps
-from odograph.core.decide import decide
 from odograph.core.guarantees import PureDP
-from odograph.core.policy import Compiled, Policy, price
+from odograph.core.offers import how_many
+from odograph.core.policy import Compiled, Policy
 
 __all__ = [
     "PANELS",
@@ -33,7 +32,6 @@ __all__ = [
     "mixture_odometers",
     "original_and_new",
     "pointwise",
-    "steps_admitted",
     "steps_at_one_size",
     "steps_by_size",
     "stitched_odometers",
@@ -160,7 +158,7 @@ def steps_by_size() -> Panel:
     curves = []
     for rule, label in _RULES.items():
         compiled = _compiled(rule)
-        counts = [steps_admitted(compiled, PureDP(size)) for size in sizes]
+        counts = [how_many(compiled, compiled.start, PureDP(size)) for size in sizes]
         curves.append(Curve(label, tuple(count / most for count, most in zip(counts, best, strict=True)), rule))
     return Panel(
         "steps-by-size",
@@ -180,7 +178,8 @@ def steps_by_size() -> Panel:
 
 def steps_at_one_size() -> Panel:
     """Not in the paper: how many steps of 0.01 each rule admits."""
-    counts = {rule: steps_admitted(_compiled(rule), PureDP(STEP)) for rule in _RULES}
+    filters = {rule: _compiled(rule) for rule in _RULES}
+    counts = {rule: how_many(compiled, compiled.start, PureDP(STEP)) for rule, compiled in filters.items()}
     curves = [Curve(_RULES[rule], (float(count),), rule) for rule, count in counts.items()]
     curves.append(Curve(_OPTIMUM, (float(kov_steps(EPSILON, DELTA, STEP)),), "optimum"))
     title = f"How many {STEP:g}-DP questions fit into ({EPSILON:g}, 10⁻⁶)-DP?"
@@ -203,25 +202,16 @@ PANELS: Final[Mapping[str, Callable[[], Panel]]] = MappingProxyType(
 )
 
 
-def steps_admitted(compiled: Compiled, step: PureDP) -> int:
-    """Return how many equal steps are admitted; totals only grow, so bisection finds the first refusal."""
-    cost = price(compiled, step)
-
-    def refused(count: int) -> bool:
-        return not decide(compiled.meters, compiled.start, cost.times(count)).admitted
-
-    return bisect_left(range(10**12), x=True, key=refused) - 1
-
-
 def _compiled(rule: str) -> Compiled:
     return compile_policy(Policy(EPSILON, DELTA, rule=rule))
 
 
 def _step_sizes() -> tuple[float, ...]:
-    """Sizes from 0.001 to 0.5, and those at which the exact filter's charge is a whole unit, and just above."""
-    whole = [_unit_step() * math.sqrt(units) for units in range(1, 26)]
-    sizes = [*np.geomspace(0.001, 0.5, 180).tolist(), *whole, *(1.001 * size for size in whole)]
-    return tuple(sorted({float(f"{size:.4g}") for size in sizes}))
+    """Sizes from 0.001 to 0.5, with those after which a count drops: a whole unit more, or one basic step less."""
+    units = [_unit_step() * math.sqrt(count) for count in range(1, 26)]
+    drops = [*units, *(EPSILON / count for count in range(3, 21))]
+    sizes = [*np.geomspace(0.001, 0.5, 180).tolist(), *drops, *(1.001 * size for size in drops)]
+    return tuple(sorted({math.floor(size * 1e6) / 1e6 for size in sizes}))
 
 
 def _unit_step() -> float:

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import math
+from fractions import Fraction
+
+import mpmath as mp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import odograph as odo
+from odograph.core import boundaries
+from odograph.core.odometers import (
+    BestOf,
+    DiscreteMixture,
+    Filter,
+    Mixture,
+    Odometer,
+    PaperMixture,
+    PaperStitched,
+    Renyi,
+    Rogers,
+    Spent,
+    Stitched,
+    odometer_from_dict,
+    odometer_to_dict,
+)
+
+EVERY: list[Odometer] = [
+    Filter(1.0),
+    Mixture(0.01),
+    PaperMixture(0.01),
+    Stitched(0.001),
+    PaperStitched(0.001),
+    DiscreteMixture(1e-6, 1.0),
+    Rogers(1e6),
+    Renyi((2.0, 8.0, 32.0), (0.2, 0.4, 0.4)),
+    BestOf(((0.5, Filter(1.0)), (0.5, Renyi((4.0,), (1.0,))))),
+]
+
+
+def spend(policy: odo.Policy, *costs: odo.Guarantee) -> odo.Reading:
+    compiled = odo.compile_policy(policy)
+    totals = compiled.start
+    for cost in costs:
+        decision = odo.ask(compiled, totals, cost)
+        assert decision.admitted, str(decision)
+        totals = decision.totals_after
+    return odo.reading(compiled, totals)
+
+
+@pytest.mark.parametrize("odometer", EVERY, ids=lambda o: o.kind)
+def test_stored_form_round_trips(odometer: Odometer) -> None:
+    form = json.loads(json.dumps(odometer_to_dict(odometer)))
+    assert odometer_from_dict(form) == odometer
+    with pytest.raises(odo.InvalidPolicy):
+        odometer_from_dict({**form, "kind": "nonsense"})
+    with pytest.raises(odo.InvalidPolicy):
+        odometer_from_dict({"kind": odometer.kind, "tuning": 1})
+
+
+@pytest.mark.parametrize("odometer", EVERY, ids=lambda o: o.kind)
+@given(steps=st.lists(st.sampled_from([0.01, 0.05, 0.2]), min_size=1, max_size=6))
+def test_readings_never_fall_and_never_pass_the_sum(odometer: Odometer, steps: list[float]) -> None:
+    compiled = odo.compile_policy(odo.Policy(3, 1e-6, rule="zcdp", odometer=odometer))
+    totals, last = compiled.start, 0.0
+    for step in steps:
+        totals = odo.ask(compiled, totals, odo.PureDP(step)).totals_after
+        now = odo.reading(compiled, totals).loss
+        assert last <= now * (1 + 1e-9)
+        last = now
+    assert last <= math.fsum(steps) * (1 + 1e-12)
+
+
+def test_reading_is_boundary_plus_drift() -> None:
+    """A step of 0.3-DP, many times: the reading against the formula of the default odometer."""
+    policy = odo.Policy(8, 1e-6)
+    steps = 12
+    loss = spend(policy, *[odo.PureDP(0.3)] * steps).loss
+    v = steps * 2 * 0.3 * math.tanh(0.15)
+    assert isinstance(policy.odometer, DiscreteMixture)
+    times, weights = boundaries.spread_times(policy.odometer.low, policy.odometer.high, policy.odometer.points)
+    expected = boundaries.discrete_mixture(v, 1e-6, times=times, weights=weights) + v / 2
+    assert loss == pytest.approx(min(expected, 0.3 * steps), rel=1e-9)
+
+
+def test_probabilistic_steps_add_their_drift() -> None:
+    """Erratum E4: the printed odometers forget the drift; 1e4 leaky steps lose .01 surely."""
+    policy = odo.Policy(1, "0.0101", delta_steps="0.01", odometer=Filter(0.01))
+    compiled = odo.compile_policy(policy, solve=False)
+    step = odo.ProbDP("1e-6", "1e-6")  # log(1/(1-1e-6)) is a hair above 1e-6; its epsilon is rounded for the test
+    totals = compiled.start
+    for _ in range(1000):
+        totals = odo.ask(compiled, totals, step).totals_after
+    reading = odo.reading(compiled, totals).loss
+    lost_surely = -1000 * math.log1p(-1e-6)
+    assert reading >= lost_surely
+    v = 1000 * 1e-12
+    printed = boundaries.line(v, 1e-4, at=boundaries.filter_time(0.01, 1e-4)) + v / 2
+    assert reading == pytest.approx(printed + 1e-3, rel=1e-6)
+
+
+def test_dp_steps_need_a_slack() -> None:
+    """Erratum E15 and Theorem 6."""
+    step = odo.ApproxDP(0.1, "1e-8")
+    policy = odo.Policy(1, 1e-6, rule="zcdp", delta_steps="1e-7")
+    reading = spend(policy, step)
+    assert math.isinf(reading.loss)
+    assert "slack" in reading.licence
+    slack = odo.Policy(1, 1e-6, rule="zcdp", delta_steps="1e-7", slack=0.05)
+    reading = spend(slack, step)
+    assert 0.15 <= reading.loss <= 0.1501
+    assert reading.delta == pytest.approx(1e-6 / (1 - math.exp(-0.05)), rel=1e-9)
+
+
+def test_curves_need_a_renyi_odometer() -> None:
+    curve = odo.RDP((2, 4, 8), (0.01, 0.02, 0.04))
+    assert math.isinf(spend(odo.Policy(3, 1e-6, rule="renyi"), curve).loss)
+    orders = Renyi((2.0, 4.0, 8.0), (0.2, 0.4, 0.4))
+    reading = spend(odo.Policy(3, 1e-6, rule="renyi", odometer=orders), curve, curve)
+    mp.mp.dps = 30
+    root = mp.findroot(
+        lambda x: (
+            sum(
+                w * mp.exp((a - 1) * (x - 2 * r))
+                for a, w, r in ((2, 0.2, mp.mpf("0.01")), (4, 0.4, mp.mpf("0.02")), (8, 0.4, mp.mpf("0.04")))
+            )
+            - 10**6
+        ),
+        2,
+    )
+    assert root <= reading.loss <= root * (1 + mp.mpf("1e-9"))
+
+
+def test_only_the_policys_odometer_is_licensed() -> None:
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6))
+    own = odo.reading(compiled, compiled.start)
+    other = odo.reading(compiled, compiled.start, Mixture(0.01))
+    assert own.licensed
+    assert "at all times" not in other.licence
+    assert not other.licensed
+
+
+def _renyi_crossings(delta: float, weights: tuple[float, ...], paths: int) -> float:
+    """How often Gaussian steps of adaptive size ever pass the Rényi reading, by simulation."""
+    orders = (2.0, 4.0, 8.0, 16.0)
+    rng = np.random.default_rng(11)
+    odometer = Renyi(orders, weights)
+    # Tabulate the reading as a function of V: for Gaussians R(a) = a V / 2.
+    grid = np.linspace(0.0, 4.0, 2001)
+    table = np.array(
+        [odometer.bound(Spent(v, math.inf, 0.0, {Fraction(a): a * v / 2 for a in orders}), delta) for v in grid]
+    )
+    loss, v = np.zeros(paths), np.zeros(paths)
+    crossed = np.zeros(paths, dtype=bool)
+    for _ in range(400):
+        near = loss > np.interp(v, grid, table) - 0.5  # small steps where a crossing is close
+        step = np.where(v < 3.9, np.where(near, 0.004, 0.02), 0.0)
+        loss += step / 2 + np.sqrt(step) * rng.standard_normal(paths)
+        v += step
+        crossed |= loss > np.interp(v, grid, table)
+    return float(crossed.mean())
+
+
+def test_renyi_readings_hold_at_all_times() -> None:
+    paths = 20_000
+    slack = 3 * math.sqrt(0.05 / paths)
+    assert _renyi_crossings(0.05, (0.25,) * 4, paths) <= 0.05 + slack
+    # Negative control: every order at full weight is "pick the best order afterwards".
+    assert _renyi_crossings(0.05, (1.0,) * 4, paths) > _renyi_crossings(0.05, (0.25,) * 4, paths)
+    assert _renyi_crossings(0.05, (25.0,) * 4, paths) > 0.05 + slack
