@@ -101,7 +101,7 @@ def _key(need: Need, fineness: int) -> str:
 
 
 def _remembered(path: Path, need: Need) -> Budget | None:
-    """Return the cached budget; anything unreadable or not for this need is as good as none."""
+    """Return the cached budget; anything damaged or not for this need is as good as none."""
     try:
         form: dict[str, Any] = json.loads(path.read_text())
         budget = Budget(
@@ -116,12 +116,16 @@ def _remembered(path: Path, need: Need) -> Budget | None:
         )
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
-    same = (budget.epsilon, budget.delta, budget.takes, budget.version)
-    return budget if same == (need.epsilon, need.delta, need.takes, VERSION) else None
+    same = (budget.epsilon, budget.delta, budget.takes, budget.version) == (*_target(need), VERSION)
+    return budget if same and form.get("digest") == _digest(budget) else None
 
 
-def _remember(path: Path, budget: Budget) -> None:
-    form = {
+def _target(need: Need) -> tuple[Fraction, Fraction, tuple[str, ...]]:
+    return need.epsilon, need.delta, need.takes
+
+
+def _written(budget: Budget) -> dict[str, Any]:
+    return {
         "epsilon": str(budget.epsilon),
         "delta": str(budget.delta),
         "takes": budget.takes,
@@ -131,9 +135,17 @@ def _remember(path: Path, budget: Budget) -> None:
         "charges": budget.charges,
         "version": budget.version,
     }
+
+
+def _digest(budget: Budget) -> str:
+    """A check against damage: the folder is the user's own, so it is not one against its owner."""
+    return hashlib.sha256(json.dumps(_written(budget)).encode()).hexdigest()
+
+
+def _remember(path: Path, budget: Budget) -> None:
     # A cache that cannot be written costs a solve next time, nothing else.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(form, file)
+            json.dump({**_written(budget), "digest": _digest(budget)}, file)
         Path(file.name).replace(path)

@@ -126,7 +126,7 @@ def test_another_target_is_solved_once_and_then_remembered() -> None:
     ("arguments", "field", "value"),
     [
         (("--epsilon", "much", "--delta", "1e-6"), "Policy.epsilon", "'much'"),
-        (("--epsilon", "1", "--delta", "2"), "Policy.delta", "2.0"),
+        (("--epsilon", "1", "--delta", "2"), "Policy.delta", "2"),
         (("--epsilon", "1", "--delta", "-1e-6"), "Policy.delta", "'-1e-6'"),
         (("--epsilon", "nan", "--delta", "1e-6"), "Policy.epsilon", "'nan'"),
     ],

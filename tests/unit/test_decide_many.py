@@ -63,7 +63,6 @@ def test_many_decide_as_one_after_the_other(batch: tuple[Totals, NDArray[np.int6
     assert decide_many(METERS, totals, prices) == in_turn(METERS, totals, prices)
 
 
-@pytest.mark.xfail(strict=True, reason="the test for the ceiling adds a float to the total, and rounds it away")
 @given(batches(NEAR))
 @example(CLOSE)
 def test_many_decide_as_one_after_the_other_just_under_the_ceiling(batch: tuple[Totals, NDArray[np.int64]]) -> None:

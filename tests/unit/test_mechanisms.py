@@ -20,8 +20,6 @@ def _digits() -> Iterator[None]:
         yield
 
 
-OVERFLOWS = pytest.mark.xfail(strict=True, raises=OverflowError, reason="no float holds the ratio")
-
 EPSILONS = ["1e-9", "1e-4", "0.01", "0.5", "1", "1.5", "4", "30", "300"]
 
 
@@ -61,7 +59,7 @@ def test_laplace_zcdp_is_the_divergence_at_order_one_and_covers_every_order(epsi
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_exponential_zcdp(epsilon: str) -> None:
-    assert_just_above(odo.exponential_zcdp(epsilon).rho, mpmath.mpf(epsilon) ** 2 / 8)
+    assert exact_of(odo.exponential_zcdp(epsilon).rho) == Fraction(epsilon) ** 2 / 8
 
 
 def answers_epsilon(truth: mpmath.mpf, categories: int) -> mpmath.mpf:
@@ -78,7 +76,6 @@ def test_randomized_response(share: Fraction, categories: int) -> None:
     assert true <= value <= true * (1 + mpmath.mpf("1e-9")) + mpmath.mpf("1e-60")
 
 
-@pytest.mark.xfail(strict=True, reason="the logarithm of the odds cancels: underpriced by up to .1, or a crash")
 @pytest.mark.parametrize("truth", ["1e-6", "1e-12", "1e-15", "1e-16", "3e-16", "1e-20", "1e-100"])
 def test_randomized_response_that_nearly_always_lies_is_not_underpriced(truth: str) -> None:
     true = answers_epsilon(mpmath.mpf(truth), 2)
@@ -128,9 +125,8 @@ def test_randomized_response_needs_two_answers(categories: object) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param(lambda: odo.laplace_zcdp("1e-309"), marks=OVERFLOWS),
-        pytest.param(lambda: odo.laplace_zcdp("1e-400"), marks=OVERFLOWS),
-        pytest.param(lambda: odo.exponential_zcdp("1e400"), marks=OVERFLOWS),
+        lambda: odo.laplace_zcdp("1e-400"),
+        lambda: odo.exponential_zcdp("1e400"),
         lambda: odo.exponential_zcdp(1e200),
     ],
 )

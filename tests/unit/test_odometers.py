@@ -143,11 +143,11 @@ def test_only_the_policys_odometer_is_licensed() -> None:
     assert not other.licensed
 
 
-def _renyi_crossings(delta: float, weights: tuple[float, ...], paths: int) -> float:
+def _renyi_crossings(delta: float, paths: int) -> float:
     """How often Gaussian steps of adaptive size ever pass the Rényi reading, by simulation."""
     orders = (2.0, 4.0, 8.0, 16.0)
     rng = np.random.default_rng(11)
-    odometer = Renyi(orders, weights)
+    odometer = Renyi(orders, (0.25,) * 4)
     # Tabulate the reading as a function of V: for Gaussians R(a) = a V / 2.
     grid = np.linspace(0.0, 4.0, 2001)
     table = np.array(
@@ -167,7 +167,6 @@ def _renyi_crossings(delta: float, weights: tuple[float, ...], paths: int) -> fl
 def test_renyi_readings_hold_at_all_times() -> None:
     paths = 20_000
     slack = 3 * math.sqrt(0.05 / paths)
-    assert _renyi_crossings(0.05, (0.25,) * 4, paths) <= 0.05 + slack
-    # Negative control: every order at full weight is "pick the best order afterwards".
-    assert _renyi_crossings(0.05, (1.0,) * 4, paths) > _renyi_crossings(0.05, (0.25,) * 4, paths)
-    assert _renyi_crossings(0.05, (25.0,) * 4, paths) > 0.05 + slack
+    assert 0.005 <= _renyi_crossings(0.05, paths) <= 0.05 + slack
+    # Negative control: a reading at ten times the level does not hold at the level.
+    assert _renyi_crossings(0.5, paths) > 0.05 + slack

@@ -98,7 +98,7 @@ def test_what_is_no_number_is_refused_with_the_field_and_the_value(value: object
     with pytest.raises(InvalidGuarantee) as caught:
         read(value, "PureDP.epsilon")
     assert "PureDP.epsilon" in str(caught.value)
-    assert repr(value) in str(caught.value)
+    assert repr(value)[:70] in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [-1, -1e-300, -5e-324, "-0.1", Decimal("-1e-9"), Fraction(-1, 3), np.float32(-1)])
@@ -164,7 +164,6 @@ def test_padding_goes_outward_and_not_far(value: float) -> None:
     assert up(0.0) == down(0.0) == 0.0
 
 
-@pytest.mark.xfail(strict=True, reason="a number of more than 400 digits is read, and cannot be written or read back")
 @pytest.mark.parametrize("text", ["1e9999", "1e-9999", "1e-450", "1e401"])
 def test_any_number_that_is_read_can_be_written_and_read_back(text: str) -> None:
     try:
@@ -175,7 +174,6 @@ def test_any_number_that_is_read_can_be_written_and_read_back(text: str) -> None
     assert repr(guarantee)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="the message prints the number, which Python refuses")
 @pytest.mark.parametrize("value", [-(10**5000), Fraction(-1, 10**5000)], ids=["large", "small"])
 def test_a_number_too_long_to_print_is_refused_like_any_other(value: object) -> None:
     with pytest.raises(InvalidGuarantee):

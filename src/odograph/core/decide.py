@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -92,18 +93,27 @@ class Decision:
                 if m.clock != "delta" and not self.totals_after.unpriced[i]
             )
             return f"admitted: {self.request or 'the request'}; left: {left}"
-        needs = ", ".join(
-            f"{m.name} {float((self.totals.amounts[i] + asked) / m.scale):.6g} of {float(limit / m.scale):.6g}"
-            for i, m in self._limited()
-            if (asked := self.price.amounts[i]) is not None
-            and (limit := m.limit) is not None
-            and not self.totals.unpriced[i]
-            and self.totals.amounts[i] + asked > limit
-        )
-        offer = "no request of this kind can be offered instead"
+        needs = [self._excess(i, m) for i, m in self._limited()]
+        short = ", ".join(filter(None, needs)) or "more than is left"
         if self.largest is not None:
             offer = f"the largest request of this kind still admitted is {self.largest}"
-        return f"refused: {self.request or 'the request'} needs {needs or 'more than is left'}; {offer}"
+        elif self.request is not None and self.request.kind == "rdp":
+            offer = "a curve has no one size to offer another of"
+        else:
+            offer = "no request of this kind fits any more"
+        return f"refused: {self.request or 'the request'} needs {short}; {offer}"
+
+    def _excess(self, i: int, meter: Meter) -> str:
+        """Say by how much the request is too large for one meter; nothing where it is not, or has no price."""
+        asked, limit = self.price.amounts[i], meter.limit
+        if asked is None or limit is None or self.totals.unpriced[i] or asked <= limit - self.totals.amounts[i]:
+            return ""
+        if meter.clock == "delta" and limit == 0:
+            return f"delta {float(asked / meter.scale):.6g}, and the policy sets none aside (delta_steps is 0)"
+        total = self.totals.amounts[i] + asked
+        after, most = (f"{float(amount / meter.scale):.6g}" for amount in (total, limit))
+        over = f" (over by {float((total - limit) / meter.scale):.3g})" if after == most else ""
+        return f"{meter.name} {after} of {most}{over}"
 
     def _limited(self) -> list[tuple[int, Meter]]:
         return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
@@ -212,8 +222,8 @@ class _Chunk:
 
 def _fits(total: int, row: NDArray[np.int64]) -> bool:
     """Whether total + sum(row) stays under the ceiling, found without a sum that could wrap."""
-    # A float64 sum of nonnegative terms is right to far better than one part in a million.
-    return total + float(row.sum(dtype=np.float64)) * (1.0 + 1e-6) <= CEILING
+    # A float64 sum of nonnegative terms is right to far better than one part in a million; the rest is in integers.
+    return math.ceil(float(row.sum(dtype=np.float64)) * (1.0 + 1e-6)) <= CEILING - total
 
 
 def _first_break(total: int, limit: int, row: NDArray[np.int64]) -> int:

@@ -7,7 +7,7 @@ float is that number (`Fraction(1, 3)`) the fraction itself is kept.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar, Final, TypeAlias, cast
@@ -52,6 +52,7 @@ class _Written:
 
     kind: ClassVar[str]
     __match_args__: ClassVar[tuple[str, ...]]  # the field names, made by @dataclass
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # made by @dataclass
 
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `guarantee_from_dict` reads: plain types, numbers as exact text."""
@@ -61,10 +62,10 @@ class _Written:
         return form
 
     def __repr__(self) -> str:
-        values = [getattr(self, name) for name in self.__match_args__]
-        while len(values) > 1 and values[-1] in (0.0, None):
-            values.pop()  # a trailing delta of 0, or no curve, is the default
-        return f"{type(self).__name__}({', '.join(_code(value) for value in values)})"
+        names = [*self.__match_args__]
+        while names and getattr(self, names[-1]) == self.__dataclass_fields__[names[-1]].default:
+            names.pop()  # what a trailing field has by default need not be said
+        return f"{type(self).__name__}({', '.join(_code(getattr(self, name)) for name in names)})"
 
 
 def _plain(value: object) -> object:
@@ -237,9 +238,9 @@ def delta_of(guarantee: Guarantee) -> Number:
 
 def guarantee_from_dict(form: Mapping[str, Any]) -> Guarantee:
     """Read what `to_dict` wrote; anything else raises `InvalidGuarantee` and says what is wrong with it."""
-    if not isinstance(form, Mapping) or form.get("form") != _FORM or form.get("kind") not in _KINDS:
+    cls = _KINDS.get(str(form.get("kind"))) if isinstance(form, Mapping) and form.get("form") == _FORM else None
+    if cls is None:
         raise InvalidGuarantee(f"not a guarantee of form {_FORM}: {form!r}")
-    cls = _KINDS[form["kind"]]
     names = [*cls.__match_args__]
     if set(form) != {"form", "kind", *names}:
         raise InvalidGuarantee(f"a {form['kind']} guarantee has the fields {names}, not {sorted(form)}")

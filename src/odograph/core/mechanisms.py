@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from odograph.core.conversions import bounded_range_to_zcdp, laplace_to_zcdp
+from odograph.core.conversions import laplace_to_zcdp
 from odograph.core.guarantees import GDP, ZCDP, PureDP
 from odograph.core.units import Numeric, read, tidy, up
 from odograph.errors import InvalidGuarantee
@@ -44,7 +44,8 @@ def laplace_zcdp(scale: Numeric, sensitivity: Numeric = 1) -> ZCDP:
     Assumes: `sensitivity` bounds the change of a scalar query between neighbours.
     """
     epsilon = _ratio(sensitivity, scale, "laplace_zcdp(sensitivity)", "laplace_zcdp(scale)")
-    return ZCDP(laplace_to_zcdp(float(epsilon)))
+    # Above a thousand the two differ by 1, of a number that means no privacy.
+    return ZCDP(laplace_to_zcdp(float(epsilon)) if read(epsilon, "epsilon") <= 1000 else epsilon)
 
 
 def gaussian(sigma: Numeric, sensitivity: Numeric = 1) -> GDP:
@@ -81,8 +82,7 @@ def exponential_zcdp(epsilon: Numeric) -> ZCDP:
     Theorem: epsilon-bounded range implies (epsilon^2/8)-zCDP (Cesar, Rogers 2021).
     Assumes: as `exponential`: such a mechanism has range bounded by epsilon.
     """
-    exact = read(epsilon, "exponential_zcdp(epsilon)")
-    return ZCDP(bounded_range_to_zcdp(float(exact)))
+    return ZCDP(tidy(read(epsilon, "exponential_zcdp(epsilon)") ** 2 / 8))
 
 
 def randomized_response(truth: Numeric, categories: int = 2) -> PureDP:
@@ -94,11 +94,8 @@ def randomized_response(truth: Numeric, categories: int = 2) -> PureDP:
     probability = read(truth, "randomized_response(truth)")
     if isinstance(categories, bool) or not isinstance(categories, int) or categories < 2:
         raise InvalidGuarantee(f"randomized_response(categories) must be a whole number from 2, not {categories!r}")
-    if probability >= 1:
-        raise InvalidGuarantee(f"randomized_response(truth) must be below 1, and {truth!r} is not")
-    odds = float(probability * (categories - 1) / (1 - probability))
-    if odds <= 0.0:
-        raise InvalidGuarantee(f"randomized_response(truth) must be above 0, and {truth!r} is not")
-    # Near even odds the logarithm cancels; log1p of the exact difference does not.
-    excess = float((probability * categories - 1) / (1 - probability))
-    return PureDP(up(abs(math.log1p(excess)), 32))
+    if not 0 < probability < 1:
+        raise InvalidGuarantee(f"randomized_response(truth) must lie between 0 and 1, and {truth!r} does not")
+    odds = probability * (categories - 1) / (1 - probability)
+    # Near even odds the logarithm would cancel; log1p of the exact difference does not.
+    return PureDP(up(math.log1p(float(max(odds, 1 / odds) - 1)), 32))

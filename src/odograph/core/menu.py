@@ -45,6 +45,8 @@ class LossDistribution:
             raise InvalidPolicy(f"the masses of a loss distribution must sum to 1, and sum to {total!r}")
         masses.setflags(write=False)
         object.__setattr__(self, "masses", masses)
+        # Mass that is missing could be anywhere: it counts as a reveal.
+        object.__setattr__(self, "infinite", min(1.0, self.infinite + max(0.0, 1.0 - total)))
 
     @property
     def deviation(self) -> float:
@@ -82,6 +84,7 @@ class MenuItem:
     block: int
     step: float = 0.0
     directions: tuple[LossDistribution, ...] = ()
+    neighbours: str = "add-remove"
     digest: str = ""
 
     def __post_init__(self) -> None:
@@ -91,7 +94,7 @@ class MenuItem:
             return
         if len(self.directions) != 2 or not (math.isfinite(self.step) and self.step > 0.0):
             raise InvalidPolicy(f"menu item {self.name!r} needs two directions on a positive step")
-        text = hashlib.sha256(f"{self.name}|{self.block}|{self.step!r}".encode())
+        text = hashlib.sha256(f"{self.name}|{self.block}|{self.step!r}|{self.neighbours}".encode())
         for losses in self.directions:
             text.update(f"|{losses.lowest}|{losses.infinite!r}|".encode() + losses.masses.tobytes())
         object.__setattr__(self, "digest", text.hexdigest())
@@ -117,12 +120,21 @@ def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[
         spread linearly in x dominate it in turn ("connect the dots").
     Assumes: Poisson sampling at `rate`, noise of `noise` times the clipping norm, add/remove neighbours.
     """
-    # Panels over which the loss moves by at most a step and the density is smooth; 8 nodes are then exact.
-    width = min(step * noise * noise, noise / 8.0)
-    edges = np.arange(-_TAIL * noise, 1.0 + _TAIL * noise + width, width)
+    # Panels end where the loss is a multiple of the step, so that what is spread on a cell is smooth on a panel,
+    # and are narrow enough for 8 nodes to be exact.
+    reach = _TAIL * noise
+    lowest = math.log1p(rate * math.expm1((-reach - 0.5) / noise**2))
+    highest = math.log1p(-rate) if rate < 1.0 else -math.inf
+    highest = float(np.logaddexp(highest, math.log(rate) + (reach + 0.5) / noise**2))
+    levels = step * np.arange(math.floor(lowest / step) + 1, math.ceil(highest / step))
+    inner = np.expm1(levels) + rate  # e^level - (1 - rate)
+    cells = 0.5 + noise**2 * np.log(np.maximum(inner, 1e-300) / rate)
+    even = np.linspace(-reach, 1.0 + reach, math.ceil((1.0 + 2.0 * reach) * 8.0 / noise))
+    edges = np.unique(np.concatenate([even, cells[(cells > -reach) & (cells < 1.0 + reach)]]))
+    width = np.diff(edges)
     nodes, weights = np.polynomial.legendre.leggauss(8)
-    places = (edges[:-1, None] + (nodes + 1.0) * (width / 2.0)).ravel()
-    share = np.tile(weights, edges.size - 1) * (width / (2.0 * noise * math.sqrt(2.0 * math.pi)))
+    places = (edges[:-1, None] + (nodes + 1.0) * (width[:, None] / 2.0)).ravel()
+    share = (width[:, None] * weights).ravel() / (2.0 * noise * math.sqrt(2.0 * math.pi))
     base = np.exp(-0.5 * (places / noise) ** 2) * share
     ahead = np.exp(-0.5 * ((places - 1.0) / noise) ** 2) * share
     tilt = (places - 0.5) / noise**2

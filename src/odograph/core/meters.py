@@ -19,7 +19,7 @@ from odograph.core.conversions import (
     pure_to_rdp,
     zcdp_to_rdp,
 )
-from odograph.core.exact import LEAST_GAUSSIAN
+from odograph.core.exact import FAMILIES, LEAST_GAUSSIAN
 from odograph.core.gaussian import pure_to_gdp
 from odograph.core.guarantees import (
     GDP,
@@ -34,7 +34,7 @@ from odograph.core.guarantees import (
     exact_of,
     stored,
 )
-from odograph.core.units import DELTA_SCALE, SCALE, Number, Numeric, ceil_computed, ceil_written, up
+from odograph.core.units import CEILING, DELTA_SCALE, SCALE, Number, Numeric, ceil_computed, ceil_written, up
 from odograph.errors import InvalidPolicy
 
 __all__ = ["CLOCKS", "Meter", "price_on"]
@@ -73,7 +73,7 @@ class Meter:
         form["limit"] = None if self.limit is None else str(self.limit)
         if self.order is not None:
             form["order"] = str(self.order)
-        if self.unit is not None:
+        if self.clock == "exact":
             form |= {"unit": str(self.unit), "takes": [*self.takes], "charges": [[*c] for c in self.charges]}
         if self.latent:
             form["latent"] = True
@@ -83,20 +83,42 @@ class Meter:
     def from_dict(cls, form: Mapping[str, Any]) -> Meter:
         """Read what `to_dict` wrote."""
         try:
-            if form["clock"] not in CLOCKS:
-                raise InvalidPolicy(f"meter {form['name']!r} has an unknown clock {form['clock']!r}")
-            return cls(
+            meter = cls(
                 str(form["name"]),
                 str(form["clock"]),
-                None if form["limit"] is None else int(form["limit"]),
+                None if form["limit"] is None else _digits(form["limit"]),
                 order=Fraction(form["order"]) if "order" in form else None,
                 unit=Fraction(form["unit"]) if "unit" in form else None,
                 takes=tuple(form.get("takes", ())),
                 charges=tuple((str(n), int(b), int(c)) for n, b, c in form.get("charges", ())),
-                latent=bool(form.get("latent", False)),
+                latent=form.get("latent", False) is True,
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
             raise InvalidPolicy(f"not a meter: {form!r} ({problem})") from problem
+        meter._check()
+        return meter
+
+    def _check(self) -> None:
+        """Raise where the clock lacks what it needs: a stored document may be damaged."""
+        wrong = self.clock not in CLOCKS or (self.limit is not None and self.limit > CEILING)
+        wrong = wrong or (self.clock in {"renyi", "moment"}) != (self.order is not None and self.order > 1)
+        wrong = wrong or (
+            self.clock in {"intrinsic", "moment", "drift"} and self.name != "zcdp" and self.limit is not None
+        )
+        if self.clock == "exact":
+            # Only a menu alone counts in blocks, which have no unit.
+            counts = self.unit is not None and (self.unit > 0 or (self.unit == 0 and not self.takes))
+            known = set(self.takes) <= set(FAMILIES) and bool(self.takes or self.charges)
+            wrong = wrong or not counts or not known or any(min(b, c) < 1 for _, b, c in self.charges)
+        if wrong:
+            raise InvalidPolicy(f"not a meter that a policy compiles to: {self!r}")
+
+
+def _digits(text: object) -> int:
+    """Read a whole number that was written as text."""
+    if not isinstance(text, str) or not text.isdigit():
+        raise ValueError(f"a limit is written in digits, not as {text!r}")
+    return int(text)
 
 
 def price_on(meter: Meter, guarantee: Guarantee) -> int | None:

@@ -6,7 +6,7 @@ An odometer is a frozen value: its boundary and tuning are fixed before the firs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Final, TypeAlias
@@ -15,7 +15,7 @@ import numpy as np
 
 from odograph.core import boundaries
 from odograph.core.meters import Meter
-from odograph.core.units import up
+from odograph.core.units import read, up
 from odograph.errors import InvalidPolicy
 
 __all__ = [
@@ -76,6 +76,23 @@ class Reading:
         return f"loss at most {self.loss:.4g} ({type(self.odometer).__name__}). {self.licence}"
 
 
+def _positive(odometer: object, *names: str, above: float = 0.0) -> None:
+    """Check that tuning fields are finite numbers above a bound, and keep them as floats."""
+    for name in names:
+        field = f"{type(odometer).__name__}.{name}"
+        value = float(read(getattr(odometer, name), field, InvalidPolicy))
+        if not above < value < math.inf:
+            raise InvalidPolicy(f"{field} must be above {above:g}, and {getattr(odometer, name)!r} is not")
+        object.__setattr__(odometer, name, value)
+
+
+def _check_shares(name: str, shares: Sequence[object]) -> None:
+    """Check that shares of delta' are positive and sum to at most 1, up to their last digits."""
+    exact = [read(share, name, InvalidPolicy) for share in shares]
+    if not exact or min(exact) == 0 or sum(exact) > 1 + Fraction(1, 10**12):
+        raise InvalidPolicy(f"{name} must be positive and sum to at most 1, and {shares!r} do not")
+
+
 class _Clocked:
     """Shared by the odometers that read intrinsic time: U = B(V) + V/2 + drift, or the sum of epsilons."""
 
@@ -107,6 +124,9 @@ class Filter(_Clocked):
     kind: ClassVar[str] = "filter"
     epsilon: float
 
+    def __post_init__(self) -> None:
+        _positive(self, "epsilon")
+
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
         return boundaries.line(v, delta, at=boundaries.filter_time(self.epsilon, delta))
@@ -119,6 +139,9 @@ class Mixture(_Clocked):
     kind: ClassVar[str] = "mixture"
     gamma: float
 
+    def __post_init__(self) -> None:
+        _positive(self, "gamma")
+
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
         return boundaries.mixture_one_sided(v, delta, gamma=self.gamma)
@@ -130,6 +153,9 @@ class PaperMixture(_Clocked):
 
     kind: ClassVar[str] = "mixture-paper"
     gamma: float
+
+    def __post_init__(self) -> None:
+        _positive(self, "gamma")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -145,6 +171,10 @@ class Stitched(_Clocked):
     eta: float = 2.0
     s: float = 1.4
 
+    def __post_init__(self) -> None:
+        _positive(self, "start")
+        _positive(self, "eta", "s", above=1.0)
+
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
         return boundaries.stitched(v, delta, start=self.start, eta=self.eta, s=self.s)
@@ -156,6 +186,9 @@ class PaperStitched(_Clocked):
 
     kind: ClassVar[str] = "stitched-paper"
     start: float
+
+    def __post_init__(self) -> None:
+        _positive(self, "start")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -171,6 +204,18 @@ class DiscreteMixture(_Clocked):
     high: float
     points: int = 16
 
+    def __post_init__(self) -> None:
+        _positive(self, "low", "high")
+        if (
+            self.low > self.high
+            or isinstance(self.points, bool)
+            or not isinstance(self.points, int)
+            or self.points < 1
+        ):
+            raise InvalidPolicy(
+                f"DiscreteMixture needs low <= high and a whole number of points from 1, not {self!r}"
+            )
+
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
         times, weights = boundaries.spread_times(self.low, self.high, self.points)
@@ -184,6 +229,9 @@ class Rogers(_Clocked):
     kind: ClassVar[str] = "rogers"
     people: float
 
+    def __post_init__(self) -> None:
+        _positive(self, "people", above=1.0)
+
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
         return boundaries.rogers(v, delta, people=self.people)
@@ -196,6 +244,14 @@ class Renyi:
     kind: ClassVar[str] = "renyi"
     orders: tuple[float, ...]
     weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        orders = tuple(float(read(order, "Renyi.orders", InvalidPolicy)) for order in self.orders)
+        if len(orders) != len(self.weights) or any(not 1.0 < order < math.inf for order in orders):
+            raise InvalidPolicy(f"Renyi needs orders above 1 and as many weights, not {self.orders!r}")
+        _check_shares("Renyi.weights", self.weights)
+        object.__setattr__(self, "orders", orders)
+        object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return one meter per order."""
@@ -242,6 +298,11 @@ class BestOf:
 
     kind: ClassVar[str] = "best-of"
     parts: tuple[tuple[float, Odometer], ...]
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(part, Odometer) for _, part in self.parts):
+            raise InvalidPolicy(f"BestOf takes pairs of a share and an odometer, not {self.parts!r}")
+        _check_shares("BestOf shares", [share for share, _ in self.parts])
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return the meters of all parts, each once."""

@@ -89,6 +89,8 @@ def _maker(kind: Kind) -> Callable[[float], Guarantee] | None:
         if kind not in (PureDP, ApproxDP, ProbDP, ZCDP, GDP):
             raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")
         kind = kind(1, 0) if kind in (ApproxDP, ProbDP) else kind(1)  # type: ignore[call-arg]
+    if not isinstance(kind, Guarantee):
+        raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")
     match kind:
         case PureDP() | GDP():
             return type(kind)

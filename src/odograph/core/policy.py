@@ -36,11 +36,13 @@ from odograph.core.units import (
     tidy,
     up,
 )
-from odograph.errors import InvalidPolicy, UnprovenComposition
+from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition
 
 __all__ = ["Compiled", "Need", "Policy", "compile_meters", "compiled_from_dict", "price", "reading"]
 
 _FORM: Final = 1
+_LEAST_EPSILON: Final = Fraction(1, 10**9)
+_LEAST_DELTA: Final = Fraction(1, 10**300)  # floats must hold it, and shares of it
 _ANY_LEVEL: Final = 1e-6
 _NEIGHBOURS: Final = ("add-remove", "replace-one")
 
@@ -58,10 +60,10 @@ class Policy:
     epsilon: Number
     delta: Number
     delta_steps: Number
-    rule: str | dict[str, Number]
+    rule: str | tuple[tuple[str, Number], ...]
     takes: tuple[str, ...]
     menu: tuple[MenuItem, ...]
-    orders: dict[Number, Number]
+    orders: tuple[tuple[Number, Number], ...]
     odometer: Odometer
     slack: float | None
     unit: str
@@ -73,12 +75,12 @@ class Policy:
         delta: Numeric,
         *,
         delta_steps: Numeric | None = None,
-        rule: str | Mapping[str, Numeric] = "exact",
+        rule: str | Mapping[str, Numeric] | Sequence[tuple[str, Numeric]] = "exact",
         takes: Sequence[str] = FAMILIES,
         menu: Sequence[MenuItem] = (),
-        orders: Mapping[Any, Numeric] | None = None,
+        orders: Mapping[Any, Numeric] | Sequence[tuple[Numeric, Numeric]] = (),
         odometer: Odometer | None = None,
-        slack: float | None = None,
+        slack: Numeric | None = None,
         unit: str = "person",
         neighbours: str = "add-remove",
     ) -> None:
@@ -92,25 +94,30 @@ class Policy:
             "Policy.delta_steps",
             InvalidPolicy,
         )
-        if exact_epsilon == 0 or exact_epsilon > 1000:
-            raise InvalidPolicy(f"Policy.epsilon must be above 0 and at most 1000, and {epsilon!r} is not")
+        if not _LEAST_EPSILON <= exact_epsilon <= 1000:
+            raise InvalidPolicy(f"Policy.epsilon must be from 1e-9 to 1000, and {epsilon!r} is not")
         if exact_delta >= 1:
             raise InvalidPolicy(f"Policy.delta must be below 1, and {delta!r} is not")
         _check_split(exact_delta, aside, basic=basic)
-        _check_choices(takes, menu, slack, unit, neighbours)
+        _check_choices(takes, menu, unit, neighbours)
         if odometer is None:
-            level = exact_delta if basic else exact_delta - aside
-            odometer = standard_odometer(float(exact_epsilon), float(level) or _ANY_LEVEL)
+            # Under basic composition alone the reading is the sum of the epsilons, whatever the tuning.
+            odometer = standard_odometer(float(exact_epsilon), _ANY_LEVEL if basic else float(exact_delta - aside))
+        if not isinstance(odometer, Odometer):
+            raise InvalidPolicy(f"odometer must be one of odograph.core.odometers, and {odometer!r} is not")
+        wait = None if slack is None else float(read(slack, "Policy.slack", InvalidPolicy))
+        if wait == 0.0:
+            raise InvalidPolicy("Policy.slack must be above 0")
         values = {
             "epsilon": tidy(exact_epsilon),
             "delta": tidy(exact_delta),
             "delta_steps": tidy(aside),
-            "rule": shares[0][0] if len(shares) == 1 else {name: tidy(share) for name, share in shares},
+            "rule": shares[0][0] if len(shares) == 1 else tuple((name, tidy(share)) for name, share in shares),
             "takes": tuple(sorted(set(takes))),
             "menu": tuple(menu),
-            "orders": {tidy(order): tidy(share) for order, share in _orders(orders or {})},
+            "orders": tuple((tidy(order), tidy(share)) for order, share in _orders(orders)),
             "odometer": odometer,
-            "slack": slack,
+            "slack": wait,
             "unit": unit,
             "neighbours": neighbours,
         }
@@ -127,23 +134,10 @@ class Policy:
         """delta': what pays for the rules, and for the odometer's boundary."""
         return exact_of(self.delta) - exact_of(self.delta_steps)
 
-    def __hash__(self) -> int:
-        return hash(
-            (
-                self.epsilon,
-                self.delta,
-                self.delta_steps,
-                repr(self.rule),
-                self.takes,
-                self.menu,
-                self.odometer,
-            )
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `Policy.from_dict` reads."""
-        rule = self.rule if isinstance(self.rule, str) else {n: text_of(tidy(s)) for n, s in self.shares}
-        menu = [{"name": i.name, "block": i.block, "digest": i.digest} for i in self.menu]
+        rule = self.rule if isinstance(self.rule, str) else [[name, text_of(share)] for name, share in self.rule]
+        menu = [{"name": i.name, "block": i.block, "neighbours": i.neighbours, "digest": i.digest} for i in self.menu]
         numbers = {n: str(exact_of(getattr(self, n))) for n in ("epsilon", "delta", "delta_steps")}
         return {
             "form": _FORM,
@@ -151,7 +145,7 @@ class Policy:
             "rule": rule,
             "takes": [*self.takes],
             "menu": menu,
-            "orders": {text_of(order): text_of(share) for order, share in self.orders.items()},
+            "orders": [[text_of(order), text_of(share)] for order, share in self.orders],
             "odometer": odometer_to_dict(self.odometer),
             "slack": self.slack,
             "unit": self.unit,
@@ -161,70 +155,80 @@ class Policy:
     @classmethod
     def from_dict(cls, form: Mapping[str, Any]) -> Policy:
         """Read what `to_dict` wrote; anything else raises `InvalidPolicy`."""
-        if not isinstance(form, Mapping) or form.get("form") != _FORM:
-            raise InvalidPolicy(f"not a policy of form {_FORM}: {form!r}")
+        fields = {*cls.__match_args__, "form"}
+        if not isinstance(form, Mapping) or form.get("form") != _FORM or set(form) != fields:
+            raise InvalidPolicy(f"not a policy of form {_FORM} with the fields {sorted(fields)}: {form!r}")
         values = {name: value for name, value in form.items() if name != "form"}
         try:
-            values["menu"] = tuple(MenuItem(i["name"], i["block"], digest=i["digest"]) for i in form["menu"])
+            values["menu"] = tuple(MenuItem(**item) for item in form["menu"])
             values["odometer"] = odometer_from_dict(form["odometer"])
             return cls(**values)
-        except (KeyError, TypeError) as problem:
+        except (KeyError, TypeError, ValueError) as problem:
             raise InvalidPolicy(f"not a policy: {form!r} ({problem})") from problem
 
 
 def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:
-    if delta == 0 and not basic:
+    if not basic and delta == 0:
         raise InvalidPolicy("with delta = 0 only basic composition keeps the promise; pass rule='basic'")
     if basic and aside != delta:
         raise InvalidPolicy("under rule='basic' delta_steps is the whole delta; leave it out")
-    if not basic and aside >= delta:
+    if not basic and delta - aside < _LEAST_DELTA:
         raise InvalidPolicy(f"delta_steps ({float(aside)!r}) must leave some of delta ({float(delta)!r}) to the rule")
 
 
-def _check_choices(
-    takes: Sequence[str], menu: Sequence[MenuItem], slack: float | None, unit: str, neighbours: str
-) -> None:
+def _check_choices(takes: Sequence[str], menu: Sequence[MenuItem], unit: str, neighbours: str) -> None:
     if isinstance(takes, str) or set(takes) - set(FAMILIES):
         raise InvalidPolicy(f"takes lists families of {FAMILIES}, not {takes!r}")
     if not all(isinstance(item, MenuItem) for item in menu):
         raise InvalidPolicy(f"menu lists menu items, not {menu!r}")
     if len({item.name for item in menu}) < len(menu):
         raise InvalidPolicy("two menu items have the same name")
-    if slack is not None and read(slack, "Policy.slack", InvalidPolicy) == 0:
-        raise InvalidPolicy("slack must be above 0")
     if not isinstance(unit, str) or not unit:
         raise InvalidPolicy(f"unit must name what is protected, such as 'person', not {unit!r}")
     if neighbours not in _NEIGHBOURS:
         raise InvalidPolicy(f"neighbours must be one of {_NEIGHBOURS}, not {neighbours!r}")
+    if any(item.neighbours != neighbours for item in menu):
+        raise InvalidPolicy(f"the menu's mechanisms were analysed for other neighbours than {neighbours!r}")
 
 
-def _orders(orders: Mapping[Any, Numeric]) -> list[tuple[Fraction, Fraction]]:
+def _orders(orders: object) -> list[tuple[Fraction, Fraction]]:
     """Return the Rényi orders and their shares of the rule's delta', checked."""
-    if not isinstance(orders, Mapping):
-        raise InvalidPolicy(f"orders maps each Rényi order to its share, and {orders!r} does not")
     pairs = [
         (read(order, "Policy.orders", InvalidPolicy), read(share, f"Policy.orders[{order!r}]", InvalidPolicy))
-        for order, share in orders.items()
+        for order, share in _pairs("orders", orders)
     ]
-    if any(order <= 1 or share == 0 for order, share in pairs) or (pairs and sum(s for _, s in pairs) > 1):
+    if any(order <= 1 or share == 0 for order, share in pairs) or sum(share for _, share in pairs) > 1:
         raise InvalidPolicy(f"orders must be above 1, with positive shares of at most 1 in all, not {orders!r}")
     return sorted(pairs)
 
 
 def _shares(rule: object) -> list[tuple[str, Fraction]]:
     """Return the rules by name with their shares of delta', checked."""
-    if isinstance(rule, str):
-        rule = {rule: 1}
-    if not isinstance(rule, Mapping) or not rule:
-        raise InvalidPolicy(f"rule must be a name of {sorted(RULES)} or shares by name, not {rule!r}")
-    if unknown := sorted(set(rule) - set(RULES)):
+    named = _pairs("rule", {rule: 1} if isinstance(rule, str) else rule)
+    if not named:
+        raise InvalidPolicy(f"rule must be a name of {sorted(RULES)}, or shares by name, not {rule!r}")
+    if unknown := [name for name, _ in named if name not in RULES]:
         raise InvalidPolicy(f"there is no rule {unknown[0]!r}; there are {', '.join(sorted(RULES))}")
-    shares = [(name, read(share, f"Policy.rule[{name!r}]", InvalidPolicy)) for name, share in rule.items()]
+    shares = [(str(name), read(share, f"Policy.rule[{name!r}]", InvalidPolicy)) for name, share in named]
     if any(share == 0 for _, share in shares) or sum(share for _, share in shares) != 1:
-        raise InvalidPolicy(f"the shares of delta' must be positive and sum to 1, and {dict(shares)!r} do not")
-    if "basic" in rule and len(rule) > 1:
+        raise InvalidPolicy(f"the shares of delta' must be positive and sum to 1, and {rule!r} do not")
+    if len(shares) > 1 and any(name == "basic" for name, _ in shares):
         raise InvalidPolicy("basic composition is an alternative of every policy already; leave it out")
     return sorted(shares)
+
+
+def _pairs(field: str, value: object) -> list[tuple[Any, Any]]:
+    """Return a mapping, or a sequence of pairs, as pairs with different firsts."""
+    items = [*value.items()] if isinstance(value, Mapping) else value
+    if isinstance(items, str) or not isinstance(items, Sequence) or not all(_is_pair(item) for item in items):
+        raise InvalidPolicy(f"{field} must be a name or shares, such as {{'exact': 0.9, 'zcdp': 0.1}}, not {value!r}")
+    if len({str(first) for first, _ in items}) < len(items):
+        raise InvalidPolicy(f"{field} names something twice: {value!r}")
+    return [(first, second) for first, second in items]
+
+
+def _is_pair(item: object) -> bool:
+    return isinstance(item, tuple | list) and len(item) == 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +277,16 @@ def compiled_from_dict(form: Mapping[str, Any]) -> Compiled:
         tuple(Meter.from_dict(meter) for meter in form["meters"]),
         str(form.get("note", "")),
     )
-    clocks = [meter.clock for meter in compiled.meters]
-    if clocks[:3] != ["delta", "epsilon", "intrinsic"] or clocks.count("delta") != 1:
-        raise InvalidPolicy(f"a compiled policy starts with delta, epsilon, intrinsic, not {clocks[:3]}")
+    # The first meters follow from the policy alone; the odometer's too. What is between are the rules' limits.
+    if compiled.meters[:3] != _first_meters(compiled.policy):
+        raise InvalidPolicy("the delta and epsilon limits of a compiled policy must be those of its policy")
+    own = compiled.policy.odometer.meters(latent=compiled.policy.slack is not None)
+    rules = compiled.meters[3 : len(compiled.meters) - len(own)]
+    if compiled.meters[3 + len(rules) :] != own or any(meter.limit is None for meter in rules):
+        raise InvalidPolicy("a compiled policy ends with the meters of its odometer, and only those have no limit")
+    kinds = [name for name in ("zcdp" if m.clock == "intrinsic" else m.clock for m in rules) if name != "renyi"]
+    if kinds != [name for name, _ in compiled.policy.shares if name not in ("basic", "renyi")]:
+        raise InvalidPolicy("the alternatives of a compiled policy must be those of its rules")
     return compiled
 
 
@@ -286,21 +297,28 @@ def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "")
     Assumes: nothing about the target, the split or the rules changes after the first step.
     """
     epsilon = exact_of(policy.epsilon)
-    meters = [
-        Meter("delta", "delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
-        Meter("epsilon", "epsilon", min(CEILING, floor_units(epsilon, SCALE))),
-        Meter("intrinsic", "intrinsic", None),
-    ]
+    meters = [*_first_meters(policy)]
     for name, share in policy.shares:
-        orders = tuple(_orders(policy.orders))
-        meters += RULES[name].alternatives(Target(epsilon, policy.delta_rule * share, budget, orders))
+        target = Target(epsilon, policy.delta_rule * share, budget, tuple(_orders(policy.orders)))
+        meters += RULES[name].alternatives(target)
     meters += policy.odometer.meters(latent=policy.slack is not None)
     return Compiled(policy, tuple(meters), note)
+
+
+def _first_meters(policy: Policy) -> tuple[Meter, ...]:
+    """The meters of every policy: delta, epsilon (basic composition), and intrinsic time for the odometer."""
+    return (
+        Meter("delta", "delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
+        Meter("epsilon", "epsilon", min(CEILING, floor_units(exact_of(policy.epsilon), SCALE))),
+        Meter("intrinsic", "intrinsic", None),
+    )
 
 
 def price(compiled: Compiled, guarantee: Guarantee) -> Price:
     """Price a guarantee on every meter, or raise `UnprovenComposition` and name a rule that would take it."""
     policy = compiled.policy
+    if not isinstance(guarantee, Guarantee):
+        raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
     if not any(_taken(policy, name, guarantee) for name, _ in policy.shares):
         raise UnprovenComposition(_advice(policy, guarantee))
     return Price(tuple(price_on(meter, guarantee) for meter in compiled.meters))
@@ -311,7 +329,9 @@ def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:
         return False
     if isinstance(guarantee, Mechanism):
         listed = rule == "exact" and any(item.name == guarantee.name for item in policy.menu)
-        return listed or (rule == "renyi" and guarantee.curve is not None)
+        # A curve does not say which neighbours it is for; the known ones are for adding or removing a person.
+        curve = rule == "renyi" and guarantee.curve is not None and policy.neighbours == "add-remove"
+        return listed or curve
     family = "gaussian" if isinstance(guarantee, GDP) else "pure"
     return rule != "exact" or family in policy.takes
 
@@ -323,7 +343,8 @@ def _advice(policy: Policy, guarantee: Guarantee) -> str:
         listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
         return f"{head}: the policy's menu lists {listed}; a menu is fixed when the policy is made"
     others = [name for name in takers(guarantee) if name != "exact"] or ["exact"]
-    return f"{head}; a policy with rule={others[-1]!r} would take it"
+    target = "" if policy.delta else " and delta > 0"
+    return f"{head}; a policy with rule={others[-1]!r}{target} would take it"
 
 
 def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None) -> Reading:
@@ -334,8 +355,8 @@ def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None
     """
     policy = compiled.policy
     chosen = odometer or policy.odometer
-    # Under basic composition alone the reading is the sum of the epsilons, whatever the level.
-    loss = chosen.bound(_spent(compiled.meters, totals), float(policy.delta_rule) or _ANY_LEVEL)
+    level = _ANY_LEVEL if policy.rule == "basic" else float(policy.delta_rule)
+    loss = chosen.bound(_spent(compiled.meters, totals), level)
     delta = float(policy.delta)
     if policy.slack is not None:
         loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))

@@ -47,8 +47,8 @@ class Rule:
 
 
 def _limit(value: float) -> int:
-    """Round a budget down to whole units; a negative one is broken from the start."""
-    return min(CEILING, max(-1, floor_units(exactly(value), SCALE)))
+    """Round a budget down to whole units."""
+    return min(CEILING, floor_units(exactly(value), SCALE))
 
 
 def _basic(_target: Target) -> tuple[Meter, ...]:

@@ -51,21 +51,36 @@ CEILING: Final = 2**61  # a total never passes this, so sums of two fit in 64 bi
 _ULP: Final = 2.0**-53
 _DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _RATIO: Final = re.compile(r"\d+/0*[1-9]\d*", re.ASCII)
-_LONGEST: Final = 400  # digits of a numeric string; beyond it the exact arithmetic is a way to stall a service
+# Digits of a numeric string, and bits of a number: beyond them exact arithmetic is a way to stall a service. Every
+# float64 fits, subnormals too.
+_LONGEST: Final = 400
+_LONGEST_BITS: Final = 1300
 
 
 def read(value: object, field: str, error: type[OdographError] = InvalidGuarantee) -> Fraction:
     """Return `value` exactly, as a nonnegative rational.
 
-    Booleans, NaN, infinities, negative numbers and strings that are no number raise `error`, which names the
-    field and the value. A narrow float (`numpy.float32`) is widened exactly, then read like any float.
+    Booleans, NaN, infinities, negative numbers, strings that are no number and numbers of hundreds of digits
+    raise `error`, which names the field and the value. A narrow float (`numpy.float32`) is widened exactly, then
+    read like any float.
     """
     exact = _exact(value)
     if exact is None:
-        raise error(f"{field} must be a finite number, and {value!r} is not; pass one such as 0.1 or '0.1'")
+        raise error(f"{field} must be a finite number, and {_shown(value)} is not; pass one such as 0.1 or '0.1'")
     if exact < 0:
-        raise error(f"{field} must not be negative, and {value!r} is")
+        raise error(f"{field} must not be negative, and {_shown(value)} is")
+    if exact.numerator.bit_length() + exact.denominator.bit_length() > _LONGEST_BITS:
+        raise error(f"{field} is too large, too small or too long to be kept exactly: {_shown(value)}")
     return exact
+
+
+def _shown(value: object) -> str:
+    """Return the value for a message: short, and never an error of its own."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return f"a {type(value).__name__} of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _exact(value: object) -> Fraction | None:  # noqa: PLR0911  one line per kind of number
