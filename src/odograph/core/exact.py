@@ -133,13 +133,14 @@ def _solve_families(  # noqa: PLR0913  as solve
     spread_of_loss = largest_mu(float(epsilon), float(delta))
     expected = math.ceil(spread_of_loss**2 / float(unit))
     longest = 2 * expected  # charges up to here are covered, so no budget beyond is claimed
+    slack = _SLACK * math.sqrt(unit) * float(epsilon) / spread_of_loss**2
     step = _pure_epsilon(unit) / _POINTS_PER_UNIT
     grid = _grid(float(epsilon), spread_of_loss, step)
     members: list[Member] = []
     if "pure" in families:
         members += [
-            Member(low, _pure_kernel(_pure_epsilon(high * unit), step), stride)
-            for low, high, stride in _bands(longest, _SLACK * math.sqrt(unit) * float(epsilon) / spread_of_loss**2)
+            Member(low, _pure_kernel(_pure_epsilon(high * unit), step), coarse=coarse, stride=stride)
+            for low, high, coarse, stride in _bands(longest, slack)
         ]
     if "gaussian" in families:
         members += [
@@ -227,22 +228,27 @@ def _grid(epsilon: float, spread_of_loss: float, step: float) -> Grid:
     A wider grid changes the answer by less than a unit (tested); the edges are upper bounds in any case.
     """
     margin = max(1.5 * spread_of_loss, 6.0 * spread_of_loss - epsilon)
-    return Grid(step, -math.ceil((epsilon + margin) / step), math.ceil(margin / step) + 1)
+    low = math.ceil((epsilon + margin) / step)
+    high = math.ceil(margin / step) + 1
+    return Grid(step, -low, high + -(low + high) % 4)
 
 
-def _bands(longest: int, slack: float) -> list[tuple[int, int, int]]:
-    """Cover every charge m = 1 .. longest by bands (low, high, stride).
+def _bands(longest: int, slack: float) -> list[tuple[int, int, bool, int]]:
+    """Cover every charge m = 1 .. longest by bands (low, high, coarse, stride).
 
-    A band is available at `low` units with the step that `high` units buy, and is looked up every `stride`
-    rows: an advantage to the analyst of about slack * sqrt(m), in time. A randomized-response step of size e is
-    worse than smaller ones by about e epsilon / V of its charge, more than that, so it costs nothing.
+    A band is available at `low` units with the step that `high` units buy, is worked out coarsely, and is looked
+    up every `stride` rows: each an advantage to the analyst of at most about slack * sqrt(m) of the charge. A
+    randomized-response step of size e is worse than smaller ones by about e epsilon / V of its charge, more than
+    that, so it costs next to nothing.
     """
-    bands: list[tuple[int, int, int]] = []
+    bands: list[tuple[int, int, bool, int]] = []
     low = 1
     while low <= longest:
         width = max(1, int(slack * low**1.5))
         stride = 1 << max(0, (width // 2).bit_length() - 1)
-        bands.append((low, low + width - 1, stride))
+        # Interpolating over 4 cells adds a variance of at most 4 cells squared, 4/25 of a unit.
+        coarse = slack * low**1.5 >= 2.0 * (4.0 / _POINTS_PER_UNIT**2)
+        bands.append((low, low + width - 1, coarse, stride))
         low += width
     return bands
 

@@ -14,7 +14,7 @@ else differs between certifying a budget (`exact`) and refuting one (`adversary`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -37,11 +37,15 @@ __all__ = [
 Row: TypeAlias = NDArray[np.float64]
 
 _ULP: Final = 2.0**-53
+_THIN: Final = 4  # a coarse step is worked out at every fourth point
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The points x = exp(i * step) for i = low .. high; x = 1 is one of them."""
+    """The points x = exp(i * step) for i = low .. high; x = 1 is one of them.
+
+    Coarse members need high - low to be a multiple of 4.
+    """
 
     step: float
     low: int
@@ -88,13 +92,15 @@ class Kernel:
 class Member:
     """A step the analyst may take: what it does to the ratio, and how many units it is charged.
 
-    `stride` > 1 lets the solver look the step up once for `stride` rows, at the latest row that any of them
-    could use. Phi grows with n, so that bounds from above; it is for steps that are charged far more than
-    `stride` units.
+    A `coarse` step is worked out at every fourth grid point and interpolated in x, an upper bound like `spread`;
+    it is for steps that span many grid points. `stride` > 1 (coarse only) also lets the solver look the step up
+    once for `stride` rows, at the latest row that any of them could use. Phi grows with n, so that bounds from
+    above; it is for steps that are charged far more than `stride` units.
     """
 
     charge: int
     kernel: Kernel
+    coarse: bool = False
     stride: int = 1
 
 
@@ -158,51 +164,63 @@ def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) 
         sequence of members whose charges total at most n; with INWARD edges some sequence reaches it.
     Assumes: OUTWARD: kernels made by `spread` or dominated by it. INWARD: kernels that land on grid points.
     """
-    single = sorted((m for m in members if m.stride == 1), key=lambda m: m.charge)
+    fine = _by_charge(m for m in members if not m.coarse)
+    coarse = _by_charge(m for m in members if m.coarse and m.stride == 1)
     levels = sorted({m.stride for m in members if m.stride > 1})
-    strided = {s: sorted((m for m in members if m.stride == s), key=lambda m: m.charge) for s in levels}
+    strided = {stride: _by_charge(m for m in members if m.stride == stride) for stride in levels}
     # How far back a row may be looked up, by the largest stride that divides its number.
-    reach = {1: single[-1].charge if single else 1}
+    reach = {1: max((m.charge for m in (*fine, *coarse)), default=1)}
     for stride in levels:
         reach[stride] = max(*reach.values(), strided[stride][-1].charge + stride)
     left = max(m.kernel.reach[0] for m in members)
     right = max(m.kernel.reach[1] for m in members)
     # A sum of t nonnegative products is off by at most t+1 roundings, relatively; a few more for the edges.
-    pad = 1.0 + edges.sign * _ULP * (32 + max(m.kernel.size for m in members))
+    pad = 1.0 + edges.sign * _ULP * (40 + max(m.kernel.size for m in members))
 
     row = hockey_stick(grid, epsilon, edges.sign) * pad
-    rows = {0: edges.extend(row, grid, epsilon, left, right)}
-    work = _Workspace(grid.size, left)
+    rows = {0: _Stored.of(edges.extend(row, grid, epsilon, left, right), left)}
+    work = _Workspace(grid)
     pending: dict[int, Row] = {}
     n = 0
     while True:
         n += 1
         best = row.copy()
-        for member in single:
+        for member in fine:
             if member.charge > n:
                 break
-            work.raise_to(best, rows[n - member.charge], member.kernel)
+            work.raise_fine(best, rows[n - member.charge], member.kernel)
+        thin = np.zeros(work.thin_size)
+        for member in coarse:
+            if member.charge > n:
+                break
+            work.raise_thin(thin, rows[n - member.charge], member.kernel)
         for stride in levels:
             if (n - 1) % stride == 0:
                 pending[stride] = _window(work, rows, strided[stride], n - 1 + stride, stride)
-            np.maximum(best, pending[stride], out=best)
+            np.maximum(thin, pending[stride], out=thin)
+        if coarse or levels:
+            work.raise_interpolated(best, thin)
         row = np.minimum(best * pad, 1.0)
-        rows[n] = edges.extend(row, grid, epsilon, left, right)
+        rows[n] = _Stored.of(edges.extend(row, grid, epsilon, left, right), left)
         _forget(rows, n, reach)
         yield float(row[grid.origin])
 
 
-def _window(work: _Workspace, rows: dict[int, Row], members: Sequence[Member], end: int, stride: int) -> Row:
-    """Return the best of the strided members for the rows end-stride+1 .. end."""
-    best = np.zeros(work.size)
+def _by_charge(members: Iterable[Member]) -> list[Member]:
+    return sorted(members, key=lambda member: member.charge)
+
+
+def _window(work: _Workspace, rows: dict[int, _Stored], members: Sequence[Member], end: int, stride: int) -> Row:
+    """Return the best of the strided members for the rows end-stride+1 .. end, at every fourth point."""
+    best = np.zeros(work.thin_size)
     for member in members:
         if member.charge > end:
             break
-        work.raise_to(best, rows[-((member.charge - end) // stride) * stride], member.kernel)
+        work.raise_thin(best, rows[-((member.charge - end) // stride) * stride], member.kernel)
     return best
 
 
-def _forget(rows: dict[int, Row], n: int, reach: dict[int, int]) -> None:
+def _forget(rows: dict[int, _Stored], n: int, reach: dict[int, int]) -> None:
     """Drop the rows that no later row can look up: memory stays bounded by the longest reach, thinned."""
     for stride, longest in reach.items():
         old = n - longest - 1
@@ -210,26 +228,59 @@ def _forget(rows: dict[int, Row], n: int, reach: dict[int, int]) -> None:
             rows.pop(old, None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A row with its edges, and the same split by position modulo 4, so that thin slices are contiguous."""
+
+    extended: Row
+    phases: Row
+    left: int
+
+    @classmethod
+    def of(cls, extended: Row, left: int) -> _Stored:
+        whole = np.concatenate([extended, np.zeros(-extended.size % _THIN)])
+        return cls(extended, np.ascontiguousarray(whole.reshape(-1, _THIN).T), left)
+
+
 class _Workspace:
     """Buffers for one solve, so that the inner loop allocates nothing."""
 
-    def __init__(self, size: int, left: int) -> None:
-        self.size = size
-        self._left = left
-        self._sum = np.empty(size)
-        self._term = np.empty(size)
+    def __init__(self, grid: Grid) -> None:
+        self.size = grid.size
+        self.thin_size = (grid.size - 1) // _THIN + 1
+        self._sum, self._term = np.empty(self.size), np.empty(self.size)
+        self._thin_sum, self._thin_term = np.empty(self.thin_size), np.empty(self.thin_size)
+        self._between = [math.expm1(p * grid.step) / math.expm1(_THIN * grid.step) for p in range(1, _THIN)]
 
-    def raise_to(self, best: Row, extended: Row, kernel: Kernel) -> None:
-        """Set best = max(best, E[extended]) under the kernel, in place."""
-        total, term, size, left = self._sum, self._term, self.size, self._left
+    def raise_fine(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
+        """Set best = max(best, E[row]) under the kernel, in place."""
+        total, term, size, left = self._sum, self._term, self.size, stored.left
         if kernel.run is None:
             total.fill(0.0)
         else:
             offset, taps = kernel.run
-            total = np.correlate(extended[left + offset : left + offset + size + len(taps) - 1], taps, "valid")
+            reached = stored.extended[left + offset : left + offset + size + len(taps) - 1]
+            total = np.correlate(reached, taps, "valid")
         for offset, weight in kernel.points:
-            np.multiply(extended[left + offset : left + offset + size], weight, out=term)
+            np.multiply(stored.extended[left + offset : left + offset + size], weight, out=term)
             np.add(total, term, out=total)
         if kernel.reveal:
             total += kernel.reveal
         np.maximum(best, total, out=best)
+
+    def raise_thin(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
+        """The same at every fourth point, for kernels of single points."""
+        total, term, size = self._thin_sum, self._thin_term, self.thin_size
+        total.fill(0.0)
+        for offset, weight in kernel.points:
+            start, phase = divmod(stored.left + offset, _THIN)
+            np.multiply(stored.phases[phase, start : start + size], weight, out=term)
+            np.add(total, term, out=total)
+        np.maximum(best, total, out=best)
+
+    def raise_interpolated(self, best: Row, thin: Row) -> None:
+        """Set best = max(best, the chords of thin between every fourth point), in place."""
+        np.maximum(best[::_THIN], thin, out=best[::_THIN])
+        for p, weight in enumerate(self._between, 1):
+            chord = thin[:-1] * (1.0 - weight) + thin[1:] * weight
+            np.maximum(best[p::_THIN], chord, out=best[p::_THIN])
