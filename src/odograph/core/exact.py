@@ -57,7 +57,7 @@ Progress = Callable[[int, int], None]
 
 _ROWS_PER_FINENESS: Final = 1500  # keeps a coarse solve to 6,000 rows, and a fine one to 37,500
 _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fall close to grid points
-_SLACK: Final = 0.02  # see _bands
+_SLACK: Final = 0.03  # see _bands
 _CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
 _TRUNCATE: Final = 10.0  # standard deviations of a Gaussian kernel that are kept
 

@@ -64,10 +64,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The law of one step's ratio, in grid steps: single points, or one long run of weights, and a reveal.
+    """The law of one step's ratio, in grid steps: a few single points, or one long run of weights and a reveal.
 
-    `E[Phi(x Z)]` at grid point i is the sum of `weight * Phi[i + offset]` over the points and the run, plus
-    `reveal` (where Phi counts as 1).
+    `E[Phi(x Z)]` at grid point i is the sum of `weight * Phi[i + offset]` over the points or the run, plus
+    `reveal` (where Phi counts as 1; a run's only).
     """
 
     points: tuple[tuple[int, float], ...] = ()
@@ -254,29 +254,22 @@ class _Workspace:
 
     def raise_fine(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
         """Set best = max(best, E[row]) under the kernel, in place."""
-        total, term, size, left = self._sum, self._term, self.size, stored.left
+        row, left = stored.extended, stored.left
         if kernel.run is None:
-            total.fill(0.0)
+            slices = [(row[left + o : left + o + self.size], weight) for o, weight in kernel.points]
+            np.maximum(best, _weighted(slices, self._sum, self._term), out=best)
         else:
             offset, taps = kernel.run
-            reached = stored.extended[left + offset : left + offset + size + len(taps) - 1]
-            total = np.correlate(reached, taps, "valid")
-        for offset, weight in kernel.points:
-            np.multiply(stored.extended[left + offset : left + offset + size], weight, out=term)
-            np.add(total, term, out=total)
-        if kernel.reveal:
-            total += kernel.reveal
-        np.maximum(best, total, out=best)
+            reached = row[left + offset : left + offset + self.size + len(taps) - 1]
+            np.maximum(best, np.correlate(reached, taps, "valid") + kernel.reveal, out=best)
 
     def raise_thin(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
         """The same at every fourth point, for kernels of single points."""
-        total, term, size = self._thin_sum, self._thin_term, self.thin_size
-        total.fill(0.0)
+        slices = []
         for offset, weight in kernel.points:
             start, phase = divmod(stored.left + offset, _THIN)
-            np.multiply(stored.phases[phase, start : start + size], weight, out=term)
-            np.add(total, term, out=total)
-        np.maximum(best, total, out=best)
+            slices.append((stored.phases[phase, start : start + self.thin_size], weight))
+        np.maximum(best, _weighted(slices, self._thin_sum, self._thin_term), out=best)
 
     def raise_interpolated(self, best: Row, thin: Row) -> None:
         """Set best = max(best, the chords of thin between every fourth point), in place."""
@@ -284,3 +277,13 @@ class _Workspace:
         for p, weight in enumerate(self._between, 1):
             chord = thin[:-1] * (1.0 - weight) + thin[1:] * weight
             np.maximum(best[p::_THIN], chord, out=best[p::_THIN])
+
+
+def _weighted(slices: Sequence[tuple[Row, float]], total: Row, term: Row) -> Row:
+    """Return the weighted sum of slices in `total`, allocating nothing."""
+    row, weight = slices[0]
+    np.multiply(row, weight, out=total)
+    for row, weight in slices[1:]:
+        np.multiply(row, weight, out=term)
+        np.add(total, term, out=total)
+    return total
