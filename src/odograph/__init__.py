@@ -1,6 +1,7 @@
 """Privacy filters and odometers for fully adaptive analysis."""
 
 from odograph.budgets import compile_policy
+from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide, decide_many
 from odograph.core.guarantees import (
     GDP,
@@ -25,7 +26,7 @@ from odograph.core.mechanisms import (
 from odograph.core.menu import MenuItem
 from odograph.core.odometers import Reading
 from odograph.core.offers import Quote, ask, how_many, largest, quote
-from odograph.core.policy import Compiled, Policy, compiled_from_dict, price, reading
+from odograph.core.policy import Policy
 from odograph.core.subsampling import subsampled_gaussian_menu
 from odograph.errors import (
     BudgetExceeded,

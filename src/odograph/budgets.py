@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odograph.core import table
+from odograph.core.compiled import Compiled, compile_meters
 from odograph.core.exact import COARSE, FAMILIES, VERSION, Budget, family_unit, solve
-from odograph.core.policy import Compiled, Need, Policy, compile_meters
+from odograph.core.policy import Need, Policy
 from odograph.errors import InvalidPolicy
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from odograph.budgets import compile_policy
+from odograph.core.compiled import Compiled, reading
 from odograph.core.guarantees import PureDP
 from odograph.core.offers import ask, how_many, quote
-from odograph.core.policy import Compiled, Policy, reading
+from odograph.core.policy import Policy
 from odograph.errors import BudgetExceeded, InvalidGuarantee, MissingExtra
 
 if TYPE_CHECKING:

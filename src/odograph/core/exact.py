@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from typing import Final
 
 import numpy as np
+from scipy.special import expit
 
 from odograph.core.conversions import intrinsic_to_pure
 from odograph.core.gaussian import largest_mu
@@ -58,7 +60,9 @@ Progress = Callable[[int, int], None]
 _ROWS_PER_FINENESS: Final = 1500  # keeps a coarse solve to 6,000 rows, and a fine one to 37,500
 _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fall close to grid points
 _SLACK: Final = 0.03  # see _bands
+_LEAST_SLACK: Final = 4e-4  # keeps a solve short where delta is large, at some cost in the budget
 _CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
+_MOST_BLOCKS: Final = 20_000  # of one item: a mechanism that costs nothing would get any number
 _TRUNCATE: Final = 10.0  # standard deviations of a Gaussian kernel that are kept
 
 
@@ -131,9 +135,9 @@ def _solve_families(  # noqa: PLR0913  as solve
 ) -> Budget:
     unit = family_unit(epsilon, delta, fineness)
     spread_of_loss = largest_mu(float(epsilon), float(delta))
-    expected = math.ceil(spread_of_loss**2 / float(unit))
-    longest = 2 * expected  # charges up to here are covered, so no budget beyond is claimed
-    slack = _SLACK * math.sqrt(unit) * float(epsilon) / spread_of_loss**2
+    # Twice what a Gaussian alone would get. Charges up to here are covered, so no budget beyond is claimed.
+    longest = 2 * math.ceil(spread_of_loss**2 / float(unit))
+    slack = max(_LEAST_SLACK, _SLACK * math.sqrt(unit) * float(epsilon) / spread_of_loss**2)
     step = _pure_epsilon(unit) / _POINTS_PER_UNIT
     grid = _grid(float(epsilon), spread_of_loss, step)
     members: list[Member] = []
@@ -151,14 +155,14 @@ def _solve_families(  # noqa: PLR0913  as solve
     if menu:
         # An item alone is plain composition of its privacy-loss distribution: k blocks. It is charged so that
         # k blocks use up what the families alone are certified for; rounding down would cost the families.
-        alone = _largest(values(grid, float(epsilon), members, OUTWARD), delta, progress, expected)
+        alone = _largest(values(grid, float(epsilon), members, OUTWARD), delta, longest, progress)
         blocks = [max(1, blocks_alone(epsilon, delta, item)) for item in menu]
         charges = tuple(
-            (item.name, item.block, math.ceil(alone / k - 0.05)) for item, k in zip(menu, blocks, strict=True)
+            (item.name, item.block, max(1, math.ceil(alone / k - 0.05))) for item, k in zip(menu, blocks, strict=True)
         )
         directions = [members + extra for extra in _menu_members(menu, charges, step, delta)]
-    units = min(_largest(values(grid, float(epsilon), d, OUTWARD), delta, progress, expected) for d in directions)
-    return Budget(epsilon, delta, families, unit, min(units, longest), fineness, charges)
+    units = min(_largest(values(grid, float(epsilon), d, OUTWARD), delta, longest, progress) for d in directions)
+    return Budget(epsilon, delta, families, unit, units, fineness, charges)
 
 
 def _solve_menu(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem], progress: Progress | None) -> Budget:
@@ -171,7 +175,7 @@ def _solve_menu(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem], pr
         (item.name, item.block, max(1, round(scale * most / k))) for item, k in zip(menu, blocks, strict=True)
     )
     units = min(
-        _largest(values(grid, float(epsilon), members, OUTWARD), delta, progress, scale * most)
+        _largest(values(grid, float(epsilon), members, OUTWARD), delta, 2 * scale * most, progress)
         for members in _menu_members(menu, charges, grid.step, delta)
     )
     return Budget(epsilon, delta, (), Fraction(0), units, 0, charges)
@@ -189,8 +193,10 @@ def blocks_alone(epsilon: Fraction, delta: Fraction, item: MenuItem) -> int:
     Assumes: as `solve`.
     """
     grid = _menu_grid(epsilon, delta, [item])
-    kernels = (item_kernel(losses, item.step, grid.step, delta) for losses in item.directions)
-    return min(_largest(values(grid, float(epsilon), [Member(1, k)], OUTWARD), delta, None, 0) for k in kernels)
+    return min(
+        _largest(values(grid, float(epsilon), members, OUTWARD), delta, _MOST_BLOCKS)
+        for members in _menu_members([item], [(item.name, item.block, 1)], grid.step, delta)
+    )
 
 
 def _menu_grid(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem]) -> Grid:
@@ -202,24 +208,25 @@ def _menu_grid(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem]) -> 
 def _menu_members(
     menu: Sequence[MenuItem], charges: Iterable[tuple[str, int, int]], step: float, delta: Fraction
 ) -> list[list[Member]]:
-    """One list of members per direction: for one pair of neighbours it is the same at every step."""
+    """One list of members per direction of the pair of neighbours; what can be turned is in both, both ways."""
     return [
         [
-            Member(charge, item_kernel(item.directions[way], item.step, step, delta))
+            Member(charge, item_kernel(item.directions[turn], item.step, step, delta))
             for item, (_, _, charge) in zip(menu, charges, strict=True)
+            for turn in ((way,) if item.oriented else (0, 1))
         ]
-        for way in (0, 1)
+        for way in ((0, 1) if any(item.oriented for item in menu) else (0,))
     ]
 
 
-def _largest(rows: Iterable[float], delta: Fraction, progress: Progress | None, expected: int) -> int:
-    """Return the largest n with Phi(1, n) <= delta."""
-    for n, value in enumerate(rows, 1):
+def _largest(rows: Iterable[float], delta: Fraction, most: int, progress: Progress | None = None) -> int:
+    """Return the largest n up to `most` with Phi(1, n) <= delta."""
+    for n, value in enumerate(islice(rows, most), 1):
         if exactly(value) > delta:
             return n - 1
         if progress is not None and n % 64 == 0:
-            progress(n, max(n, expected))
-    raise AssertionError  # pragma: no cover  the rows do not end
+            progress(n, most // 2)  # `most` is twice what a Gaussian alone would get
+    return most
 
 
 def _grid(epsilon: float, spread_of_loss: float, step: float) -> Grid:
@@ -261,7 +268,7 @@ def _pure_epsilon(intrinsic: Fraction) -> float:
 def _pure_kernel(epsilon: float, step: float) -> Kernel:
     """Randomized response: the ratio falls by e^-epsilon with probability e^epsilon/(1+e^epsilon), else rises."""
     falls, rises = (
-        spread(np.array([shift]), np.array([1.0 / (1.0 + math.exp(shift))]), step) for shift in (-epsilon, epsilon)
+        spread(np.array([shift]), np.array([max(expit(-shift), 1e-300)]), step) for shift in (-epsilon, epsilon)
     )
     return Kernel(points=falls.points + rises.points)
 

@@ -147,7 +147,10 @@ class GDP(_Written):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RDP(_Written):
-    """delta-approximate Rényi differential privacy, as a curve: a divergence at each of some orders."""
+    """delta-approximate Rényi differential privacy, as a curve: a divergence at each of some orders.
+
+    With delta > 0 one exceptional event of that probability must serve all the orders together.
+    """
 
     kind: ClassVar[str] = "rdp"
     orders: tuple[Numeric, ...]

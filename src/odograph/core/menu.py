@@ -10,7 +10,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,19 @@ class LossDistribution:
         # Mass that is missing could be anywhere: it counts as a reveal.
         object.__setattr__(self, "infinite", min(1.0, self.infinite + max(0.0, 1.0 - total)))
 
+    @classmethod
+    def of(
+        cls, losses: NDArray[np.float64], masses: NDArray[np.float64], step: float, infinite: float = 0.0
+    ) -> LossDistribution:
+        """Return the distribution of finitely many losses, each mass spread on the two multiples of `step` around it.
+
+        Theorem: as `spread`: connecting the dots dominates.
+        Assumes: the masses are those of the losses under P, and `infinite` is the mass where Q has none.
+        """
+        kernel = spread(-np.asarray(losses, dtype=np.float64), np.asarray(masses, dtype=np.float64), step)
+        low, taps = kernel.run or (kernel.points[0][0], np.array([weight for _, weight in kernel.points]))
+        return cls(-(low + taps.size - 1), taps[::-1].copy(), infinite)
+
     @property
     def deviation(self) -> float:
         """The standard deviation of the finite losses, in steps."""
@@ -76,8 +89,10 @@ class MenuItem:
     """A mechanism the exact rule may take: its name, how many runs make a block, the block's distribution.
 
     `directions` holds the losses of the two orders of a pair of neighbours (remove, add), on multiples of
-    `step`. An item read back from a stored policy has only its name, block and digest: enough to check and to
-    price, not enough to certify a new budget.
+    `step`. An item is `oriented` if for one pair of neighbours its direction is the same at every step, as for a
+    subsampled Gaussian when a person is added or removed; else an analyst may turn it from step to step, and
+    both directions are certified together, one step at a time. An item read back from a stored policy has no
+    directions: enough to check and to price, not enough to certify a new budget.
     """
 
     name: str
@@ -85,19 +100,34 @@ class MenuItem:
     step: float = 0.0
     directions: tuple[LossDistribution, ...] = ()
     neighbours: str = "add-remove"
+    oriented: bool = False
     digest: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 1:
             raise InvalidPolicy(f"a menu item needs a name and a block of at least 1 step, not {self.block!r}")
+        if self.oriented and self.neighbours != "add-remove":
+            raise InvalidPolicy(f"menu item {self.name!r}: replacing a person has no direction; it is not oriented")
+        if self.block > 1 and not self.oriented:
+            raise InvalidPolicy(f"menu item {self.name!r} can be turned from step to step, so its block is one step")
         if not self.directions:
             return
         if len(self.directions) != 2 or not (math.isfinite(self.step) and self.step > 0.0):
             raise InvalidPolicy(f"menu item {self.name!r} needs two directions on a positive step")
-        text = hashlib.sha256(f"{self.name}|{self.block}|{self.step!r}|{self.neighbours}".encode())
+        text = hashlib.sha256(f"{self.name}|{self.block}|{self.step!r}|{self.neighbours}|{self.oriented}".encode())
         for losses in self.directions:
             text.update(f"|{losses.lowest}|{losses.infinite!r}|".encode() + losses.masses.tobytes())
         object.__setattr__(self, "digest", text.hexdigest())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stored form: everything but the distributions, which the digest stands for."""
+        return {
+            "name": self.name,
+            "block": self.block,
+            "neighbours": self.neighbours,
+            "oriented": self.oriented,
+            "digest": self.digest,
+        }
 
     def runs(self, steps: int) -> Mechanism:
         """Return what `steps` runs of this mechanism cost, as a guarantee; blocks are charged whole."""
@@ -123,9 +153,7 @@ def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[
     # Panels end where the loss is a multiple of the step, so that what is spread on a cell is smooth on a panel,
     # and are narrow enough for 8 nodes to be exact.
     reach = _TAIL * noise
-    lowest = math.log1p(rate * math.expm1((-reach - 0.5) / noise**2))
-    highest = math.log1p(-rate) if rate < 1.0 else -math.inf
-    highest = float(np.logaddexp(highest, math.log(rate) + (reach + 0.5) / noise**2))
+    lowest, highest = _mixed(rate, np.array([-reach - 0.5, reach + 0.5]) / noise**2).tolist()
     levels = step * np.arange(math.floor(lowest / step) + 1, math.ceil(highest / step))
     inner = np.expm1(levels) + rate  # e^level - (1 - rate)
     cells = 0.5 + noise**2 * np.log(np.maximum(inner, 1e-300) / rate)
@@ -138,22 +166,24 @@ def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[
     base = np.exp(-0.5 * (places / noise) ** 2) * share
     ahead = np.exp(-0.5 * ((places - 1.0) / noise) ** 2) * share
     tilt = (places - 0.5) / noise**2
-    # log(1 - q + q e^tilt), without overflow on one side or cancellation on the other.
-    loss = np.where(
-        tilt > 1.0,
-        tilt + np.log(rate + (1.0 - rate) * np.exp(-np.abs(tilt))),
-        np.log1p(rate * np.expm1(np.minimum(tilt, 1.0))),
-    )
+    loss = _mixed(rate, tilt)
     remove = _spread_losses(-loss, (1.0 - rate) * base + rate * ahead, step)
     return remove, _spread_losses(loss, base, step)
 
 
+def _mixed(rate: float, tilt: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log(1 - rate + rate e^tilt), accurate where it is small and without overflow where it is not."""
+    rest = math.log1p(-rate) if rate < 1.0 else -math.inf
+    small = np.abs(tilt) < 0.5
+    return np.where(
+        small, np.log1p(rate * np.expm1(np.where(small, tilt, 0.0))), np.logaddexp(rest, math.log(rate) + tilt)
+    )
+
+
 def _spread_losses(shifts: NDArray[np.float64], masses: NDArray[np.float64], step: float) -> LossDistribution:
-    low, taps = spread(shifts, masses * (1.0 + 2.0**-40), step).run or (0, masses)
     # What the quadrature leaves out lies beyond `_TAIL` deviations.
     tail = math.erfc(_TAIL / math.sqrt(2.0))
-    losses = LossDistribution(-(low + taps.size - 1), taps[::-1].copy(), tail)
-    return _trimmed(losses, _NEGLIGIBLE, _NEGLIGIBLE)
+    return _trimmed(LossDistribution.of(-shifts, masses * (1.0 + 2.0**-40), step, tail), _NEGLIGIBLE, _NEGLIGIBLE)
 
 
 def _convolve(one: LossDistribution, two: LossDistribution) -> LossDistribution:

@@ -230,11 +230,14 @@ class Rogers(_Clocked):
     people: float
 
     def __post_init__(self) -> None:
-        _positive(self, "people", above=1.0)
+        _positive(self, "people")
+        if self.people < 2.0:
+            raise InvalidPolicy(f"Rogers.people must be a public number from 2, and {self.people!r} is not")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        return boundaries.rogers(v, delta, people=self.people)
+        # The theorem is for delta' up to 1/e.
+        return boundaries.rogers(v, delta, people=self.people) if delta <= math.exp(-1.0) else math.inf
 
 
 @dataclass(frozen=True, slots=True)

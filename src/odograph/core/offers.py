@@ -6,12 +6,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import TypeAlias
 
+from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, Totals, decide
 from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP, exact_of
-from odograph.core.policy import Compiled, price
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 
 __all__ = ["Kind", "Quote", "ask", "how_many", "largest", "quote"]
@@ -19,6 +20,7 @@ __all__ = ["Kind", "Quote", "ask", "how_many", "largest", "quote"]
 # A class, or a guarantee whose other fields (delta, name) an offer keeps.
 Kind: TypeAlias = type[Guarantee] | Guarantee
 
+_NEARLY_ONE = 1 - Fraction(1, 10**18)
 _DIGITS = 12  # of an offer: more would promise an accuracy that nobody needs, and be hard to read
 
 
@@ -105,11 +107,14 @@ def _maker(kind: Kind) -> Callable[[float], Guarantee] | None:
 
 
 def _fewer_steps(kind: Mechanism, steps: float) -> Mechanism:
-    """Return another number of runs of the same mechanism; its curve grows with the runs."""
+    """Return another number of runs of the same mechanism; its curve and delta grow with the runs."""
     curve, count = kind.curve, int(steps)
     if curve is not None:
-        values = tuple(exact_of(value) * count / kind.steps for value in curve.values)
-        curve = RDP(curve.orders, values, curve.delta)
+        more = Fraction(count, kind.steps)
+        values = tuple(exact_of(value) * more for value in curve.values)
+        # Fewer runs have no more delta than all of them; more have in proportion, and at 1 there is none to offer.
+        delta = exact_of(curve.delta) * max(more, Fraction(1))
+        curve = RDP(curve.orders, values, min(delta, _NEARLY_ONE))
     return Mechanism(kind.name, count, curve)
 
 

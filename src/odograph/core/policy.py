@@ -1,44 +1,21 @@
-"""Policy: what is promised and how it is kept, fixed before the first step; and its compilation to meters."""
+"""Policy: what is promised and how it is kept, every choice fixed before the first step."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from odograph.core.decide import Price, Totals
-from odograph.core.exact import FAMILIES, Budget
-from odograph.core.guarantees import GDP, Guarantee, Mechanism, exact_of
+from odograph.core.exact import FAMILIES
+from odograph.core.guarantees import exact_of
 from odograph.core.menu import MenuItem
-from odograph.core.meters import Meter, price_on
-from odograph.core.odometers import (
-    BestOf,
-    Odometer,
-    Reading,
-    Renyi,
-    Spent,
-    odometer_from_dict,
-    odometer_to_dict,
-    standard_odometer,
-)
-from odograph.core.rules import RULES, Target, takers
-from odograph.core.units import (
-    CEILING,
-    DELTA_SCALE,
-    SCALE,
-    Number,
-    Numeric,
-    floor_units,
-    read,
-    text_of,
-    tidy,
-    up,
-)
-from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition
+from odograph.core.odometers import Odometer, odometer_from_dict, odometer_to_dict, standard_odometer
+from odograph.core.rules import RULES
+from odograph.core.units import Number, Numeric, read, text_of, tidy
+from odograph.errors import InvalidPolicy
 
-__all__ = ["Compiled", "Need", "Policy", "compile_meters", "compiled_from_dict", "price", "reading"]
+__all__ = ["Need", "Policy"]
 
 _FORM: Final = 1
 _LEAST_EPSILON: Final = Fraction(1, 10**9)
@@ -101,7 +78,7 @@ class Policy:
         _check_split(exact_delta, aside, basic=basic)
         _check_choices(takes, menu, unit, neighbours)
         if odometer is None:
-            # Under basic composition alone the reading is the sum of the epsilons, whatever the tuning.
+            # Under basic composition alone the reading is the sum of the epsilons: the tuning is never used.
             odometer = standard_odometer(float(exact_epsilon), _ANY_LEVEL if basic else float(exact_delta - aside))
         if not isinstance(odometer, Odometer):
             raise InvalidPolicy(f"odometer must be one of odograph.core.odometers, and {odometer!r} is not")
@@ -130,6 +107,11 @@ class Policy:
         return _shares(self.rule)
 
     @property
+    def order_shares(self) -> list[tuple[Fraction, Fraction]]:
+        """The Rényi orders and their shares of that rule's delta'; none for the standard ones."""
+        return _orders(self.orders)
+
+    @property
     def delta_rule(self) -> Fraction:
         """delta': what pays for the rules, and for the odometer's boundary."""
         return exact_of(self.delta) - exact_of(self.delta_steps)
@@ -137,7 +119,7 @@ class Policy:
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `Policy.from_dict` reads."""
         rule = self.rule if isinstance(self.rule, str) else [[name, text_of(share)] for name, share in self.rule]
-        menu = [{"name": i.name, "block": i.block, "neighbours": i.neighbours, "digest": i.digest} for i in self.menu]
+        menu = [item.to_dict() for item in self.menu]
         numbers = {n: str(exact_of(getattr(self, n))) for n in ("epsilon", "delta", "delta_steps")}
         return {
             "form": _FORM,
@@ -247,135 +229,3 @@ class Need:
         if share is None:
             return None
         return cls(exact_of(policy.epsilon), policy.delta_rule * share, policy.takes, policy.menu)
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """A policy and its meters. Made once per account and never recompiled; prices and limits are integers."""
-
-    policy: Policy
-    meters: tuple[Meter, ...]
-    note: str = ""
-
-    @property
-    def start(self) -> Totals:
-        """The totals of an account that has spent nothing."""
-        return Totals.zero(self.meters)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the versioned form that `compiled_from_dict` reads."""
-        meters = [meter.to_dict() for meter in self.meters]
-        return {"form": _FORM, "policy": self.policy.to_dict(), "meters": meters, "note": self.note}
-
-
-def compiled_from_dict(form: Mapping[str, Any]) -> Compiled:
-    """Read what `Compiled.to_dict` wrote; a damaged document raises `InvalidPolicy`."""
-    if not isinstance(form, Mapping) or form.get("form") != _FORM or not isinstance(form.get("meters"), list):
-        raise InvalidPolicy(f"not a compiled policy of form {_FORM}")
-    compiled = Compiled(
-        Policy.from_dict(form.get("policy") or {}),
-        tuple(Meter.from_dict(meter) for meter in form["meters"]),
-        str(form.get("note", "")),
-    )
-    # The first meters follow from the policy alone; the odometer's too. What is between are the rules' limits.
-    if compiled.meters[:3] != _first_meters(compiled.policy):
-        raise InvalidPolicy("the delta and epsilon limits of a compiled policy must be those of its policy")
-    own = compiled.policy.odometer.meters(latent=compiled.policy.slack is not None)
-    rules = compiled.meters[3 : len(compiled.meters) - len(own)]
-    if compiled.meters[3 + len(rules) :] != own or any(meter.limit is None for meter in rules):
-        raise InvalidPolicy("a compiled policy ends with the meters of its odometer, and only those have no limit")
-    kinds = [name for name in ("zcdp" if m.clock == "intrinsic" else m.clock for m in rules) if name != "renyi"]
-    if kinds != [name for name, _ in compiled.policy.shares if name not in ("basic", "renyi")]:
-        raise InvalidPolicy("the alternatives of a compiled policy must be those of its rules")
-    return compiled
-
-
-def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:
-    """Compile a policy to its meters; the exact rule needs the certified budget of `Need.of(policy)`.
-
-    Theorem: Lemma 3: one limit on the sum of deltas, tested first, and any one alternative, each at its share.
-    Assumes: nothing about the target, the split or the rules changes after the first step.
-    """
-    epsilon = exact_of(policy.epsilon)
-    meters = [*_first_meters(policy)]
-    for name, share in policy.shares:
-        target = Target(epsilon, policy.delta_rule * share, budget, tuple(_orders(policy.orders)))
-        meters += RULES[name].alternatives(target)
-    meters += policy.odometer.meters(latent=policy.slack is not None)
-    return Compiled(policy, tuple(meters), note)
-
-
-def _first_meters(policy: Policy) -> tuple[Meter, ...]:
-    """The meters of every policy: delta, epsilon (basic composition), and intrinsic time for the odometer."""
-    return (
-        Meter("delta", "delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
-        Meter("epsilon", "epsilon", min(CEILING, floor_units(exact_of(policy.epsilon), SCALE))),
-        Meter("intrinsic", "intrinsic", None),
-    )
-
-
-def price(compiled: Compiled, guarantee: Guarantee) -> Price:
-    """Price a guarantee on every meter, or raise `UnprovenComposition` and name a rule that would take it."""
-    policy = compiled.policy
-    if not isinstance(guarantee, Guarantee):
-        raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
-    if not any(_taken(policy, name, guarantee) for name, _ in policy.shares):
-        raise UnprovenComposition(_advice(policy, guarantee))
-    return Price(tuple(price_on(meter, guarantee) for meter in compiled.meters))
-
-
-def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:
-    if not isinstance(guarantee, RULES[rule].takes):
-        return False
-    if isinstance(guarantee, Mechanism):
-        listed = rule == "exact" and any(item.name == guarantee.name for item in policy.menu)
-        # A curve does not say which neighbours it is for; the known ones are for adding or removing a person.
-        curve = rule == "renyi" and guarantee.curve is not None and policy.neighbours == "add-remove"
-        return listed or curve
-    family = "gaussian" if isinstance(guarantee, GDP) else "pure"
-    return rule != "exact" or family in policy.takes
-
-
-def _advice(policy: Policy, guarantee: Guarantee) -> str:
-    names = " and ".join(repr(name) for name, _ in policy.shares)
-    head = f"no theorem covers {guarantee} under rule {names}"
-    if isinstance(guarantee, Mechanism) and not guarantee.curve:
-        listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
-        return f"{head}: the policy's menu lists {listed}; a menu is fixed when the policy is made"
-    others = [name for name in takers(guarantee) if name != "exact"] or ["exact"]
-    target = "" if policy.delta else " and delta > 0"
-    return f"{head}; a policy with rule={others[-1]!r}{target} would take it"
-
-
-def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None) -> Reading:
-    """Read the policy's odometer, or another one for looking only.
-
-    Theorem: MATH 4.1 to 4.4; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
-    Assumes: the odometer, its tuning and the slack were fixed before the first step: the policy's alone is.
-    """
-    policy = compiled.policy
-    chosen = odometer or policy.odometer
-    level = _ANY_LEVEL if policy.rule == "basic" else float(policy.delta_rule)
-    loss = chosen.bound(_spent(compiled.meters, totals), level)
-    delta = float(policy.delta)
-    if policy.slack is not None:
-        loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
-    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=_why(chosen))
-
-
-def _why(odometer: Odometer) -> str:
-    renyi = isinstance(odometer, Renyi | BestOf)
-    cure = "a slack fixed in the policy" if renyi else "a Renyi odometer, or a slack, fixed in the policy"
-    return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
-
-
-def _spent(meters: Sequence[Meter], totals: Totals) -> Spent:
-    moments: dict[Fraction, float] = {}
-    sums = {"intrinsic": 0.0, "epsilon": 0.0, "drift": float("inf")}
-    for meter, total, skipped in zip(meters, totals.amounts, totals.unpriced, strict=True):
-        value = float("inf") if skipped else up(total / SCALE)
-        if meter.clock == "moment" and meter.order is not None:
-            moments[meter.order] = value
-        elif meter.name in sums:
-            sums[meter.name] = value
-    return Spent(sums["intrinsic"], sums["epsilon"], sums["drift"], moments)

@@ -51,6 +51,12 @@ def _limit(value: float) -> int:
     return min(CEILING, floor_units(exactly(value), SCALE))
 
 
+def _below(value: Fraction) -> float:
+    """Return the largest float that is at most the value: for a target, which may be understated."""
+    near = float(value)
+    return near if exactly(near) <= value else math.nextafter(near, 0.0)
+
+
 def _basic(_target: Target) -> tuple[Meter, ...]:
     """No alternative of its own: the epsilon meter is one of every policy.
 
@@ -66,7 +72,7 @@ def _paper(target: Target) -> tuple[Meter, ...]:
     Theorem: Whitehouse et al., (epsilon, delta)-DP filter, with y* and the delta split corrected (E1, E7).
     Assumes: (epsilon_n, delta_n)-DP steps, predictable.
     """
-    return (Meter("paper", "paper", _limit(filter_time(float(target.epsilon), down(float(target.delta))))),)
+    return (Meter("paper", "paper", _limit(filter_time(_below(target.epsilon), _below(target.delta)))),)
 
 
 def _zcdp(target: Target) -> tuple[Meter, ...]:
@@ -75,7 +81,7 @@ def _zcdp(target: Target) -> tuple[Meter, ...]:
     Theorem: approximate-zCDP filter (Whitehouse et al.), then Canonne, Kamath, Steinke 2020, Proposition 12.
     Assumes: each step approximately rho_n-zCDP, predictable. Proves (epsilon, delta)-DP, not P(L > epsilon).
     """
-    rho = largest_rho(float(target.epsilon), down(float(target.delta)))
+    rho = largest_rho(_below(target.epsilon), _below(target.delta))
     return (Meter("zcdp", "intrinsic", _limit(2.0 * rho)),)
 
 
@@ -85,7 +91,7 @@ def _gdp(target: Target) -> tuple[Meter, ...]:
     Theorem: GDP filter (Smith and Thakurta; Koskela et al.).
     Assumes: Gaussian steps, or pure steps by their GDP value; mu_n predictable.
     """
-    mu = largest_mu(float(target.epsilon), down(float(target.delta)))
+    mu = largest_mu(_below(target.epsilon), _below(target.delta))
     return (Meter("gdp", "gdp", _limit(down(mu * mu))),)
 
 
@@ -102,14 +108,14 @@ def _renyi(target: Target) -> tuple[Meter, ...]:
     """
     meters = []
     for order, share in target.orders or _standard_orders(target):
-        limit = largest_rdp(float(order), float(target.epsilon), down(float(target.delta * share)))
+        limit = largest_rdp(float(order), _below(target.epsilon), _below(target.delta * share))
         if limit > 0.0:  # else the order is broken from the start, and would never admit anything
             meters.append(Meter(f"renyi@{float(order):g}", "renyi", _limit(limit), order=order))
     return tuple(sorted(meters, key=lambda meter: meter.order or 0))
 
 
 def _standard_orders(target: Target) -> list[tuple[Fraction, Fraction]]:
-    epsilon, delta = float(target.epsilon), down(float(target.delta))
+    epsilon, delta = _below(target.epsilon), _below(target.delta)
     best = Fraction(round(_best_order(epsilon, delta), 6))  # any order is valid; a short one can be read
     others = [1 + (best - 1) * Fraction(factor) for factor in _SPREAD]
     # An order that even all of delta' cannot pay for would waste its share.

@@ -61,7 +61,7 @@ def _item(rate: float, noise: float, alone: int, block: int, target: tuple[Fract
     cell = largest_mu(float(target[0]), float(target[1])) / math.sqrt(alone) / _STEP_PARTS
     remove, add = subsampled_gaussian_losses(rate, noise, cell)
     directions = (remove.composed(block), add.composed(block))
-    return MenuItem(subsampled_gaussian_name(rate, noise), block, cell, directions)
+    return MenuItem(subsampled_gaussian_name(rate, noise), block, cell, directions, oriented=True)
 
 
 def _steps_alone(rate: float, noise: float, target: tuple[Fraction, Fraction]) -> int:

@@ -64,10 +64,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The law of one step's ratio, in grid steps: a few single points, or one long run of weights and a reveal.
+    """The law of one step's ratio, in grid steps: a few single points, or one long run of weights; and a reveal.
 
     `E[Phi(x Z)]` at grid point i is the sum of `weight * Phi[i + offset]` over the points or the run, plus
-    `reveal` (where Phi counts as 1; a run's only).
+    `reveal` (where Phi counts as 1).
     """
 
     points: tuple[tuple[int, float], ...] = ()
@@ -117,7 +117,7 @@ def hockey_stick(grid: Grid, epsilon: float, sign: float) -> Row:
     points = grid.step * np.arange(grid.low, grid.high + 1, dtype=np.float64)
     # Near its kink h is a small difference of the exponents, so their rounding is taken care of here.
     exponents = epsilon + points - sign * 2.0**-51 * (epsilon + np.abs(points))
-    value: Row = np.maximum(0.0, -np.expm1(exponents))
+    value: Row = np.maximum(0.0, -np.expm1(np.minimum(exponents, 1.0)))
     return value
 
 
@@ -149,7 +149,7 @@ def _extend_outward(row: Row, grid: Grid, _epsilon: float, left: int, right: int
 
 def _extend_inward(row: Row, grid: Grid, epsilon: float, left: int, right: int) -> Row:
     # Phi >= h everywhere, and h = 0 is a lower bound on the right.
-    below = -np.expm1(epsilon + grid.step * np.arange(grid.low - left, grid.low))
+    below = -np.expm1(np.minimum(1.0, epsilon + grid.step * np.arange(grid.low - left, grid.low)))
     return np.concatenate([np.maximum(0.0, below), row, np.zeros(right)])
 
 
@@ -257,14 +257,18 @@ class _Workspace:
         row, left = stored.extended, stored.left
         if kernel.run is None:
             slices = [(row[left + o : left + o + self.size], weight) for o, weight in kernel.points]
-            np.maximum(best, _weighted(slices, self._sum, self._term), out=best)
+            total = _weighted(slices, self._sum, self._term)
         else:
             offset, taps = kernel.run
-            reached = row[left + offset : left + offset + self.size + len(taps) - 1]
-            np.maximum(best, np.correlate(reached, taps, "valid") + kernel.reveal, out=best)
+            total = np.correlate(row[left + offset : left + offset + self.size + len(taps) - 1], taps, "valid")
+        if kernel.reveal:
+            total += kernel.reveal
+        np.maximum(best, total, out=best)
 
     def raise_thin(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
-        """The same at every fourth point, for kernels of single points."""
+        """The same at every fourth point, for kernels of single points that reveal nothing."""
+        assert kernel.run is None  # noqa: S101  what this does not look at must not be there
+        assert not kernel.reveal  # noqa: S101
         slices = []
         for offset, weight in kernel.points:
             start, phase = divmod(stored.left + offset, _THIN)

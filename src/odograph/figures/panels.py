@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from odograph.budgets import compile_policy
 from odograph.core import boundaries
+from odograph.core.compiled import Compiled
 from odograph.core.composition import kov_steps
 from odograph.core.guarantees import PureDP
 from odograph.core.offers import how_many
-from odograph.core.policy import Compiled, Policy
+from odograph.core.policy import Policy
 
 __all__ = [
     "PANELS",

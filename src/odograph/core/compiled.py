@@ -1,0 +1,183 @@
+"""A policy compiled to meters: made once per account, priced against, read from, never recompiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+from odograph.core.decide import Price, Totals
+from odograph.core.exact import Budget
+from odograph.core.gaussian import largest_mu
+from odograph.core.guarantees import GDP, Guarantee, Mechanism, exact_of
+from odograph.core.meters import Meter, price_on
+from odograph.core.odometers import BestOf, Odometer, Reading, Renyi, Spent
+from odograph.core.policy import Policy
+from odograph.core.rules import RULES, Target, takers
+from odograph.core.units import CEILING, DELTA_SCALE, SCALE, exactly, floor_units, up
+from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition
+
+__all__ = ["Compiled", "compile_meters", "compiled_from_dict", "price", "reading"]
+
+_FORM: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A policy and its meters. Made once per account and never recompiled; prices and limits are integers."""
+
+    policy: Policy
+    meters: tuple[Meter, ...]
+    note: str = ""
+
+    @property
+    def start(self) -> Totals:
+        """The totals of an account that has spent nothing."""
+        return Totals.zero(self.meters)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the versioned form that `compiled_from_dict` reads."""
+        meters = [meter.to_dict() for meter in self.meters]
+        return {"form": _FORM, "policy": self.policy.to_dict(), "meters": meters, "note": self.note}
+
+
+def compiled_from_dict(form: Mapping[str, Any]) -> Compiled:
+    """Read what `Compiled.to_dict` wrote; a damaged document raises `InvalidPolicy`."""
+    if not isinstance(form, Mapping) or form.get("form") != _FORM or not isinstance(form.get("meters"), list):
+        raise InvalidPolicy(f"not a compiled policy of form {_FORM}")
+    compiled = Compiled(
+        Policy.from_dict(form.get("policy") or {}),
+        tuple(Meter.from_dict(meter) for meter in form["meters"]),
+        str(form.get("note", "")),
+    )
+    # The first meters follow from the policy alone; the odometer's too. What is between are the rules' limits.
+    if compiled.meters[:3] != _first_meters(compiled.policy):
+        raise InvalidPolicy("the delta and epsilon limits of a compiled policy must be those of its policy")
+    own = compiled.policy.odometer.meters(latent=compiled.policy.slack is not None)
+    rules = compiled.meters[3 : len(compiled.meters) - len(own)]
+    if compiled.meters[3 + len(rules) :] != own or any(meter.limit is None for meter in rules):
+        raise InvalidPolicy("a compiled policy ends with the meters of its odometer, and only those have no limit")
+    _check_limits(compiled.policy, rules)
+    return compiled
+
+
+def _check_limits(policy: Policy, stored: Sequence[Meter]) -> None:
+    """Raise unless the stored alternatives are the policy's, with limits no larger than the rules would set.
+
+    Limits are not recompiled: a stored one may be smaller, from an earlier version of a rule.
+    """
+    certified = [meter for meter in stored if meter.clock == "exact"]
+    if len(certified) != sum(name == "exact" for name, _ in policy.shares):
+        raise InvalidPolicy("a compiled policy has one meter for its exact rule, and only then")
+    for meter in certified:
+        # No filter that takes a Gaussian, or steps as small as one unit, has more than mu^2 of intrinsic time.
+        most = 2 * exactly(largest_mu(float(policy.epsilon), float(policy.delta))) ** 2
+        if (meter.unit or 0) * (meter.limit or 0) > most or meter.takes != policy.takes:
+            raise InvalidPolicy(f"not a budget that was certified for this policy: {meter!r}")
+    others = [meter for meter in stored if meter.clock != "exact"]
+    expected = [m for name, share in policy.shares if name != "exact" for m in _alternatives(policy, name, share)]
+    if [replace(m, limit=0) for m in others] != [replace(m, limit=0) for m in expected]:
+        raise InvalidPolicy("the alternatives of a compiled policy must be those of its rules")
+    for own, rule in zip(others, expected, strict=True):
+        if (own.limit or 0) > (rule.limit or 0) * (1 + Fraction(1, 10**12)) + 1:
+            raise InvalidPolicy(f"the limit of {own.name!r} is larger than its rule allows")
+
+
+def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:
+    """Compile a policy to its meters; the exact rule needs the certified budget of `Need.of(policy)`.
+
+    Theorem: Lemma 3: one limit on the sum of deltas, tested first, and any one alternative, each at its share.
+    Assumes: nothing about the target, the split or the rules changes after the first step.
+    """
+    meters = [*_first_meters(policy)]
+    for name, share in policy.shares:
+        meters += _alternatives(policy, name, share, budget)
+    meters += policy.odometer.meters(latent=policy.slack is not None)
+    return Compiled(policy, tuple(meters), note)
+
+
+def _alternatives(policy: Policy, rule: str, share: Fraction, budget: Budget | None = None) -> tuple[Meter, ...]:
+    orders = tuple(policy.order_shares)
+    return RULES[rule].alternatives(Target(exact_of(policy.epsilon), policy.delta_rule * share, budget, orders))
+
+
+def _first_meters(policy: Policy) -> tuple[Meter, ...]:
+    """The meters of every policy: delta, epsilon (basic composition), and intrinsic time for the odometer."""
+    return (
+        Meter("delta", "delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
+        Meter("epsilon", "epsilon", min(CEILING, floor_units(exact_of(policy.epsilon), SCALE))),
+        Meter("intrinsic", "intrinsic", None),
+    )
+
+
+def price(compiled: Compiled, guarantee: Guarantee) -> Price:
+    """Price a guarantee on every meter, or raise `UnprovenComposition` and name a rule that would take it."""
+    policy = compiled.policy
+    if not isinstance(guarantee, Guarantee):
+        raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
+    if not any(_taken(policy, name, guarantee) for name, _ in policy.shares):
+        raise UnprovenComposition(_advice(policy, guarantee))
+    return Price(tuple(price_on(meter, guarantee) for meter in compiled.meters))
+
+
+def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:
+    if not isinstance(guarantee, RULES[rule].takes):
+        return False
+    if isinstance(guarantee, Mechanism):
+        listed = rule == "exact" and any(item.name == guarantee.name for item in policy.menu)
+        # A curve does not say which neighbours it is for; the known ones are for adding or removing a person.
+        curve = rule == "renyi" and guarantee.curve is not None and policy.neighbours == "add-remove"
+        return listed or curve
+    family = "gaussian" if isinstance(guarantee, GDP) else "pure"
+    return rule != "exact" or family in policy.takes
+
+
+def _advice(policy: Policy, guarantee: Guarantee) -> str:
+    names = " and ".join(repr(name) for name, _ in policy.shares)
+    head = f"no theorem covers {guarantee} under rule {names}"
+    if isinstance(guarantee, Mechanism) and not guarantee.curve:
+        listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
+        return f"{head}: the policy's menu lists {listed}; a menu is fixed when the policy is made"
+    others = [name for name in takers(guarantee) if name != "exact"] or ["exact"]
+    target = "" if policy.delta else " and delta > 0"
+    return f"{head}; a policy with rule={others[-1]!r}{target} would take it"
+
+
+def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None) -> Reading:
+    """Read the policy's odometer, or another one for looking only.
+
+    Theorem: MATH 4.1 to 4.4; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
+    Assumes: the odometer, its tuning and the slack were fixed before the first step: the policy's alone is.
+    """
+    policy = compiled.policy
+    chosen = odometer or policy.odometer
+    spent = _spent(compiled.meters, totals)
+    if policy.rule == "basic":
+        # Nothing of delta is left for a boundary; the sum of the epsilons needs none of it.
+        loss = spent.epsilon if math.isfinite(spent.drift) else math.inf
+    else:
+        loss = chosen.bound(spent, float(policy.delta_rule))
+    delta = float(policy.delta)
+    if policy.slack is not None:
+        loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
+    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=_why(chosen))
+
+
+def _why(odometer: Odometer) -> str:
+    renyi = isinstance(odometer, Renyi | BestOf)
+    cure = "a slack fixed in the policy" if renyi else "a Renyi odometer, or a slack, fixed in the policy"
+    return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
+
+
+def _spent(meters: Sequence[Meter], totals: Totals) -> Spent:
+    moments: dict[Fraction, float] = {}
+    sums = {"intrinsic": 0.0, "epsilon": 0.0, "drift": float("inf")}
+    for meter, total, skipped in zip(meters, totals.amounts, totals.unpriced, strict=True):
+        value = float("inf") if skipped else up(total / SCALE)
+        if meter.clock == "moment" and meter.order is not None:
+            moments[meter.order] = value
+        elif meter.name in sums:
+            sums[meter.name] = value
+    return Spent(sums["intrinsic"], sums["epsilon"], sums["drift"], moments)
