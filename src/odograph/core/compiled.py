@@ -119,6 +119,8 @@ def price(compiled: Compiled, guarantee: Guarantee) -> Price:
         raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
     if not any(_taken(policy, name, guarantee) for name, _ in policy.shares):
         raise UnprovenComposition(_advice(policy, guarantee))
+    if isinstance(guarantee, Mechanism) and policy.neighbours != "add-remove":
+        guarantee = replace(guarantee, curve=None)  # what the menu lists is for these neighbours, the curve is not
     return Price(tuple(price_on(meter, guarantee) for meter in compiled.meters))
 
 

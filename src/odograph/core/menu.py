@@ -37,7 +37,7 @@ class LossDistribution:
     infinite: float
 
     def __post_init__(self) -> None:
-        masses = np.asarray(self.masses, dtype=np.float64)
+        masses = np.array(self.masses, dtype=np.float64)
         total = float(masses.sum()) + self.infinite
         if masses.ndim != 1 or masses.size == 0 or not np.all(np.isfinite(masses)) or bool((masses < 0).any()):
             raise InvalidPolicy("a loss distribution needs a nonempty list of finite nonnegative masses")
@@ -70,7 +70,7 @@ class LossDistribution:
         return math.sqrt(float(self.masses @ (places - mean) ** 2) / total)
 
     def composed(self, steps: int) -> LossDistribution:
-        """Return the distribution of `steps` independent runs, by direct convolution of nonnegative terms."""
+        """Return the distribution of `steps` independent runs in the same direction, by direct convolution."""
         result: LossDistribution | None = None
         power, left = self, steps
         while left:
