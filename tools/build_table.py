@@ -20,7 +20,7 @@ MODULE = ROOT / "src" / "odograph" / "core" / "table.py"
 
 COMMON = ["1", "0.5", "2", "3", "0.1", "0.2", "4", "5", "8", "10", "20"]
 FURTHER = ["1.5", "0.3", "6", "0.25", "0.75", "15"]
-DELTAS = ["1e-6", "1e-5", "1e-8", "1e-9", "1e-7", "1e-10", "1e-12", "1e-11"]
+DELTAS = ["1e-6", "1e-5", "1e-9", "1e-12", "1e-8", "1e-10", "1e-7", "1e-11"]
 
 HEAD = '''"""Certified budgets of the exact rule for common targets, at fine resolution.
 
