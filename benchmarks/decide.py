@@ -68,9 +68,8 @@ def one_by_one(count: int) -> None:
 def all_at_once(count: int) -> None:
     """Decide `count` requests by decide_many, beside as many plain cumulative sums and comparisons."""
     for request in (odo.PureDP("1e-9"), odo.GDP("1e-9")):
-        compiled = odo.compile_policy(odo.Policy(20, 1e-6))
+        compiled = odo.compile_policy(odo.Policy(20, 1e-6, rule="zcdp"))  # all of them fit
         amounts = [-1 if a is None else a for a in odo.price(compiled, request).amounts]
-        amounts = [min(a, 0) if m.clock == "exact" else a for m, a in zip(compiled.meters, amounts, strict=True)]
         prices = np.repeat(np.array(amounts, dtype=np.int64)[:, None], count, axis=1)
         limits = [m.limit if m.limit is not None else 2**61 for m in compiled.meters]
 
