@@ -1,6 +1,6 @@
 """Every conversion and boundary against its definition, at 100 digits, over extreme log-uniform inputs.
 
-The reference side uses the formulas as MATH prints them, in the order `a` and with plain minimisation, so it
+The reference side uses the formulas in their textbook form, in the order `a` and with plain minimisation, so it
 shares no algebra with the code. Each result must be on the safe side exactly, and within the tolerance.
 """
 

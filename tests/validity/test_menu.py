@@ -19,7 +19,7 @@ def _digits() -> Iterator[None]:
         yield
 
 
-# MATH 2.7: the sampling rate, the noise multipliers, the steps that plain composition of each admits alone.
+# The sampling rate, the noise multipliers, the steps that plain composition of each admits alone.
 RATE = 0.01
 OPTIMA = {1.0: (2060, 0.95), 1.5: (7220, 0.93), 2.5: (23906, 0.90)}
 

@@ -150,7 +150,7 @@ def _advice(policy: Policy, guarantee: Guarantee) -> str:
 def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None) -> Reading:
     """Read the policy's odometer, or another one for looking only.
 
-    Theorem: MATH 4.1 to 4.4; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
+    Theorem: odometers; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
     Assumes: the odometer, its tuning and the slack were fixed before the first step: the policy's alone is.
     """
     policy = compiled.policy

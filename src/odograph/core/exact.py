@@ -110,7 +110,7 @@ def solve(  # noqa: PLR0913  the arguments are the certificate
     """Return the certified budget for the target, for the families in `takes` and the items on the menu.
 
     Theorem: any fully adaptive sequence whose charges total at most `units` has hockey-stick divergence at
-        most `delta` at `epsilon`; steps with delta_n > 0 add the sum of their delta_n (MATH 2.6, 2.7).
+        most `delta` at `epsilon`; steps with delta_n > 0 add the sum of their delta_n (docs/theorems.md).
     Assumes: charges are predictable, fixed before their step runs; each step is of a family in `takes`
         (a pure step charged ceil(2 e tanh(e/2) / unit), a Gaussian max(4, ceil(mu^2 / unit))) or on the menu.
     """

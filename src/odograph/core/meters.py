@@ -219,7 +219,7 @@ def _renyi(meter: Meter, guarantee: Guarantee) -> int | None:
 def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
     """Whole units of the certified value-function budget.
 
-    Theorem: MATH 2.6 and 2.7: any adaptive sequence whose charges total at most the limit is within target.
+    Theorem: the exact filter: any adaptive sequence whose charges total at most the limit is within target.
     Assumes: the step is of a family the budget was certified with, or on its menu; charges predictable.
     """
     if meter.unit is None:
@@ -243,7 +243,7 @@ def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
 def _drift(meter: Meter, guarantee: Guarantee) -> int | None:
     """What a probabilistic guarantee's delta adds to the loss that an odometer reads.
 
-    Theorem: MATH 4.2: each (epsilon, delta)-pDP step adds at most delta epsilon / sinh(epsilon) (erratum E4).
+    Theorem: each (epsilon, delta)-pDP step adds at most delta epsilon / sinh(epsilon) (erratum E4).
     Assumes: two-sided pDP. A step known only to be (epsilon, delta)-DP has no such bound (erratum E15): it
         needs a slack fixed beforehand (Theorem 6).
     """

@@ -6,6 +6,7 @@ An odometer is a frozen value: its boundary and tuning are fixed before the firs
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -93,21 +94,21 @@ def _check_shares(name: str, shares: Sequence[object]) -> None:
         raise InvalidPolicy(f"{name} must be positive and sum to at most 1, and {shares!r} do not")
 
 
-class _Clocked:
+class _Clocked(ABC):
     """Shared by the odometers that read intrinsic time: U = B(V) + V/2 + drift, or the sum of epsilons."""
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return the meters that the odometer needs beside intrinsic time and epsilon."""
         return (Meter("drift", "drift", None, latent=latent),)
 
+    @abstractmethod
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        raise NotImplementedError  # each odometer names its own
 
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the bound on the loss.
 
-        Theorem: MATH 4.1 and 4.2: P(exists n: L > B(V) + V/2 + drift) <= delta' + delta''; without drift the
+        Theorem: odometers: P(exists n: L > B(V) + V/2 + drift) <= delta' + delta''; without drift the
             loss is also at most the sum of the epsilons.
         Assumes: pure, zCDP, Gaussian or two-sided pDP steps; the tuning fixed before the first step.
         """
@@ -266,7 +267,7 @@ class Renyi:
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the l that solves `sum_j w_j exp((a_j - 1)(l - R(a_j))) = 1/delta`, from above.
 
-        Theorem: MATH 4.3 (Ville): each term is a nonnegative supermartingale, and so is their mixture.
+        Theorem: Rényi odometer (Ville): each term is a nonnegative supermartingale, and so is their mixture.
         Assumes: orders and weights fixed before the first step; curves valid in both directions; delta_n = 0.
         """
         excess = np.array(self.orders) - 1.0
@@ -314,7 +315,7 @@ class BestOf:
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the least of the parts' bounds.
 
-        Theorem: MATH 3.5: the levels of the parts add up.
+        Theorem: best of several boundaries: the levels of the parts add up.
         Assumes: parts and shares fixed before the first step; shares sum to at most 1.
         """
         return min(part.bound(spent, share * delta) for share, part in self.parts)

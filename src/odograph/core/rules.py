@@ -95,7 +95,7 @@ def _gdp(target: Target) -> tuple[Meter, ...]:
     return (Meter("gdp", "gdp", _limit(down(mu * mu))),)
 
 
-# Around the order a* that is best for zCDP steps; a* itself gets most of delta' (MATH 2.4).
+# Around the order a* that is best for zCDP steps; a* itself gets most of delta'.
 _SPREAD: Final = ("1/4", "1/2", "2/3", "2", "4", "16", "64", "256")
 _BEST_SHARE: Final = Fraction(4, 5)
 
@@ -136,7 +136,7 @@ def _best_order(epsilon: float, delta: float) -> float:
 def _exact(target: Target) -> tuple[Meter, ...]:
     """Whole units within the certified value-function budget.
 
-    Theorem: MATH 2.6 and 2.7.
+    Theorem: the exact filter and its menu form.
     Assumes: steps of the families, or on the menu, that the budget was certified with.
     """
     budget = target.budget
