@@ -17,7 +17,7 @@ menu:
 	@echo "make format    rewrite files in the project's format"
 	@echo "make figures   draw the paper's figures and ours into figures/"
 	@echo "make bench     measure costs side by side with the floor"
-	@echo "make table     recompute the shipped table of exact budgets (hours)"
+	@echo "make table     recompute the shipped table of exact budgets (an hour)"
 	@echo "make clean     remove the virtual environment and caches"
 
 # The stamp is newer than pyproject.toml exactly when the environment is up to date.

@@ -109,6 +109,17 @@ def test_a_stored_limit_that_was_raised_is_refused(rule: str) -> None:
         odo.compiled_from_dict(form)
 
 
+def test_a_stored_menu_that_lists_something_else_is_refused() -> None:
+    item = item_of([0.55, 0.45], [0.45, 0.55], oriented=False, step=0.02)
+    compiled = odo.compile_policy(odo.Policy(1, 1e-3, takes=(), menu=[item]))
+    form = json.loads(json.dumps(compiled.to_dict()))
+    assert odo.price(odo.compiled_from_dict(form), item.runs(3)) == odo.price(compiled, item.runs(3))
+    for charges in ([], [["pair", 2, 1]], [["another", 1, 1]], [["pair", 1, 1], ["another", 1, 1]]):
+        form["meters"][3]["charges"] = charges
+        with pytest.raises(odo.InvalidPolicy):
+            odo.compiled_from_dict(form)
+
+
 @pytest.mark.parametrize(("rate", "noise"), [(1e-7, 100.0), (1e-3, 100.0), (0.01, 1.0), (0.5, 2.0)])
 def test_subsampled_curves_are_not_underpriced(rate: float, noise: float) -> None:
     curve = odo.subsampled_gaussian(rate, noise).curve

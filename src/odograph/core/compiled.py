@@ -74,15 +74,17 @@ def _check_limits(policy: Policy, stored: Sequence[Meter]) -> None:
     for meter in certified:
         # No filter that takes a Gaussian, or steps as small as one unit, has more than mu^2 of intrinsic time.
         most = 2 * exactly(largest_mu(float(policy.epsilon), float(policy.delta))) ** 2
-        if (meter.unit or 0) * (meter.limit or 0) > most or meter.takes != policy.takes:
+        listed = [(item.name, item.block) for item in policy.menu]
+        own = meter.takes == policy.takes and [(name, block) for name, block, _ in meter.charges] == listed
+        if not own or (meter.unit or 0) * (meter.limit or 0) > most:
             raise InvalidPolicy(f"not a budget that was certified for this policy: {meter!r}")
     others = [meter for meter in stored if meter.clock != "exact"]
     expected = [m for name, share in policy.shares if name != "exact" for m in _alternatives(policy, name, share)]
     if [replace(m, limit=0) for m in others] != [replace(m, limit=0) for m in expected]:
         raise InvalidPolicy("the alternatives of a compiled policy must be those of its rules")
-    for own, rule in zip(others, expected, strict=True):
-        if (own.limit or 0) > (rule.limit or 0) * (1 + Fraction(1, 10**12)) + 1:
-            raise InvalidPolicy(f"the limit of {own.name!r} is larger than its rule allows")
+    for meter, rule in zip(others, expected, strict=True):
+        if (meter.limit or 0) > (rule.limit or 0) * (1 + Fraction(1, 10**12)) + 1:
+            raise InvalidPolicy(f"the limit of {meter.name!r} is larger than its rule allows")
 
 
 def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:
