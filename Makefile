@@ -32,16 +32,32 @@ else
 endif
 	@touch $@
 
+# Opacus needs torch. Where that would bring several GB of CUDA packages, its tests are skipped, and say so.
+TORCH := torch==2.13.0
+$(VENV)/training: $(VENV)/stamp
+ifneq ($(UV),)
+	@$(UV) pip install --quiet --python $(BIN)/python --torch-backend cpu $(TORCH)
+	@$(UV) pip install --quiet --python $(BIN)/python -e '.[all,dev,training]'
+else
+	@if $(BIN)/python -m pip install --quiet --dry-run --report /dev/stdout $(TORCH) 2>/dev/null | grep -q '"nvidia'; then \
+	  echo "torch would bring CUDA with it: install a CPU build into $(VENV), then Opacus, to run their tests"; \
+	else \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,training]'; \
+	fi
+endif
+	@touch $@
+
 demo: $(VENV)/stamp
 	@$(BIN)/odograph demo
 
-test: $(VENV)/stamp
+test: $(VENV)/training
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-test-all: $(VENV)/stamp
+test-all: $(VENV)/training
 	@ODOGRAPH_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-check: $(VENV)/stamp
+check: $(VENV)/training
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -54,7 +70,7 @@ format: $(VENV)/stamp
 figures: $(VENV)/stamp
 	@$(BIN)/odograph figures --out figures
 
-bench: $(VENV)/stamp
+bench: $(VENV)/training
 	@$(BIN)/python benchmarks/decide.py
 
 table: $(VENV)/stamp

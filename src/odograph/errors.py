@@ -77,6 +77,10 @@ class BudgetExceeded(OdographError):
         super().__init__(str(decision))
         self.decision = decision
 
+    def __reduce__(self) -> tuple[type[BudgetExceeded], tuple[Decision]]:
+        # Worker processes send errors back as pickles; without this the decision would become its own text.
+        return type(self), (self.decision,)
+
 
 class MissingExtra(OdographError, ImportError):
     """An optional dependency is not installed."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from odograph.core.decide import Price, Totals
 from odograph.core.exact import Budget
 from odograph.core.gaussian import largest_mu
-from odograph.core.guarantees import GDP, Guarantee, Mechanism, exact_of
+from odograph.core.guarantees import GDP, KINDS, Guarantee, Mechanism, Parallel, exact_of
 from odograph.core.meters import Meter, price_on
 from odograph.core.odometers import BestOf, Odometer, Reading, Renyi, Spent
 from odograph.core.policy import Policy
@@ -116,14 +116,37 @@ def _first_meters(policy: Policy) -> tuple[Meter, ...]:
 
 def price(compiled: Compiled, guarantee: Guarantee) -> Price:
     """Price a guarantee on every meter, or raise `UnprovenComposition` and name a rule that would take it."""
-    policy = compiled.policy
-    if not isinstance(guarantee, Guarantee):
+    if isinstance(guarantee, Parallel):
+        return _parallel(compiled, guarantee)
+    if not isinstance(guarantee, KINDS):
         raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
-    if not any(_taken(policy, name, guarantee) for name, _ in policy.shares):
+    policy = compiled.policy
+    for name, _ in policy.shares:
+        if _taken(policy, name, guarantee):
+            break
+    else:
         raise UnprovenComposition(_advice(policy, guarantee))
     if isinstance(guarantee, Mechanism) and policy.neighbours != "add-remove":
         guarantee = replace(guarantee, curve=None)  # what the menu lists is for these neighbours, the curve is not
-    return Price(tuple(price_on(meter, guarantee) for meter in compiled.meters))
+    return Price(tuple([price_on(meter, guarantee) for meter in compiled.meters]))
+
+
+def _parallel(compiled: Compiled, guarantee: Parallel) -> Price:
+    """Price mechanisms that run on disjoint parts of the data.
+
+    Theorem: parallel composition: neighbours differ in one part (a person added or removed) or at most two (a
+        person replaced), so the step is no worse than the dearest part, or the dearest two, on every meter.
+    Assumes: the parts are disjoint and fixed by each record alone; for replaced persons each part's guarantee also
+        covers a person who joins or leaves the part.
+    """
+    affected = 1 if compiled.policy.neighbours == "add-remove" else 2
+    columns = zip(*(price(compiled, part).amounts for part in guarantee.parts), strict=True)
+    return Price(tuple(_dearest(column, affected) for column in columns))
+
+
+def _dearest(amounts: Sequence[int | None], count: int) -> int | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(sorted(known)[-count:]) if len(known) == len(amounts) else None
 
 
 def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:

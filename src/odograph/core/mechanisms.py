@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from odograph.core.conversions import laplace_to_zcdp
-from odograph.core.guarantees import GDP, ZCDP, PureDP
+from odograph.core.guarantees import GDP, ZCDP, Guarantee, Parallel, PureDP
 from odograph.core.units import Numeric, read, tidy, up
-from odograph.errors import InvalidGuarantee
+from odograph.errors import InvalidGuarantee, UnprovenComposition
 
 __all__ = [
     "discrete_gaussian",
@@ -16,6 +17,7 @@ __all__ = [
     "gaussian",
     "laplace",
     "laplace_zcdp",
+    "parallel",
     "randomized_response",
 ]
 
@@ -83,6 +85,25 @@ def exponential_zcdp(epsilon: Numeric) -> ZCDP:
     Assumes: as `exponential`: such a mechanism has range bounded by epsilon.
     """
     return ZCDP(tidy(read(epsilon, "exponential_zcdp(epsilon)") ** 2 / 8))
+
+
+def parallel(parts: Mapping[str, Guarantee] | Sequence[Guarantee], *, data: str = "static") -> Parallel:
+    """Return the guarantee of one mechanism on each of several disjoint parts of the data, as one step.
+
+    `parts` holds a guarantee for each part. With people added or removed the step is priced at the dearest part,
+    meter by meter; with people replaced, at the dearest two.
+
+    Theorem: parallel composition (McSherry 2009): neighbours differ in one part, or in two if a person moves.
+    Assumes: no record is in two parts, and its part follows from the record alone; the data do not change with the
+        answers. Where records arrive or change adaptively, approximate guarantees do not compose in parallel, so
+        `data="changing"` raises `UnprovenComposition`: spend the sum there.
+    """
+    if data != "static":
+        raise UnprovenComposition(
+            f"parallel composition is not proven for {data!r} data: where records change with the answers, one"
+            " person can reach every part. Spend the parts one after the other"
+        )
+    return Parallel(tuple(parts.values()) if isinstance(parts, Mapping) else parts)  # type: ignore[arg-type]
 
 
 def randomized_response(truth: Numeric, categories: int = 2) -> PureDP:

@@ -39,6 +39,8 @@ from odograph.errors import InvalidPolicy
 
 __all__ = ["CLOCKS", "Meter", "price_on"]
 
+_PURE: Final = (PureDP, ApproxDP, ProbDP)  # what has an epsilon
+
 # Above this a number is no privacy at all, and floating point would soon overflow: it has no finite price.
 _HUGE: Final = 10**6
 
@@ -137,7 +139,8 @@ def _written(value: Number, scale: int = SCALE) -> int | None:
 
 
 def _delta(_meter: Meter, guarantee: Guarantee) -> int | None:
-    return _written(delta_of(guarantee), DELTA_SCALE)
+    delta = delta_of(guarantee)
+    return _written(delta, DELTA_SCALE) if delta else 0
 
 
 def _epsilon(_meter: Meter, guarantee: Guarantee) -> int | None:
@@ -146,7 +149,7 @@ def _epsilon(_meter: Meter, guarantee: Guarantee) -> int | None:
     Theorem: basic composition; with reveals set aside the loss is at most the sum of the epsilons, surely.
     Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
     """
-    return _written(stored(guarantee.epsilon)) if isinstance(guarantee, PureDP | ApproxDP | ProbDP) else None
+    return _written(stored(guarantee.epsilon)) if isinstance(guarantee, _PURE) else None
 
 
 def _paper(_meter: Meter, guarantee: Guarantee) -> int | None:
@@ -155,7 +158,7 @@ def _paper(_meter: Meter, guarantee: Guarantee) -> int | None:
     Theorem: Whitehouse et al., Theorem on (epsilon, delta)-DP filters, as corrected (E7).
     Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
     """
-    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
+    if isinstance(guarantee, _PURE):
         return _written(exact_of(guarantee.epsilon) ** 2)
     return None
 
@@ -166,7 +169,7 @@ def _intrinsic(_meter: Meter, guarantee: Guarantee) -> int | None:
     Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
     Assumes: parameters predictable; a step's own delta is counted on the delta meter.
     """
-    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
+    if isinstance(guarantee, _PURE):
         epsilon = stored(guarantee.epsilon)
         return _units(pure_to_intrinsic(float(epsilon)), epsilon) if epsilon <= _HUGE else None
     if isinstance(guarantee, ZCDP):
@@ -205,12 +208,14 @@ def _renyi(meter: Meter, guarantee: Guarantee) -> int | None:
         return None if divergence is None else _written(divergence)
     source: Numeric
     curve: Callable[[float, float], float]
-    if isinstance(guarantee, PureDP | ApproxDP | ProbDP):
+    if isinstance(guarantee, _PURE):
         source, curve = guarantee.epsilon, pure_to_rdp
     elif isinstance(guarantee, ZCDP):
         source, curve = guarantee.rho, zcdp_to_rdp
-    else:
+    elif isinstance(guarantee, GDP):
         source, curve = guarantee.mu, gdp_to_rdp
+    else:
+        return None
     # The order is a rational read as a float: a few more units of padding cover that.
     value = stored(source)
     return _units(up(curve(float(value), float(meter.order)), 64), value) if value <= _HUGE else None
@@ -230,7 +235,7 @@ def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
     if isinstance(guarantee, GDP) and "gaussian" in meter.takes:
         exact = exact_of(guarantee.mu)
         return max(LEAST_GAUSSIAN * (exact > 0), math.ceil(exact**2 / meter.unit)) if exact <= _HUGE else None
-    if isinstance(guarantee, PureDP | ApproxDP | ProbDP) and "pure" in meter.takes:
+    if isinstance(guarantee, _PURE) and "pure" in meter.takes:
         epsilon = stored(guarantee.epsilon)
         if epsilon > _HUGE:
             return None

@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import TypeAlias
 
 from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, Totals, decide
-from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP, exact_of
+from odograph.core.guarantees import (
+    GDP,
+    RDP,
+    ZCDP,
+    ApproxDP,
+    Guarantee,
+    Mechanism,
+    Parallel,
+    ProbDP,
+    PureDP,
+    exact_of,
+)
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 
-__all__ = ["Kind", "Quote", "ask", "how_many", "largest", "quote"]
+__all__ = ["Kind", "Quote", "ask", "how_many", "largest", "largest_that", "quote", "used"]
 
 # A class, or a guarantee whose other fields (delta, name) an offer keeps.
 Kind: TypeAlias = type[Guarantee] | Guarantee
@@ -35,8 +46,8 @@ class Quote:
 
 def ask(compiled: Compiled, totals: Totals, request: Guarantee) -> Decision:
     """Decide a request; a refusal carries the largest request of its kind that would be admitted instead."""
-    decision = replace(decide(compiled.meters, totals, price(compiled, request)), request=request)
-    return decision if decision.admitted else replace(decision, largest=largest(compiled, totals, request))
+    decision = decide(compiled.meters, totals, price(compiled, request), request)
+    return decision if decision.admitted else decision._replace(largest=largest(compiled, totals, request))
 
 
 def quote(compiled: Compiled, totals: Totals, requests: Iterable[Guarantee]) -> Quote:
@@ -68,6 +79,13 @@ def largest(compiled: Compiled, totals: Totals, kind: Kind, times: int = 1) -> G
 
     What is offered is always admitted when asked: the offer is rounded down and run through the gate.
     """
+    return largest_that(
+        kind, times, lambda g, count: decide(compiled.meters, totals, price(compiled, g).times(count)).admitted
+    )
+
+
+def largest_that(kind: Kind, times: int, admitted: Callable[[Guarantee, int], bool]) -> Guarantee | None:
+    """Return the largest guarantee of a kind of which `times` equal requests pass every gate in the way."""
     if isinstance(times, bool) or not isinstance(times, int) or times < 1:
         raise InvalidGuarantee(f"times must be a whole number from 1, and {times!r} is not")
     make = _maker(kind)
@@ -75,18 +93,27 @@ def largest(compiled: Compiled, totals: Totals, kind: Kind, times: int = 1) -> G
         return None
 
     def fits(size: float) -> bool:
-        cost = price(compiled, make(size)).times(times)
-        return decide(compiled.meters, totals, cost).admitted
+        return admitted(make(size), times)
 
     if isinstance(kind, Mechanism):
         return _largest_steps(make, fits)
     return _largest_number(make, fits)
 
 
+def used(compiled: Compiled, totals: Totals) -> float:
+    """Return the part of the budget that is spent, from 0 to 1: of the alternative with the most room left."""
+    parts = [
+        1.0 if skipped or not meter.limit else min(1.0, float(Fraction(total, meter.limit)))
+        for meter, total, skipped in zip(compiled.meters, totals.amounts, totals.unpriced, strict=True)
+        if meter.limit is not None and meter.clock != "delta"
+    ]
+    return min(parts) if totals.steps else 0.0
+
+
 def _maker(kind: Kind) -> Callable[[float], Guarantee] | None:
     """Return how to make a guarantee of the kind from its size; None where the kind has no one size."""
     if isinstance(kind, type):
-        if kind in (RDP, Mechanism):
+        if kind in (RDP, Mechanism, Parallel):
             return None
         if kind not in (PureDP, ApproxDP, ProbDP, ZCDP, GDP):
             raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")

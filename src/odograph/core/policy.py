@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
 from odograph.core.exact import FAMILIES
@@ -102,9 +103,9 @@ class Policy:
             object.__setattr__(self, name, value)
 
     @property
-    def shares(self) -> list[tuple[str, Fraction]]:
+    def shares(self) -> tuple[tuple[str, Fraction], ...]:
         """The rules and their shares of delta'."""
-        return _shares(self.rule)
+        return _kept_shares(self.rule)
 
     @property
     def order_shares(self) -> list[tuple[Fraction, Fraction]]:
@@ -197,6 +198,12 @@ def _shares(rule: object) -> list[tuple[str, Fraction]]:
     if len(shares) > 1 and any(name == "basic" for name, _ in shares):
         raise InvalidPolicy("basic composition is an alternative of every policy already; leave it out")
     return sorted(shares)
+
+
+@lru_cache(maxsize=256)
+def _kept_shares(rule: str | tuple[tuple[str, Number], ...]) -> tuple[tuple[str, Fraction], ...]:
+    """Return the shares of a rule that was checked before: every price asks for them."""
+    return tuple(_shares(rule))
 
 
 def _pairs(field: str, value: object) -> list[tuple[Any, Any]]:
