@@ -1,5 +1,6 @@
 """Privacy filters and odometers for fully adaptive analysis."""
 
+from odograph.accountant import Accountant
 from odograph.budgets import compile_policy
 from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide, decide_many
@@ -10,6 +11,7 @@ from odograph.core.guarantees import (
     ApproxDP,
     Guarantee,
     Mechanism,
+    Parallel,
     ProbDP,
     PureDP,
     guarantee_from_dict,
@@ -21,50 +23,65 @@ from odograph.core.mechanisms import (
     gaussian,
     laplace,
     laplace_zcdp,
+    parallel,
     randomized_response,
 )
 from odograph.core.menu import MenuItem
 from odograph.core.odometers import Reading
-from odograph.core.offers import Quote, ask, how_many, largest, quote
+from odograph.core.offers import Quote, ask, how_many, largest, quote, used
 from odograph.core.policy import Policy
 from odograph.core.subsampling import subsampled_gaussian_menu
+from odograph.document import Entry
 from odograph.errors import (
+    AccountClosed,
+    AccountExists,
     BudgetExceeded,
     InvalidGuarantee,
     InvalidPolicy,
+    LedgerCorrupt,
     MissingExtra,
     OdographError,
     UnprovenComposition,
 )
+from odograph.integrations import cost_of
 from odograph.integrations.dp_accounting import subsampled_gaussian
 from odograph.progress import progress_bar
+from odograph.session import Session, private, session
 
 __all__ = [
     "GDP",
     "RDP",
     "ZCDP",
+    "AccountClosed",
+    "AccountExists",
+    "Accountant",
     "ApproxDP",
     "BudgetExceeded",
     "Compiled",
     "Decision",
+    "Entry",
     "Guarantee",
     "InvalidGuarantee",
     "InvalidPolicy",
+    "LedgerCorrupt",
     "Mechanism",
     "MenuItem",
     "MissingExtra",
     "OdographError",
+    "Parallel",
     "Policy",
     "Price",
     "ProbDP",
     "PureDP",
     "Quote",
     "Reading",
+    "Session",
     "Totals",
     "UnprovenComposition",
     "ask",
     "compile_policy",
     "compiled_from_dict",
+    "cost_of",
     "decide",
     "decide_many",
     "discrete_gaussian",
@@ -76,11 +93,15 @@ __all__ = [
     "laplace",
     "laplace_zcdp",
     "largest",
+    "parallel",
     "price",
+    "private",
     "progress_bar",
     "quote",
     "randomized_response",
     "reading",
+    "session",
     "subsampled_gaussian",
     "subsampled_gaussian_menu",
+    "used",
 ]

@@ -53,7 +53,7 @@ TAKES: dict[str, set[str]] = {
 }
 
 
-def made(rule: str | Mapping[str, Any], **choices: Any) -> Compiled:  # noqa: ANN401  a policy's choices
+def made(rule: str | Mapping[str, Any], **choices: Any) -> Compiled:
     """A policy with some delta set aside for steps; its exact rule is in the shipped table."""
     if rule == "basic":
         return compile_policy(Policy(1, "2e-6", rule=rule, **choices))

@@ -35,6 +35,7 @@ __all__ = [
     "odometer_from_dict",
     "odometer_to_dict",
     "standard_odometer",
+    "standard_odometers",
 ]
 
 _LICENCE: Final = (
@@ -355,3 +356,14 @@ def standard_odometer(epsilon: float, delta: float) -> DiscreteMixture:
     """Return the default: 16 lines over six decades of intrinsic time, up to 8 times where a filter stops."""
     high = 8.0 * boundaries.filter_time(epsilon, delta)
     return DiscreteMixture(high * 1e-6, high)
+
+
+def standard_odometers(epsilon: float, delta: float) -> tuple[Odometer, ...]:
+    """Return one of each kind that reads intrinsic time, tuned for where a filter for the target would stop."""
+    time = boundaries.filter_time(epsilon, delta)
+    return (
+        standard_odometer(epsilon, delta),
+        Filter(epsilon),
+        Mixture(boundaries.best_gamma_one_sided(time, delta)),
+        Stitched(boundaries.best_start(time)),
+    )

@@ -1,25 +1,34 @@
-"""The figures of the paper, and one that it lacks: the numbers in `panels`, the pictures in `draw`."""
+"""Pictures: the paper's figures and ours (numbers in `panels`, pictures in `draw`), and those of one account."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
+from odograph.core.compiled import Compiled
+from odograph.core.decide import Price, Totals
 from odograph.errors import MissingExtra
+from odograph.figures.card import account_card
 from odograph.figures.panels import PANELS, Curve, Panel
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-__all__ = ["PANELS", "Curve", "Panel", "draw_all"]
+__all__ = ["PANELS", "Curve", "Panel", "account_card", "draw_account", "draw_all"]
 
 
 def draw_all(folder: Path | str, names: Iterable[str] | None = None) -> list[Path]:
     """Write the named panels, or all of them, as PNG, SVG and CSV, and return the files."""
+    files: list[Path] = _drawing("odograph.figures.draw").draw_all(folder, names)
+    return files
+
+
+def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
+    """Draw an account's reading over intrinsic time, and return the axes."""
+    return _drawing("odograph.figures.account").draw_account(compiled, totals, prices, ax=ax)
+
+
+def _drawing(module: str) -> Any:  # noqa: ANN401  a module
     try:
-        draw = import_module("odograph.figures.draw")
+        return import_module(module)
     except ModuleNotFoundError as problem:
         raise MissingExtra("figures are drawn with matplotlib; pip install 'odograph[figures]'") from problem
-    files: list[Path] = draw.draw_all(folder, names)
-    return files

@@ -1,1 +1,41 @@
-"""Bridges to other libraries, each behind its own extra: nothing here is imported until it is asked for."""
+"""Other libraries' things to guarantees, and one hook into each; a library is imported only in its own file."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+from odograph.core.guarantees import Guarantee
+from odograph.errors import InvalidGuarantee
+
+__all__ = ["cost_of", "is_interactive"]
+
+# The library in which a thing's type is defined, and the file here that knows it.
+_KNOWN: Final = {
+    "dp_accounting": "odograph.integrations.dp_accounting",
+    "opendp": "odograph.integrations.opendp",
+    "tmlt": "odograph.integrations.tumult",
+}
+
+
+def cost_of(thing: object, *, neighbours: str = "add-remove", settings: dict[str, Any] | None = None) -> Guarantee:
+    """Return what another library's measurement, event or budget guarantees.
+
+    `settings` holds what the library's own `cost_of` takes beside the thing (OpenDP: `d_in`, `delta`); what was used
+    is removed from it.
+    """
+    library = type(thing).__module__.partition(".")[0]
+    if library not in _KNOWN:
+        raise InvalidGuarantee(
+            f"{thing!r} does not say what it costs; pass cost=, such as cost=PureDP(0.1), or declare it with @private"
+        )
+    known = import_module(_KNOWN[library])
+    names = [name for name in known.SETTINGS if settings and name in settings]
+    given = {name: settings.pop(name) for name in names} if settings else {}
+    guarantee: Guarantee = known.cost_of(thing, neighbours=neighbours, **given)
+    return guarantee
+
+
+def is_interactive(answer: object) -> bool:
+    """Whether an answer is an object that goes on answering from the data: OpenDP's queryables and odometers."""
+    return type(answer).__module__.partition(".")[0] == "opendp" and "Queryable" in type(answer).__name__

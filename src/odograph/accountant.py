@@ -1,0 +1,313 @@
+"""Accountant: one account in memory, a thin shell over the gate."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Final
+from weakref import WeakSet
+
+from odograph.budgets import compile_policy
+from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
+from odograph.core.decide import Decision, Price, Totals, decide
+from odograph.core.guarantees import Guarantee
+from odograph.core.odometers import Reading, standard_odometers
+from odograph.core.offers import Kind, Quote, largest_that, used
+from odograph.core.policy import Policy
+from odograph.document import (
+    Entry,
+    check_replay,
+    digest_of,
+    entry_from_dict,
+    entry_to_dict,
+    totals_from_dict,
+    totals_to_dict,
+)
+from odograph.errors import AccountClosed, AccountExists, BudgetExceeded, InvalidPolicy, LedgerCorrupt
+from odograph.figures import account_card, draw_account
+
+__all__ = ["Accountant"]
+
+_FORM: Final = 1
+_REMEMBERED: Final = 1024  # prices of guarantees that were spent before
+_COPIED: Final = (
+    "this accountant is a copy (a pickle, or a forked process), and a copy must not be a second budget: it can be"
+    " read, and spends only after resume(), which promises that the original spends no more"
+)
+
+
+class _Tree:
+    """What an account shares with its sub-budgets: one lock, and whether this is a copy that must not spend."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.copied = False
+        _TREES.add(self)
+
+
+_TREES: WeakSet[_Tree] = WeakSet()
+
+
+def _after_fork() -> None:
+    for tree in _TREES:
+        tree.lock = threading.RLock()  # another thread of the parent process may have held it
+        tree.copied = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Accountant:
+    """An account in memory: it admits a request if its own limit and every ancestor's hold, and charges them all.
+
+    `policy` may be compiled already. `parent` makes this a sub-budget: its promise is about its own answers, the
+    parent's about everyone's. `keep` is how many of the last entries to keep: all (None), or none (0: totals only).
+    Safe to use from several threads. A copy is the same object; a pickle is read-only until `resume()`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | Compiled,
+        *,
+        name: str = "",
+        parent: Accountant | None = None,
+        keep: int | None = None,
+    ) -> None:
+        if not isinstance(policy, Policy | Compiled):
+            raise InvalidPolicy(f"an accountant needs a policy, such as Policy(1, 1e-6), not {policy!r}")
+        if not isinstance(name, str) or (parent is not None and not name):
+            raise InvalidPolicy(f"name must be a text, and a sub-budget needs one; {name!r} is not")
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
+            raise InvalidPolicy(f"keep must be None (all entries) or a whole number from 0, and {keep!r} is not")
+        self.compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
+        self.name = name
+        self.parent = parent
+        self._children: dict[str, Accountant] = {}
+        self._totals = self.compiled.start
+        self._entries: deque[Entry] = deque(maxlen=keep)
+        self._prices: dict[int, tuple[Guarantee, Price]] = {}
+        self._tree: _Tree = _Tree() if parent is None else parent._tree
+        self._chain: tuple[Accountant, ...] = (self,) if parent is None else (self, *parent._chain)
+        if parent is not None:
+            parent._adopt(self)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, fixed when the account was opened."""
+        return self.compiled.policy
+
+    @property
+    def children(self) -> Mapping[str, Accountant]:
+        """The sub-budgets, by name."""
+        return MappingProxyType(self._children)
+
+    @property
+    def totals(self) -> Totals:
+        """What was spent, in whole units."""
+        return self._totals
+
+    @property
+    def history(self) -> tuple[Entry, ...]:
+        """The kept entries, oldest first; `totals.steps` counts all that there were."""
+        with self._tree.lock:
+            return tuple(self._entries)
+
+    def spend(self, cost: Guarantee, *, note: str = "") -> Decision:
+        """Charge the cost here and to every ancestor, or raise `BudgetExceeded` and charge nobody."""
+        tree = self._tree
+        with tree.lock:
+            if tree.copied:
+                raise AccountClosed(_COPIED)
+            decisions = [
+                decide(account.compiled.meters, account._totals, account._price(cost), cost)
+                for account in self._chain
+            ]
+            for account, decision in zip(self._chain, decisions, strict=True):
+                if not decision.admitted:
+                    raise BudgetExceeded(self._with_offer(account, decision, [a._totals for a in self._chain]))
+            # Totals before entries, ancestors before heirs: an interrupt in between leaves more charged, never less.
+            for account, decision in zip(reversed(self._chain), reversed(decisions), strict=True):
+                account._totals = decision.totals_after
+                account._entries.append(Entry(cost, decision.price, note, self.name))
+            return decisions[0]
+
+    @contextmanager
+    def spending(self, cost: Guarantee, *, note: str = "") -> Iterator[Decision]:
+        """Charge at entry, before anything inside runs; the charge stands however the block ends."""
+        yield self.spend(cost, note=note)
+
+    def decide(self, cost: Guarantee) -> Decision:
+        """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
+        with self._tree.lock:
+            return self._ask(cost, [account._totals for account in self._chain])[0]
+
+    def quote(self, costs: Iterable[Guarantee]) -> Quote:
+        """Decide a batch in order, all or nothing, spending nothing."""
+        with self._tree.lock:
+            totals = [account._totals for account in self._chain]
+            decisions: list[Decision] = []
+            for cost in costs:
+                decision, totals = self._ask(cost, totals)
+                decisions.append(decision)
+                if not decision.admitted:
+                    return Quote(admitted=False, decisions=tuple(decisions), totals_after=self._totals)
+            return Quote(admitted=True, decisions=tuple(decisions), totals_after=totals[0])
+
+    def largest(self, kind: Kind, times: int = 1) -> Guarantee | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+        with self._tree.lock:
+            return self._largest(kind, times, [account._totals for account in self._chain])
+
+    def reading(self) -> Reading:
+        """Read the policy's odometer: valid at all times at once, and the only licensed one."""
+        return reading(self.compiled, self._totals)
+
+    def compare(self) -> tuple[Reading, ...]:
+        """Return the policy's reading, and those of other odometers beside it, for looking only."""
+        totals, policy = self._totals, self.policy
+        # Under basic composition the reading is the sum of the epsilons, whatever the odometer.
+        basic = policy.rule == "basic"
+        others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
+        readings = (reading(self.compiled, totals, other) for other in others if other != policy.odometer)
+        return reading(self.compiled, totals), *readings
+
+    def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
+        """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
+        with self._tree.lock:
+            totals, entries = self._totals, tuple(self._entries)
+        return draw_account(self.compiled, totals, [entry.price for entry in entries], ax=ax)
+
+    def resume(self) -> None:
+        """Let a copy spend (a pickle, or a forked process): whoever calls this says that the original is gone."""
+        self._tree.copied = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the versioned document that `from_dict` reads: compiled policy, totals, entries, sub-budgets."""
+        if self.parent is not None:
+            raise InvalidPolicy(f"{self.name!r} is a sub-budget; write the account at the top, which holds it")
+        with self._tree.lock:
+            form = {"form": _FORM, **self._written()}
+        return form | {"digest": digest_of(form)}
+
+    @classmethod
+    def from_dict(cls, form: Mapping[str, Any]) -> Accountant:
+        """Read what `to_dict` wrote and replay its entries; anything damaged raises `LedgerCorrupt`."""
+        if not isinstance(form, Mapping) or form.get("form") != _FORM:
+            raise LedgerCorrupt(f"not an accountant's document of form {_FORM}")
+        if form.get("digest") != digest_of({name: value for name, value in form.items() if name != "digest"}):
+            raise LedgerCorrupt("the document's digest does not fit its content: it was damaged or changed")
+        try:
+            return _restored(form, None)
+        except (KeyError, TypeError, ValueError) as problem:
+            raise LedgerCorrupt(f"the document's content contradicts itself: {problem}") from problem
+
+    def __copy__(self) -> Accountant:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Accountant:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.parent is not None:
+            return _heir, (self.parent, self.name)
+        return _unpickled, (self.to_dict(),)
+
+    def __repr__(self) -> str:
+        policy, steps = self.policy, self._totals.steps
+        name = f"{self.name!r}, " if self.name else ""
+        part = f"{used(self.compiled, self._totals):.1%} spent in {steps} step{'s' * (steps != 1)}"
+        copied = ", read-only copy" if self._tree.copied else ""
+        return f"<Accountant {name}epsilon={policy.epsilon}, delta={policy.delta}: {part}{copied}>"
+
+    def _repr_html_(self) -> str:
+        with self._tree.lock:
+            totals, last = self._totals, list(self._entries)[-5:]
+            # The offer is of the kind spent last: a policy need not take every kind.
+            offer = self.largest(last[-1].guarantee) if last else None
+        rows = [(str(entry.guarantee), entry.note or entry.account) for entry in last]
+        return account_card(self.name, self.compiled, totals, offer, rows)
+
+    def _adopt(self, child: Accountant) -> None:
+        own, other = self.policy, child.policy
+        if (own.unit, own.neighbours) != (other.unit, other.neighbours):
+            raise InvalidPolicy(
+                f"a sub-budget protects the same unit and neighbours as its parent: {own.unit!r}, {own.neighbours!r},"
+                f" not {other.unit!r}, {other.neighbours!r}"
+            )
+        with self._tree.lock:
+            if child.name in self._children:
+                raise AccountExists(f"there is a sub-budget {child.name!r} already; a new policy needs a new name")
+            self._children[child.name] = child
+
+    def _price(self, cost: Guarantee) -> Price:
+        """Return the price, remembered for the same object: pricing is most of the work of a spend."""
+        known = self._prices.get(id(cost))
+        if known is not None and known[0] is cost:
+            return known[1]
+        fresh = price(self.compiled, cost)
+        if len(self._prices) >= _REMEMBERED:
+            self._prices.clear()
+        self._prices[id(cost)] = (cost, fresh)  # holding the object keeps its identity from being used again
+        return fresh
+
+    def _ask(self, cost: Guarantee, totals: list[Totals]) -> tuple[Decision, list[Totals]]:
+        """Decide a cost on the whole chain from given totals; return one's own decision, or the first refusal."""
+        decisions = [
+            decide(account.compiled.meters, spent, account._price(cost), cost)
+            for account, spent in zip(self._chain, totals, strict=True)
+        ]
+        for account, decision in zip(self._chain, decisions, strict=True):
+            if not decision.admitted:
+                return self._with_offer(account, decision, totals), totals
+        return decisions[0], [decision.totals_after for decision in decisions]
+
+    def _with_offer(self, account: Accountant, refusal: Decision, totals: list[Totals]) -> Decision:
+        cost = refusal.request
+        offer = None if cost is None else self._largest(cost, 1, totals)
+        return refusal._replace(largest=offer, account=account.name)
+
+    def _largest(self, kind: Kind, times: int, totals: list[Totals]) -> Guarantee | None:
+        def admitted(cost: Guarantee, count: int) -> bool:
+            return all(
+                decide(account.compiled.meters, spent, price(account.compiled, cost).times(count)).admitted
+                for account, spent in zip(self._chain, totals, strict=True)
+            )
+
+        return largest_that(kind, times, admitted)
+
+    def _written(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "keep": self._entries.maxlen,
+            "compiled": self.compiled.to_dict(),
+            "totals": totals_to_dict(self._totals),
+            "entries": [entry_to_dict(entry) for entry in self._entries],
+            "children": [child._written() for child in self._children.values()],
+        }
+
+
+def _restored(form: Mapping[str, Any], parent: Accountant | None) -> Accountant:
+    account = Accountant(compiled_from_dict(form["compiled"]), name=form["name"], parent=parent, keep=form["keep"])
+    totals = totals_from_dict(form["totals"], len(account.compiled.meters))
+    entries = [entry_from_dict(entry, account.compiled) for entry in form["entries"]]
+    check_replay(account.compiled, totals, entries)
+    account._totals = totals
+    account._entries.extend(entries)
+    for child in form["children"]:
+        _restored(child, account)
+    return account
+
+
+def _unpickled(form: Mapping[str, Any]) -> Accountant:
+    account = Accountant.from_dict(form)
+    account._tree.copied = True
+    return account
+
+
+def _heir(parent: Accountant, name: str) -> Accountant:
+    return parent.children[name]

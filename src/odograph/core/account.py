@@ -1,0 +1,34 @@
+"""What an account can do, whoever keeps it: in memory, in a file, behind a service."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from odograph.core.decide import Decision
+from odograph.core.guarantees import Guarantee
+from odograph.core.offers import Kind
+from odograph.core.policy import Policy
+
+__all__ = ["Account"]
+
+
+class Account(Protocol):
+    """The part of an account that sessions and integrations rely on."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, fixed when the account was opened."""
+        ...
+
+    def decide(self, cost: Guarantee) -> Decision:
+        """Say whether the cost would be admitted; spend nothing."""
+        ...
+
+    def largest(self, kind: Kind, times: int = 1) -> Guarantee | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+        ...
+
+    def spending(self, cost: Guarantee, *, note: str = "") -> AbstractContextManager[object]:
+        """Charge at entry, before anything inside runs; the charge stands however the block ends."""
+        ...

@@ -1,0 +1,92 @@
+"""One account as a picture: its reading over intrinsic time, the budget, other odometers beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from odograph.core.compiled import Compiled, reading
+from odograph.core.decide import Price, Totals
+from odograph.core.odometers import Odometer, standard_odometers
+from odograph.core.units import SCALE
+
+__all__ = ["draw_account"]
+
+_POINTS: Final = 200  # of a curve: more would not be seen
+_OTHERS: Final = ("#E69F00", "#009E73", "#56B4E9", "#CC79A7")
+
+
+def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax: Axes | None = None) -> Axes:
+    """Draw the reading as it went, from the kept prices back to the totals, with the budget as a line.
+
+    The horizontal axis is intrinsic time; steps, where a step had none (Rényi curves, mechanisms of a menu).
+    """
+    policy = compiled.policy
+    if ax is None:
+        ax = Figure(figsize=(7.0, 4.2), layout="constrained").subplots()
+    states = _thinned(_states(totals, prices))
+    clock = next(i for i, meter in enumerate(compiled.meters) if meter.clock == "intrinsic")
+    timed = not totals.unpriced[clock]
+    times = [state.amounts[clock] / SCALE if timed else float(state.steps) for state in states]
+    basic = policy.rule == "basic"
+    others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
+    for other, hue in zip((o for o in others if o != policy.odometer), _OTHERS, strict=False):
+        _curve(ax, times, _readings(compiled, states, other), f"{_name(other)}, for looking only", color=hue, ls=":")
+    own = "sum of epsilons" if basic else _name(policy.odometer)
+    _curve(ax, times, _readings(compiled, states, None), f"{own}, the policy's", color="#0072B2", lw=2.2)
+    ax.axhline(float(policy.epsilon), color="#222222", lw=1.2, ls="--")
+    ax.annotate(
+        f"promise: epsilon {policy.epsilon:g}",
+        (0.01, float(policy.epsilon)),
+        xycoords=ax.get_yaxis_transform(),
+        xytext=(0, 3),
+        textcoords="offset points",
+        va="bottom",
+        fontsize="small",
+    )
+    ax.set_xlabel("intrinsic time" if timed else "steps")
+    ax.set_ylabel("loss at most")
+    ax.set_ylim(bottom=0.0)
+    ax.set_xlim(left=0.0)
+    ax.legend(loc="lower right", frameon=False, fontsize="small")
+    return ax
+
+
+def _states(totals: Totals, prices: Sequence[Price]) -> list[Totals]:
+    """Walk back from the totals through the kept prices; return the states in the order in which they were."""
+    states = [totals]
+    for price in reversed(prices):
+        now = states[-1]
+        states.append(
+            Totals(
+                tuple(total - (asked or 0) for total, asked in zip(now.amounts, price.amounts, strict=True)),
+                tuple(n - (asked is None) for n, asked in zip(now.unpriced, price.amounts, strict=True)),
+                now.steps - 1,
+            )
+        )
+    return states[::-1]
+
+
+def _thinned(states: list[Totals]) -> list[Totals]:
+    stride = math.ceil(len(states) / _POINTS)
+    return [*states[:-1:stride], states[-1]]
+
+
+def _readings(compiled: Compiled, states: Sequence[Totals], odometer: Odometer | None) -> list[float]:
+    return [reading(compiled, state, odometer).loss if state.steps else 0.0 for state in states]
+
+
+def _curve(ax: Axes, times: Sequence[float], losses: Sequence[float], label: str, **style: Any) -> None:
+    known = [(time, loss) for time, loss in zip(times, losses, strict=True) if math.isfinite(loss)]
+    if known:
+        ax.plot([time for time, _ in known], [loss for _, loss in known], label=label, **style)
+    else:
+        ax.plot([], [], label=f"{label}: no finite reading", **style)
+
+
+def _name(odometer: Odometer) -> str:
+    return odometer.kind.replace("-", " ")

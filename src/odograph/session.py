@@ -1,0 +1,167 @@
+"""Sessions: charge, run, release, around any mechanism. What raises or is interrupted stays charged."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
+
+from odograph.core.account import Account
+from odograph.core.guarantees import KINDS, Guarantee
+from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
+from odograph.integrations import cost_of, is_interactive
+
+__all__ = ["Cost", "Private", "Session", "private", "session"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+
+# A guarantee, or a function from a mechanism's keyword arguments to one: positional arguments are data.
+Cost: TypeAlias = Guarantee | Callable[..., Guarantee]
+
+_LAZY: Final = (Iterator, Awaitable, AsyncIterator)
+_OPEN: ContextVar[tuple[Session, ...]] = ContextVar("odograph_sessions", default=())
+_RUNNING: ContextVar[str] = ContextVar("odograph_running", default="")
+
+
+class Private(Protocol[_P, _T_co]):
+    """A mechanism that knows its cost, made by `@private`."""
+
+    cost: Cost
+    mechanism: Callable[..., Any]
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T_co:
+        """Run in the session that is open."""
+        ...
+
+
+class Session:
+    """An analyst's interaction with one account: each `run` is charged before the mechanism sees the data.
+
+    One-shot mechanisms may overlap in threads; they count in the order of their admission. What is not proven is
+    refused: a session inside a session of the same account, a run inside a running mechanism, and mechanisms that
+    answer later (generators, coroutines, OpenDP's queryables), because what they say depends on when they are asked.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self._open = False
+
+    def __enter__(self) -> Self:
+        if _RUNNING.get():
+            raise UnprovenComposition(f"a session cannot be opened inside the mechanism {_RUNNING.get()}")
+        if any(_top(other.account) is _top(self.account) for other in _OPEN.get()):
+            raise UnprovenComposition(
+                "a session on this account is open already, and nested sessions are not proven: use the open one"
+            )
+        self._open = True
+        _OPEN.set((*_OPEN.get(), self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        _OPEN.set(tuple(other for other in _OPEN.get() if other is not self))
+
+    def run(
+        self, mechanism: Callable[..., _T], /, *args: Any, cost: Cost | None = None, note: str = "", **kwargs: Any
+    ) -> _T:
+        """Charge the cost, call `mechanism(*args, **kwargs)`, and return its answer.
+
+        `cost` may be left out for a `@private` function, and for a measurement of a library that states its own. If
+        the mechanism raises, the charge stands: its noise was drawn from the data.
+        """
+        if not self._open:
+            raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
+        name = getattr(mechanism, "__name__", type(mechanism).__name__)
+        if _RUNNING.get():
+            raise UnprovenComposition(
+                f"{name} was asked to run inside {_RUNNING.get()}: the cost of an inner run would depend on what was"
+                " never released. Run one after the other"
+            )
+        mechanism, guarantee = self._priced(mechanism, cost, kwargs)
+        _refuse_lazy(mechanism, name)
+        with self.account.spending(guarantee, note=note or name):
+            running = _RUNNING.set(name)
+            try:
+                answer = mechanism(*args, **kwargs)
+            finally:
+                _RUNNING.reset(running)
+        if isinstance(answer, _LAZY) or is_interactive(answer):
+            raise UnprovenComposition(
+                f"{name} returned something that answers later ({type(answer).__name__}), and that is not covered; it"
+                " was charged and is not released. Return the finished answer"
+            )
+        return answer
+
+    def _priced(
+        self, mechanism: Callable[..., _T], cost: Cost | None, kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., _T], Guarantee]:
+        """Return what to call and what it costs; takes the cost's own arguments out of `kwargs`."""
+        if isinstance(mechanism, _Marked):
+            cost, mechanism = cost or mechanism.cost, mechanism.mechanism
+        if cost is None:
+            return mechanism, cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
+        if not isinstance(cost, KINDS) and callable(cost):
+            cost = cost(**kwargs)
+        if not isinstance(cost, KINDS):
+            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1), and {cost!r} is not")
+        return mechanism, cost
+
+
+def session(account: Account) -> Session:
+    """Return a session on an account, for `with odograph.session(account) as s:`."""
+    return Session(account)
+
+
+def private(cost: Cost) -> Callable[[Callable[_P, _T]], Private[_P, _T]]:
+    """Declare what a mechanism costs; calling it then charges the session that is open, before it runs.
+
+    `cost` may be a function of the mechanism's keyword arguments. Pass data by position and settings by keyword: a
+    cost that looked at the data would itself leak.
+    """
+
+    def mark(mechanism: Callable[_P, _T]) -> Private[_P, _T]:
+        return _Marked(mechanism, cost)
+
+    return mark
+
+
+class _Marked:
+    """A mechanism and its cost."""
+
+    def __init__(self, mechanism: Callable[..., Any], cost: Cost) -> None:
+        if not isinstance(cost, KINDS) and not callable(cost):
+            raise InvalidGuarantee(f"private(cost=...) takes a guarantee or a function to one, not {cost!r}")
+        functools.update_wrapper(self, mechanism)
+        self.mechanism = mechanism
+        self.cost = cost
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
+        opened = _OPEN.get()
+        if not opened:
+            raise UnprovenComposition(
+                f"no session is open, so nothing would pay for {self.mechanism.__name__}: call it inside"
+                " `with odograph.session(account):`"
+            )
+        return opened[-1].run(self, *args, **kwargs)
+
+
+def _top(account: Any) -> object:  # noqa: ANN401  not every account has a parent
+    while getattr(account, "parent", None) is not None:
+        account = account.parent
+    return account
+
+
+def _refuse_lazy(mechanism: Callable[..., Any], name: str) -> None:
+    lazy = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(check(mechanism) for check in lazy):
+        raise UnprovenComposition(
+            f"{name} answers piece by piece or later (a generator or coroutine), and interactive mechanisms are not"
+            " covered; nothing was charged. Return the finished answer"
+        )
