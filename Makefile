@@ -72,6 +72,7 @@ figures: $(VENV)/stamp
 
 bench: $(VENV)/training
 	@$(BIN)/python benchmarks/decide.py
+	@$(BIN)/python benchmarks/accountant.py
 
 table: $(VENV)/stamp
 	@$(BIN)/python tools/build_table.py

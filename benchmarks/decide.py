@@ -8,32 +8,21 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 import odograph as odo
+from timing import ratio, seconds
 
 ROUNDS = 7
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Return the processor time of one call."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def compare(name: str, ours: Callable[[], object], floor: Callable[[], object], count: int) -> None:
     """Run both in turn and print the ratio of their times, with its spread."""
     pairs = [(seconds(ours), seconds(floor)) for _ in range(ROUNDS)]
-    ratios = sorted(a / b for a, b in pairs)
     micro = statistics.median(a for a, _ in pairs) / count * 1e6
-    print(
-        f"{name:<34} {statistics.median(ratios):8.2f} x floor   ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        f"   {micro:9.3f} microseconds each"
-    )
+    print(f"{name:<34} {ratio(pairs)} x floor   {micro:9.3f} microseconds each")
 
 
 def running_sums(count: int, limit: float) -> float:

@@ -47,6 +47,7 @@ from odograph.integrations import cost_of
 from odograph.integrations.dp_accounting import subsampled_gaussian
 from odograph.progress import progress_bar
 from odograph.session import Session, private, session
+from odograph.training import TrainingPlan, dpsgd_policy
 
 __all__ = [
     "GDP",
@@ -77,6 +78,7 @@ __all__ = [
     "Reading",
     "Session",
     "Totals",
+    "TrainingPlan",
     "UnprovenComposition",
     "ask",
     "compile_policy",
@@ -85,6 +87,7 @@ __all__ = [
     "decide",
     "decide_many",
     "discrete_gaussian",
+    "dpsgd_policy",
     "exponential",
     "exponential_zcdp",
     "gaussian",

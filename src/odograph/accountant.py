@@ -84,22 +84,39 @@ class Accountant:
             raise InvalidPolicy(f"name must be a text, and a sub-budget needs one; {name!r} is not")
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
             raise InvalidPolicy(f"keep must be None (all entries) or a whole number from 0, and {keep!r} is not")
-        self.compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
-        self.name = name
-        self.parent = parent
+        if parent is not None and not isinstance(parent, Accountant):
+            raise InvalidPolicy(f"parent must be an Accountant or None, and {parent!r} is not")
+        self._compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
+        self._name = name
+        self._parent = parent
         self._children: dict[str, Accountant] = {}
-        self._totals = self.compiled.start
-        self._entries: deque[Entry] = deque(maxlen=keep)
+        self._totals = self._compiled.start
+        self._entries: deque[tuple[Guarantee, Price, str, str]] = deque(maxlen=keep)  # an Entry's fields
         self._prices: dict[int, tuple[Guarantee, Price]] = {}
         self._tree: _Tree = _Tree() if parent is None else parent._tree
-        self._chain: tuple[Accountant, ...] = (self,) if parent is None else (self, *parent._chain)
+        self._chain: tuple[Accountant, ...] = (self,) if parent is None else (*parent._chain, self)
         if parent is not None:
             parent._adopt(self)
 
     @property
     def policy(self) -> Policy:
         """The policy, fixed when the account was opened."""
-        return self.compiled.policy
+        return self._compiled.policy
+
+    @property
+    def compiled(self) -> Compiled:
+        """The policy's meters and limits, compiled once."""
+        return self._compiled
+
+    @property
+    def name(self) -> str:
+        """The name, empty if it was given none."""
+        return self._name
+
+    @property
+    def parent(self) -> Accountant | None:
+        """The account of which this is a sub-budget."""
+        return self._parent
 
     @property
     def children(self) -> Mapping[str, Accountant]:
@@ -115,7 +132,7 @@ class Accountant:
     def history(self) -> tuple[Entry, ...]:
         """The kept entries, oldest first; `totals.steps` counts all that there were."""
         with self._tree.lock:
-            return tuple(self._entries)
+            return tuple(map(Entry._make, self._entries))
 
     def spend(self, cost: Guarantee, *, note: str = "") -> Decision:
         """Charge the cost here and to every ancestor, or raise `BudgetExceeded` and charge nobody."""
@@ -123,18 +140,17 @@ class Accountant:
         with tree.lock:
             if tree.copied:
                 raise AccountClosed(_COPIED)
-            decisions = [
-                decide(account.compiled.meters, account._totals, account._price(cost), cost)
-                for account in self._chain
-            ]
-            for account, decision in zip(self._chain, decisions, strict=True):
+            charges = []
+            for account in self._chain:
+                decision = decide(account._compiled.meters, account._totals, account._price(cost), cost)
                 if not decision.admitted:
-                    raise BudgetExceeded(self._with_offer(account, decision, [a._totals for a in self._chain]))
-            # Totals before entries, ancestors before heirs: an interrupt in between leaves more charged, never less.
-            for account, decision in zip(reversed(self._chain), reversed(decisions), strict=True):
+                    raise BudgetExceeded(self._with_offer(account, decision, self._now()))
+                charges.append((account, decision))
+            # Totals before entries, the top of the tree first: an interrupt in between leaves too much charged.
+            for account, decision in charges:
                 account._totals = decision.totals_after
-                account._entries.append(Entry(cost, decision.price, note, self.name))
-            return decisions[0]
+                account._entries.append((cost, decision.price, note, self._name))
+            return decision
 
     @contextmanager
     def spending(self, cost: Guarantee, *, note: str = "") -> Iterator[Decision]:
@@ -144,28 +160,29 @@ class Accountant:
     def decide(self, cost: Guarantee) -> Decision:
         """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
         with self._tree.lock:
-            return self._ask(cost, [account._totals for account in self._chain])[0]
+            return self._ask(cost, self._now())[0]
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
         """Decide a batch in order, all or nothing, spending nothing."""
+        batch = tuple(costs)  # an iterator may do anything while it is read: not under the lock
         with self._tree.lock:
-            totals = [account._totals for account in self._chain]
+            totals = self._now()
             decisions: list[Decision] = []
-            for cost in costs:
+            for cost in batch:
                 decision, totals = self._ask(cost, totals)
                 decisions.append(decision)
                 if not decision.admitted:
                     return Quote(admitted=False, decisions=tuple(decisions), totals_after=self._totals)
-            return Quote(admitted=True, decisions=tuple(decisions), totals_after=totals[0])
+            return Quote(admitted=True, decisions=tuple(decisions), totals_after=totals[-1])
 
     def largest(self, kind: Kind, times: int = 1) -> Guarantee | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
         with self._tree.lock:
-            return self._largest(kind, times, [account._totals for account in self._chain])
+            return self._largest(kind, times, self._now())
 
     def reading(self) -> Reading:
         """Read the policy's odometer: valid at all times at once, and the only licensed one."""
-        return reading(self.compiled, self._totals)
+        return reading(self._compiled, self._totals)
 
     def compare(self) -> tuple[Reading, ...]:
         """Return the policy's reading, and those of other odometers beside it, for looking only."""
@@ -173,14 +190,14 @@ class Accountant:
         # Under basic composition the reading is the sum of the epsilons, whatever the odometer.
         basic = policy.rule == "basic"
         others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
-        readings = (reading(self.compiled, totals, other) for other in others if other != policy.odometer)
-        return reading(self.compiled, totals), *readings
+        readings = (reading(self._compiled, totals, other) for other in others if other != policy.odometer)
+        return reading(self._compiled, totals), *readings
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
         """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
         with self._tree.lock:
-            totals, entries = self._totals, tuple(self._entries)
-        return draw_account(self.compiled, totals, [entry.price for entry in entries], ax=ax)
+            totals, entries = self._totals, self.history
+        return draw_account(self._compiled, totals, [entry.price for entry in entries], ax=ax)
 
     def resume(self) -> None:
         """Let a copy spend (a pickle, or a forked process): whoever calls this says that the original is gone."""
@@ -188,8 +205,8 @@ class Accountant:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned document that `from_dict` reads: compiled policy, totals, entries, sub-budgets."""
-        if self.parent is not None:
-            raise InvalidPolicy(f"{self.name!r} is a sub-budget; write the account at the top, which holds it")
+        if self._parent is not None:
+            raise InvalidPolicy(f"{self._name!r} is a sub-budget; write the account at the top, which holds it")
         with self._tree.lock:
             form = {"form": _FORM, **self._written()}
         return form | {"digest": digest_of(form)}
@@ -213,24 +230,24 @@ class Accountant:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.parent is not None:
-            return _heir, (self.parent, self.name)
+        if self._parent is not None:
+            return _heir, (self._parent, self._name)
         return _unpickled, (self.to_dict(),)
 
     def __repr__(self) -> str:
         policy, steps = self.policy, self._totals.steps
-        name = f"{self.name!r}, " if self.name else ""
-        part = f"{used(self.compiled, self._totals):.1%} spent in {steps} step{'s' * (steps != 1)}"
+        name = f"{self._name!r}, " if self._name else ""
+        part = f"{used(self._compiled, self._totals):.1%} spent in {steps} step{'s' * (steps != 1)}"
         copied = ", read-only copy" if self._tree.copied else ""
         return f"<Accountant {name}epsilon={policy.epsilon}, delta={policy.delta}: {part}{copied}>"
 
     def _repr_html_(self) -> str:
         with self._tree.lock:
-            totals, last = self._totals, list(self._entries)[-5:]
+            totals, last = self._totals, self.history[-5:]
             # The offer is of the kind spent last: a policy need not take every kind.
             offer = self.largest(last[-1].guarantee) if last else None
         rows = [(str(entry.guarantee), entry.note or entry.account) for entry in last]
-        return account_card(self.name, self.compiled, totals, offer, rows)
+        return account_card(self._name, self._compiled, totals, offer, rows)
 
     def _adopt(self, child: Accountant) -> None:
         own, other = self.policy, child.policy
@@ -249,22 +266,25 @@ class Accountant:
         known = self._prices.get(id(cost))
         if known is not None and known[0] is cost:
             return known[1]
-        fresh = price(self.compiled, cost)
+        fresh = price(self._compiled, cost)
         if len(self._prices) >= _REMEMBERED:
             self._prices.clear()
         self._prices[id(cost)] = (cost, fresh)  # holding the object keeps its identity from being used again
         return fresh
 
+    def _now(self) -> list[Totals]:
+        return [account._totals for account in self._chain]
+
     def _ask(self, cost: Guarantee, totals: list[Totals]) -> tuple[Decision, list[Totals]]:
         """Decide a cost on the whole chain from given totals; return one's own decision, or the first refusal."""
         decisions = [
-            decide(account.compiled.meters, spent, account._price(cost), cost)
+            decide(account._compiled.meters, spent, account._price(cost), cost)
             for account, spent in zip(self._chain, totals, strict=True)
         ]
         for account, decision in zip(self._chain, decisions, strict=True):
             if not decision.admitted:
                 return self._with_offer(account, decision, totals), totals
-        return decisions[0], [decision.totals_after for decision in decisions]
+        return decisions[-1], [decision.totals_after for decision in decisions]
 
     def _with_offer(self, account: Accountant, refusal: Decision, totals: list[Totals]) -> Decision:
         cost = refusal.request
@@ -274,7 +294,7 @@ class Accountant:
     def _largest(self, kind: Kind, times: int, totals: list[Totals]) -> Guarantee | None:
         def admitted(cost: Guarantee, count: int) -> bool:
             return all(
-                decide(account.compiled.meters, spent, price(account.compiled, cost).times(count)).admitted
+                decide(account._compiled.meters, spent, price(account._compiled, cost).times(count)).admitted
                 for account, spent in zip(self._chain, totals, strict=True)
             )
 
@@ -282,20 +302,20 @@ class Accountant:
 
     def _written(self) -> dict[str, Any]:
         return {
-            "name": self.name,
+            "name": self._name,
             "keep": self._entries.maxlen,
-            "compiled": self.compiled.to_dict(),
+            "compiled": self._compiled.to_dict(),
             "totals": totals_to_dict(self._totals),
-            "entries": [entry_to_dict(entry) for entry in self._entries],
+            "entries": [entry_to_dict(entry) for entry in self.history],
             "children": [child._written() for child in self._children.values()],
         }
 
 
 def _restored(form: Mapping[str, Any], parent: Accountant | None) -> Accountant:
     account = Accountant(compiled_from_dict(form["compiled"]), name=form["name"], parent=parent, keep=form["keep"])
-    totals = totals_from_dict(form["totals"], len(account.compiled.meters))
-    entries = [entry_from_dict(entry, account.compiled) for entry in form["entries"]]
-    check_replay(account.compiled, totals, entries)
+    totals = totals_from_dict(form["totals"], len(account._compiled.meters))
+    entries = [entry_from_dict(entry, account._compiled) for entry in form["entries"]]
+    check_replay(account._compiled, totals, entries)
     account._totals = totals
     account._entries.extend(entries)
     for child in form["children"]:

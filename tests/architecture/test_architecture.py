@@ -37,11 +37,15 @@ LAYERS = {
 }
 
 # Where a heavy dependency may be imported, by path prefix.
-HEAVY = {
+HEAVY: dict[str, str | tuple[str, ...]] = {
+    "diffprivlib": "integrations/diffprivlib.py",
     "dp_accounting": "integrations/dp_accounting.py",
     "matplotlib": "figures/",
-    "opendp": "cli/demo.py",
+    "opacus": "integrations/opacus.py",
+    "opendp": ("cli/demo.py", "integrations/opendp.py"),
     "rich": "cli/",
+    "tmlt": "integrations/tumult.py",
+    "torch": "integrations/opacus.py",
     "typer": "cli/",
 }
 

@@ -5,14 +5,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from odograph import Policy, PureDP, cli, compile_policy
+from odograph import cli
 from odograph.cli.app import app, exit_code
-from odograph.cli.demo import FINEST, Desk
 from odograph.errors import (
     ERROR_TABLE,
     AccountNotFound,
@@ -48,50 +46,6 @@ def test_the_demo_asks_is_refused_takes_the_offer_and_reads_the_odometer() -> No
     assert "basic composition stops after" in row(output, "These")
     assert row(output, "Weekly counts alone:").endswith("admits 100, the paper's filter 349, this one 542.")
     assert len(output.splitlines()) <= 20
-
-
-class FakeDP:
-    """An OpenDP whose mechanism notes what had been spent when it saw the data, and then fails."""
-
-    def __init__(self) -> None:
-        self.m = self
-        self.spent: list[int] = []
-        self.desk: Desk
-
-    def atom_domain(self, **_: object) -> None: ...
-
-    def absolute_distance(self, **_: object) -> None: ...
-
-    def make_laplace(self, *_: object, scale: float) -> FakeDP:
-        self.scale = scale
-        return self
-
-    def map(self, d_in: int) -> float:
-        return d_in / self.scale
-
-    def __call__(self, _: object) -> int:
-        self.spent.append(self.desk.totals.steps)
-        raise RuntimeError
-
-
-class Careless(Desk):
-    """Runs first and charges second."""
-
-    def _run(self, space: tuple[Any, Any], truth: object, cost: PureDP) -> Any:  # noqa: ANN401
-        answer = self.opendp.make_laplace(*space, scale=1 / float(cost.epsilon))(truth)
-        self.totals = self.ask(cost).totals_after
-        return answer
-
-
-@pytest.mark.parametrize(("kind", "steps"), [(Desk, 1), (Careless, 0)])
-def test_the_demo_charges_before_it_runs_the_mechanism(kind: type[Desk], steps: int) -> None:
-    opendp = FakeDP()
-    compiled = compile_policy(Policy(1, "1e-6"))
-    opendp.desk = kind(compiled, compiled.start, opendp)
-    with pytest.raises(RuntimeError):
-        opendp.desk.count(7, FINEST)
-    assert opendp.spent == [steps]
-    assert opendp.desk.totals.steps == steps
 
 
 def test_the_budget_of_a_listed_target_comes_from_the_table() -> None:

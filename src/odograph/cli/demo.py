@@ -6,26 +6,24 @@ finer ones still the district. Each question is charged first and answered by Op
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from odograph.accountant import Accountant
 from odograph.budgets import compile_policy
-from odograph.core.compiled import Compiled, reading
-from odograph.core.guarantees import PureDP
-from odograph.core.offers import ask, how_many, quote
+from odograph.core.decide import Decision
+from odograph.core.guarantees import Guarantee, PureDP
+from odograph.core.offers import how_many, quote, used
 from odograph.core.policy import Policy
-from odograph.errors import BudgetExceeded, InvalidGuarantee, MissingExtra
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from odograph.core.decide import Decision, Totals
+from odograph.errors import InvalidGuarantee, MissingExtra
+from odograph.session import Session, session
 
 __all__ = ["Clinic", "Desk", "demo"]
 
@@ -71,48 +69,35 @@ class Clinic:
         return int(self.came[self.district == district][:, list(days)].any(axis=1).sum())
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Desk:
-    """Where questions are asked: charge first, run second, and keep the record."""
+    """Where questions are asked: every answer is a run of the session, with OpenDP's noise."""
 
-    compiled: Compiled
-    totals: Totals
+    account: Accountant
+    session: Session
     opendp: Any
-    asked: list[PureDP] = field(default_factory=list)
-
-    def ask(self, cost: PureDP) -> Decision:
-        """Ask the gate, and spend nothing."""
-        return ask(self.compiled, self.totals, cost)
 
     def count(self, truth: int, cost: PureDP) -> int:
-        """Charge, then answer a count of sensitivity 1."""
-        space = self.opendp.atom_domain(T=int), self.opendp.absolute_distance(T=int)
-        return int(self._run(space, truth, cost))
+        """Answer a count of sensitivity 1."""
+        noise = self._laplace(self.opendp.atom_domain(T=int), self.opendp.absolute_distance(T=int), cost)
+        return int(self.session.run(noise, truth, cost=cost))
 
     def histogram(self, truth: list[int], cost: PureDP) -> list[int]:
-        """Charge, then answer counts that together have L1 sensitivity 1."""
-        space = self.opendp.vector_domain(self.opendp.atom_domain(T=int)), self.opendp.l1_distance(T=int)
-        return list(self._run(space, truth, cost))
+        """Answer counts that together have L1 sensitivity 1."""
+        domain = self.opendp.vector_domain(self.opendp.atom_domain(T=int))
+        return list(self.session.run(self._laplace(domain, self.opendp.l1_distance(T=int), cost), truth, cost=cost))
 
     def left(self) -> str:
-        """What is left of the exact filter's units."""
-        meters = zip(self.compiled.meters, self.totals.amounts, strict=True)
-        return next(
-            f"{1 - total / meter.limit:.0%}" for meter, total in meters if meter.clock == "exact" and meter.limit
-        )
+        """What is left of the budget."""
+        return f"{1 - used(self.account.compiled, self.account.totals):.0%}"
 
-    def _run(self, space: tuple[Any, Any], truth: object, cost: PureDP) -> Any:  # noqa: ANN401  OpenDP has no types
-        decision = self.ask(cost)
-        if not decision.admitted:
-            raise BudgetExceeded(decision)
+    def _laplace(self, domain: object, metric: object, cost: PureDP) -> Any:  # noqa: ANN401  OpenDP has no types
         # A little more noise than 1/epsilon, so that OpenDP's own bound, rounded up, is still within the cost.
         epsilon = float(cost.epsilon)
-        mechanism = self.opendp.m.make_laplace(*space, scale=(1 + 2**-40) / epsilon)
+        mechanism = self.opendp.m.make_laplace(domain, metric, scale=(1 + 2**-40) / epsilon)
         if mechanism.map(d_in=1) > epsilon:
             raise InvalidGuarantee(f"the mechanism costs {mechanism.map(d_in=1)!r}, more than its {cost!r}")
-        self.totals = decision.totals_after
-        self.asked.append(cost)
-        return mechanism(truth)
+        return mechanism
 
 
 def demo() -> None:
@@ -122,18 +107,19 @@ def demo() -> None:
     except ModuleNotFoundError as problem:
         raise MissingExtra("the demo's noise is OpenDP's; pip install 'odograph[mechanisms]'") from problem
     opendp.enable_features("contrib")
-    compiled = compile_policy(Policy(epsilon=1, delta="1e-6"))
-    desk = Desk(compiled, compiled.start, opendp)
+    account = Accountant(Policy(epsilon=1, delta="1e-6"))
     console = Console(highlight=False)
     console.print(f"A year of clinic visits by {PEOPLE:,} people. When and where was the outbreak?")
     console.print("Promise: (1, 1e-6)-DP, though the answers choose every next question and cost.\n")
     table = Table("question", "cost", "answer", "left", box=None, pad_edge=False, header_style="bold")
-    refusal = _investigate(desk, Clinic.made_up(), table)
+    with session(account) as opened:
+        refusal = _investigate(Desk(account, opened, opendp), Clinic.made_up(), table)
     console.print(table)
     console.print(f"\n[bold]The refusal, in full:[/] {refusal}")
-    console.print(f"[bold]The odometer:[/] {reading(compiled, desk.totals)}")
+    console.print(f"[bold]The odometer:[/] {account.reading()}")
     console.print("It reads more than the promise because it says more: a bound on the loss itself, at every moment.")
-    console.print(f"[bold]These {len(desk.asked)} questions elsewhere:[/] {_elsewhere(desk.asked)}")
+    asked = [entry.guarantee for entry in account.history]
+    console.print(f"[bold]These {len(asked)} questions elsewhere:[/] {_elsewhere(asked)}")
 
 
 def _investigate(desk: Desk, clinic: Clinic, table: Table) -> Decision:
@@ -143,7 +129,7 @@ def _investigate(desk: Desk, clinic: Clinic, table: Table) -> Decision:
     place = _district(desk, clinic, table, days)
     question = f"patients from {DISTRICTS[place]}?"
     greedy = PureDP(0.25)
-    refusal = desk.ask(greedy)
+    refusal = desk.account.decide(greedy)
     table.add_row(question, "0.25", "refused, with an offer", desk.left())
     if isinstance(refusal.largest, PureDP):
         offer = refusal.largest
@@ -183,7 +169,7 @@ def _district(desk: Desk, clinic: Clinic, table: Table, days: list[int]) -> int:
     return worst
 
 
-def _elsewhere(asked: Sequence[PureDP]) -> str:
+def _elsewhere(asked: Sequence[Guarantee]) -> str:
     """Put the same questions, in the same order, to the other filters; and then the rough one again and again."""
     filters = {
         rule: compile_policy(Policy(epsilon=1, delta="1e-6", rule=rule)) for rule in ("basic", "paper", "exact")

@@ -12,7 +12,7 @@ from odograph.core.decide import Price, Totals
 from odograph.core.exact import Budget
 from odograph.core.gaussian import largest_mu
 from odograph.core.guarantees import GDP, KINDS, Guarantee, Mechanism, Parallel, exact_of
-from odograph.core.meters import Meter, price_on
+from odograph.core.meters import CLOCKS, Meter
 from odograph.core.odometers import BestOf, Odometer, Reading, Renyi, Spent
 from odograph.core.policy import Policy
 from odograph.core.rules import RULES, Target, takers
@@ -128,7 +128,7 @@ def price(compiled: Compiled, guarantee: Guarantee) -> Price:
         raise UnprovenComposition(_advice(policy, guarantee))
     if isinstance(guarantee, Mechanism) and policy.neighbours != "add-remove":
         guarantee = replace(guarantee, curve=None)  # what the menu lists is for these neighbours, the curve is not
-    return Price(tuple([price_on(meter, guarantee) for meter in compiled.meters]))
+    return Price(tuple([CLOCKS[meter.clock](meter, guarantee) for meter in compiled.meters]))
 
 
 def _parallel(compiled: Compiled, guarantee: Parallel) -> Price:

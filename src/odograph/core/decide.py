@@ -133,27 +133,28 @@ def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Gua
     """
     amounts: list[int] = []
     unpriced: list[int] = []
-    within = alternative = over = False
+    within = alternative = capped = False
     for meter, total, skipped, asked in zip(meters, totals.amounts, totals.unpriced, price.amounts, strict=True):
-        if asked is None or asked > CEILING - total:
+        if asked is None or (after := total + asked) > CEILING:
             # A total never passes the ceiling: such a step counts as unpriced, and a void reverses it exactly.
-            over = over or asked is not None
+            capped = capped or asked is not None
             amounts.append(total)
             unpriced.append(skipped + 1)
             continue
-        after = total + asked
         amounts.append(after)
         unpriced.append(skipped)
-        if not skipped and meter.limit is not None and after <= meter.limit:
+        limit = meter.limit
+        if limit is not None and after <= limit and not skipped:
             if meter.clock == "delta":
                 within = True
             else:
                 alternative = True
-    if over:
+    if capped:
         price = _as_charged(totals, price)
     if not (within and alternative):
-        return Decision(False, meters, totals, totals, price, request)  # noqa: FBT003  it is the first field
-    return Decision(True, meters, totals, Totals(tuple(amounts), tuple(unpriced), totals.steps + 1), price, request)  # noqa: FBT003
+        return Decision(False, meters, totals, totals, price, request)  # noqa: FBT003  the first field
+    after_it = Totals(tuple(amounts), tuple(unpriced), totals.steps + 1)
+    return Decision(True, meters, totals, after_it, price, request)  # noqa: FBT003  the first field
 
 
 def _as_charged(totals: Totals, price: Price) -> Price:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
@@ -34,10 +34,21 @@ from odograph.core.guarantees import (
     exact_of,
     stored,
 )
-from odograph.core.units import CEILING, DELTA_SCALE, SCALE, Number, Numeric, ceil_computed, ceil_written, up
+from odograph.core.units import (
+    CEILING,
+    DELTA_SCALE,
+    SCALE,
+    Number,
+    Numeric,
+    ceil_computed,
+    ceil_sure,
+    ceil_written,
+    exactly,
+    up,
+)
 from odograph.errors import InvalidPolicy
 
-__all__ = ["CLOCKS", "Meter", "price_on"]
+__all__ = ["CLOCKS", "Meter"]
 
 _PURE: Final = (PureDP, ApproxDP, ProbDP)  # what has an epsilon
 
@@ -61,6 +72,11 @@ class Meter:
     takes: tuple[str, ...] = ()
     charges: tuple[tuple[str, int, int], ...] = ()
     latent: bool = False
+    units_in_one: float = field(default=0.0, init=False, repr=False, compare=False)  # of the exact clock, nearly
+
+    def __post_init__(self) -> None:
+        if self.unit:
+            object.__setattr__(self, "units_in_one", float(1 / self.unit))
 
     @property
     def scale(self) -> Fraction:
@@ -123,11 +139,6 @@ def _digits(text: object) -> int:
     return int(text)
 
 
-def price_on(meter: Meter, guarantee: Guarantee) -> int | None:
-    """Return what the guarantee costs on the meter: whole units rounded up, or None where it has no price."""
-    return CLOCKS[meter.clock](meter, guarantee)
-
-
 def _units(cost: float, source: Number) -> int:
     """Round a padded cost up to whole units; a positive source costs at least one, however small."""
     return max(int(source > 0), ceil_computed(cost, SCALE))
@@ -136,6 +147,13 @@ def _units(cost: float, source: Number) -> int:
 def _written(value: Number, scale: int = SCALE) -> int | None:
     """Round a number that is the cost itself up to whole units; None where it is too large to have a price."""
     return ceil_written(value, scale) if value <= _HUGE else None
+
+
+def _squared(value: Number) -> int | None:
+    """Round the square of a number up to whole units."""
+    # Twice the decimal's distance from the float, the square and the product.
+    sure = ceil_sure(value * value * SCALE, 8) if isinstance(value, float) else None
+    return _written(exact_of(value) ** 2) if sure is None else sure
 
 
 def _delta(_meter: Meter, guarantee: Guarantee) -> int | None:
@@ -175,7 +193,7 @@ def _intrinsic(_meter: Meter, guarantee: Guarantee) -> int | None:
     if isinstance(guarantee, ZCDP):
         return _written(2 * exact_of(guarantee.rho))
     if isinstance(guarantee, GDP):
-        return _written(exact_of(guarantee.mu) ** 2)
+        return _squared(stored(guarantee.mu))
     return None
 
 
@@ -186,7 +204,7 @@ def _gdp(_meter: Meter, guarantee: Guarantee) -> int | None:
     Assumes: Gaussian or pure steps, mu_n predictable.
     """
     if isinstance(guarantee, GDP):
-        return _written(exact_of(guarantee.mu) ** 2)
+        return _squared(stored(guarantee.mu))
     if isinstance(guarantee, PureDP):
         epsilon = stored(guarantee.epsilon)
         return _units(up(pure_to_gdp(float(epsilon)) ** 2), epsilon) if epsilon <= _HUGE else None
@@ -233,15 +251,19 @@ def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
         charge = {name: (block, units) for name, block, units in meter.charges}.get(guarantee.name)
         return None if charge is None else -(-guarantee.steps // charge[0]) * charge[1]
     if isinstance(guarantee, GDP) and "gaussian" in meter.takes:
-        exact = exact_of(guarantee.mu)
-        return max(LEAST_GAUSSIAN * (exact > 0), math.ceil(exact**2 / meter.unit)) if exact <= _HUGE else None
+        mu = stored(guarantee.mu)
+        if mu > _HUGE:
+            return None
+        # Twice the decimal's distance from the float, the square, the inverse unit and the product.
+        sure = ceil_sure(mu * mu * meter.units_in_one, 12) if isinstance(mu, float) else None
+        return max(LEAST_GAUSSIAN * (mu > 0), math.ceil(exact_of(mu) ** 2 / meter.unit) if sure is None else sure)
     if isinstance(guarantee, _PURE) and "pure" in meter.takes:
         epsilon = stored(guarantee.epsilon)
         if epsilon > _HUGE:
             return None
-        top, bottom = meter.unit.as_integer_ratio()
-        cost, scale = pure_to_intrinsic(float(epsilon)).as_integer_ratio()
-        return max(int(epsilon > 0), -((-cost * bottom) // (scale * top)))
+        time = pure_to_intrinsic(float(epsilon))
+        sure = ceil_sure(time * meter.units_in_one, 4)
+        return max(int(epsilon > 0), math.ceil(exactly(time) / meter.unit) if sure is None else sure)
     return None
 
 
@@ -265,6 +287,7 @@ def _moment(meter: Meter, guarantee: Guarantee) -> int | None:
     return _renyi(meter, guarantee) if delta_of(guarantee) == 0 or meter.latent else None
 
 
+# What a guarantee costs on a meter of each clock: whole units rounded up, or None where it has no price.
 CLOCKS: Final[dict[str, Callable[[Meter, Guarantee], int | None]]] = {
     "delta": _delta,
     "drift": _drift,

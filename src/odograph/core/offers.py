@@ -157,6 +157,9 @@ def _largest_number(make: Callable[[float], Guarantee], fits: Callable[[float], 
             return None
         low, high = (middle, high) if fits(middle) else (low, middle)
     offer = _rounded_down(low)
+    short = float(f"{low:.{_DIGITS - 2}g}")  # 0.4 rather than 0.399999999999, where it fits
+    if short > offer and fits(short):
+        return make(short)
     # Prices are padded floats, so fitting is monotone up to the last digits; the gate has the last word.
     while offer > 0.0 and not fits(offer):
         offer = _rounded_down(offer * (1.0 - 10.0 ** (1 - _DIGITS)))

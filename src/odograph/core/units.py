@@ -28,6 +28,7 @@ __all__ = [
     "Number",
     "Numeric",
     "ceil_computed",
+    "ceil_sure",
     "ceil_units",
     "ceil_written",
     "down",
@@ -132,12 +133,10 @@ def ceil_units(value: Fraction, scale: int) -> int:
 def ceil_written(value: Number, scale: int) -> int:
     """Return `ceil_units` of a stored number, a float read as the decimal it was written as."""
     if isinstance(value, float) and (product := value * scale) < _SURE:
-        # Every spend passes here, and exact arithmetic takes five times as long. The product is within `error` of the
-        # decimal's own (two roundings, doubled), so away from whole numbers its floor is right; and two decimals of
-        # at most 15 digits are never the same float, so one that divides back to the value is the value.
-        whole, error = int(product), product * (4 * _ULP)
-        if error < product - whole < 1.0 - error:
-            return whole + 1
+        # The decimal is half a unit in the last place from the float, and the product another half from theirs.
+        if (sure := ceil_sure(product, 4)) is not None:
+            return sure
+        # Two decimals of at most 15 digits are never the same float: one that divides back to the value is the value.
         if (near := round(product)) / scale == value:
             return near
     top, bottom = Decimal(repr(value)).as_integer_ratio() if isinstance(value, float) else value.as_integer_ratio()
@@ -146,8 +145,22 @@ def ceil_written(value: Number, scale: int) -> int:
 
 def ceil_computed(value: float, scale: int) -> int:
     """Return `ceil_units` of a computed float, read as the binary number it is."""
+    if (sure := ceil_sure(value * scale, 2)) is not None:
+        return sure
     top, bottom = value.as_integer_ratio()
     return -((-top * scale) // bottom)
+
+
+def ceil_sure(near: float, ulps: float) -> int | None:
+    """Return the ceiling of a number that is within `ulps` units of 2^-53 of `near`, or None where that cannot tell.
+
+    Every spend rounds up several times, and exact arithmetic takes five times as long.
+    """
+    if near < _SURE:
+        whole, error = int(near), near * ulps * _ULP
+        if error < near - whole < 1.0 - error:
+            return whole + 1
+    return None
 
 
 def floor_units(value: Fraction, scale: int) -> int:

@@ -81,11 +81,10 @@ def _readings(compiled: Compiled, states: Sequence[Totals], odometer: Odometer |
 
 
 def _curve(ax: Axes, times: Sequence[float], losses: Sequence[float], label: str, **style: Any) -> None:
-    known = [(time, loss) for time, loss in zip(times, losses, strict=True) if math.isfinite(loss)]
-    if known:
+    # A curve that ends without a finite reading has nothing to say, and would only crowd the legend.
+    if math.isfinite(losses[-1]):
+        known = [(time, loss) for time, loss in zip(times, losses, strict=True) if math.isfinite(loss)]
         ax.plot([time for time, _ in known], [loss for _, loss in known], label=label, **style)
-    else:
-        ax.plot([], [], label=f"{label}: no finite reading", **style)
 
 
 def _name(odometer: Odometer) -> str:

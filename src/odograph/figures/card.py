@@ -50,7 +50,7 @@ def account_card(
         f"<div>{gauge(used(compiled, totals))}</div>"
         f"<div><b>{title}</b>: {promise}<br>{totals.steps} steps{offer}"
         f'<table style="{_SMALL}">{_meters(compiled, totals)}</table>'
-        f'<div style="max-width:52em">{html.escape(str(reading(compiled, totals)))}</div></div>{spends}</div>'
+        f'<div style="max-width:36em">{html.escape(str(reading(compiled, totals)))}</div></div>{spends}</div>'
     )
 
 
@@ -58,9 +58,11 @@ def _meters(compiled: Compiled, totals: Totals) -> str:
     now = decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))  # asks for nothing, to be told the rest
     head = "".join(f'<th style="{_SMALL}">{word}</th>' for word in ("meter", "spent", "left"))
     rows = [f"<tr>{head}</tr>"]
-    for meter in compiled.meters:
+    for meter, unpriced in zip(compiled.meters, totals.unpriced, strict=True):
         if meter.limit is None or (meter.clock == "delta" and not meter.limit):
             continue
-        cells = (meter.name, f"{now.spent[meter.name]:.6g}", f"{now.left[meter.name]:.6g}")
+        # An alternative with a step that has no price on it can admit nothing any more; the others go on.
+        left = "out: a step has no price here" if unpriced else f"{now.left[meter.name]:.6g}"
+        cells = (meter.name, f"{now.spent[meter.name]:.6g}", left)
         rows.append("<tr>" + "".join(f'<td style="{_SMALL}">{html.escape(cell)}</td>' for cell in cells) + "</tr>")
     return "".join(rows)

@@ -1,0 +1,148 @@
+"""Private training whose noise, clipping and batch size are chosen as it goes: one policy for all the choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import Final
+
+from odograph.budgets import compile_policy
+from odograph.core.compiled import Compiled
+from odograph.core.conversions import largest_rdp
+from odograph.core.guarantees import RDP, Mechanism
+from odograph.core.odometers import Renyi
+from odograph.core.offers import how_many
+from odograph.core.policy import Policy
+from odograph.core.subsampling import sampling_settings, subsampled_gaussian_menu
+from odograph.core.units import Numeric, read
+from odograph.errors import InvalidPolicy
+from odograph.integrations.dp_accounting import subsampled_gaussian
+
+__all__ = ["Setting", "TrainingPlan", "dpsgd_policy"]
+
+Setting = tuple[float, float]  # sampling rate, noise multiplier
+
+# Parts of the budget at which the odometer is to be tight: training looks at it early, and at the end.
+_LOOKS: Final = (1 / 64, 1 / 16, 1 / 4, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A compiled policy for training, and how many steps each setting would get if it were the only one used.
+
+    `blocks` says how many steps a menu charges at a time; fewer are charged as a whole block.
+    """
+
+    compiled: Compiled
+    steps: Mapping[Setting, int]
+    blocks: Mapping[Setting, int]
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, for an `Accountant` or a ledger."""
+        return self.compiled.policy
+
+    def __str__(self) -> str:
+        policy = self.policy
+        lines = [
+            f"({policy.epsilon:g}, {policy.delta:g})-DP by rule {policy.rule!r}, steps if one setting is used alone:"
+        ]
+        for (rate, noise), steps in self.steps.items():
+            block = self.blocks[rate, noise]
+            charged = f", charged by {block}" if block > 1 else ""
+            lines.append(f"  sampling rate {rate:g}, noise multiplier {noise:g}: {steps}{charged}")
+        return "\n".join(lines)
+
+
+def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
+    epsilon: Numeric,
+    delta: Numeric,
+    *,
+    sample_rates: Sequence[Numeric],
+    noise_multipliers: Sequence[Numeric],
+    rule: str = "exact",
+    takes: Sequence[str] = (),
+    delta_steps: Numeric = 0,
+    unit: str = "person",
+) -> TrainingPlan:
+    """Plan DP-SGD with any of the sampling rates and any of the noise multipliers at every step.
+
+    With `rule="exact"` the settings are a menu, solved together: nothing but them is taken, unless `takes` lists
+    families for other questions, such as private validation (`takes=("pure",)`). With `rule="renyi"` any subsampled
+    Gaussian is taken; the orders are those that suit the settings. Charge each step, before it runs, with
+    `subsampled_gaussian(rate, noise)`; clipping norms may change freely, because noise is a multiple of them.
+
+    Theorem: the exact filter over a menu, or the Rényi filter at fixed orders (Lemma 3); Rényi odometer.
+    Assumes: Poisson sampling, per-example clipping, add/remove neighbours; each setting of a step is chosen from
+        what was released before it.
+    """
+    settings = _settings(sample_rates, noise_multipliers)
+    aside = read(delta_steps, "delta_steps", InvalidPolicy)
+    level = read(delta, "delta", InvalidPolicy) - aside
+    if rule not in {"exact", "renyi"}:
+        raise InvalidPolicy(f"subsampled Gaussians are taken by rule 'exact' or 'renyi', not {rule!r}")
+    if level <= 0:
+        raise InvalidPolicy(f"delta ({delta!r}) must be above delta_steps ({delta_steps!r})")
+    target = (float(read(epsilon, "epsilon", InvalidPolicy)), float(level))
+    single = {setting: subsampled_gaussian(*setting) for setting in settings}
+    best = {setting: _best_order(_curve(single[setting]), target) for setting in settings}
+    odometer = _odometer([(_curve(single[s]), best[s][1]) for s in settings], target)
+    if rule == "renyi":
+        orders = sorted({order for order, _ in best.values()})
+        policy = Policy(
+            epsilon,
+            delta,
+            delta_steps=delta_steps,
+            rule=rule,
+            odometer=odometer,
+            unit=unit,
+            orders={order: Fraction(1, len(orders)) for order in orders},
+        )
+        blocks = dict.fromkeys(settings, 1)
+    else:
+        menu = subsampled_gaussian_menu(epsilon, level, settings)
+        policy = Policy(epsilon, delta, delta_steps=delta_steps, takes=takes, menu=menu, odometer=odometer, unit=unit)
+        blocks = {setting: item.block for setting, item in zip(settings, menu, strict=True)}
+    compiled = compile_policy(policy)
+    steps = {s: how_many(compiled, compiled.start, subsampled_gaussian(*s, blocks[s])) * blocks[s] for s in settings}
+    return TrainingPlan(compiled, steps, blocks)
+
+
+def _settings(rates: Sequence[Numeric], noises: Sequence[Numeric]) -> list[Setting]:
+    settings = [sampling_settings(rate, noise) for rate, noise in product(rates, noises)]
+    if not settings or len(set(settings)) < len(settings):
+        raise InvalidPolicy("sample_rates and noise_multipliers need at least one value each, and none twice")
+    return settings
+
+
+def _curve(step: Mechanism) -> RDP:
+    if step.curve is None:
+        raise InvalidPolicy(f"{step} has no Rényi curve")
+    return step.curve
+
+
+def _best_order(curve: RDP, target: tuple[float, float]) -> tuple[Fraction, float]:
+    """Return the order whose filter admits the most steps of the curve, and how many."""
+    counts = [
+        (max(0.0, largest_rdp(float(order), *target)) / float(value), Fraction(order))
+        for order, value in zip(curve.orders, curve.values, strict=True)
+    ]
+    steps, order = max(counts)
+    return order, steps
+
+
+def _odometer(curves: Sequence[tuple[RDP, float]], target: tuple[float, float]) -> Renyi:
+    """Return a Rényi odometer over the orders that read best when parts of the budget are spent."""
+    ell = -math.log(target[1])
+    orders = set()
+    for curve, steps in curves:
+        for part in _LOOKS:
+            losses = [
+                (part * steps * float(value) + ell / (float(order) - 1.0), float(order))
+                for order, value in zip(curve.orders, curve.values, strict=True)
+            ]
+            orders.add(min(losses)[1])
+    return Renyi(tuple(sorted(orders)), (1.0 / len(orders),) * len(orders))
