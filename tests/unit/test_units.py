@@ -12,7 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odograph import PureDP
-from odograph.core.units import SCALE, ceil_units, down, exactly, floor_units, read, text_of, tidy, up
+from odograph.core.units import (
+    DELTA_SCALE,
+    SCALE,
+    ceil_computed,
+    ceil_sure,
+    ceil_units,
+    ceil_written,
+    down,
+    exactly,
+    floor_units,
+    read,
+    text_of,
+    tidy,
+    up,
+)
 from odograph.errors import InvalidGuarantee, InvalidPolicy
 
 TENTH = Fraction(1, 10)
@@ -178,3 +192,52 @@ def test_any_number_that_is_read_can_be_written_and_read_back(text: str) -> None
 def test_a_number_too_long_to_print_is_refused_like_any_other(value: object) -> None:
     with pytest.raises(InvalidGuarantee):
         read(value, "epsilon")
+
+
+# Floats as people write them, as programs compute them, next to whole numbers of units, and very small ones.
+SIZES = st.one_of(
+    st.floats(0, 2, allow_subnormal=True),
+    st.integers(0, 10**16).map(lambda n: n / 1e15),
+    st.tuples(st.integers(1, 999), st.integers(1, 20)).map(lambda pair: float(f"{pair[0]}e-{pair[1]}")),
+    st.floats(-40, 3).map(lambda power: 10.0**power),
+    st.tuples(st.integers(1, 10**15), st.integers(-3, 3)).map(lambda p: _stepped(p[0] / 1e15, p[1])),
+)
+
+
+def _stepped(value: float, steps: int) -> float:
+    for _ in range(abs(steps)):
+        value = math.nextafter(value, math.inf if steps > 0 else 0.0)
+    return value
+
+
+def rounds_up_exactly(
+    written: Callable[[float, int], int], computed: Callable[[float, int], int], value: float
+) -> bool:
+    return all(
+        written(value, scale) == ceil_units(Fraction(repr(value)), scale)
+        and computed(value, scale) == ceil_units(Fraction(value), scale)
+        for scale in (SCALE, DELTA_SCALE)
+    )
+
+
+@given(SIZES)
+def test_rounding_up_without_exact_arithmetic_gives_the_exact_ceiling(value: float) -> None:
+    assert rounds_up_exactly(ceil_written, ceil_computed, value)
+
+
+def test_rounding_up_in_floats_alone_is_caught() -> None:
+    draws = random.Random(1)  # noqa: S311  not cryptography
+    values = [draws.random() for _ in range(1000)] + [n / 1e15 for n in range(1, 1000)]
+
+    def in_floats(value: float, scale: int) -> int:
+        return math.ceil(value * scale)
+
+    assert not all(rounds_up_exactly(in_floats, in_floats, value) for value in values)
+    assert all(rounds_up_exactly(ceil_written, ceil_computed, value) for value in values)
+
+
+@given(st.floats(0, 1e16), st.integers(0, 64), st.floats(-1, 1))
+def test_a_sure_ceiling_is_that_of_every_number_that_near(near: float, ulps: int, part: float) -> None:
+    sure = ceil_sure(near, ulps)
+    true = Fraction(near) * (1 + Fraction(part) * ulps / 2**53)
+    assert sure is None or sure == math.ceil(true)
