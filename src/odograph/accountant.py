@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakSet
@@ -27,13 +28,21 @@ from odograph.document import (
     totals_from_dict,
     totals_to_dict,
 )
-from odograph.errors import AccountClosed, AccountExists, BudgetExceeded, InvalidPolicy, LedgerCorrupt
+from odograph.errors import (
+    AccountClosed,
+    AccountExists,
+    BudgetExceeded,
+    InvalidPolicy,
+    LedgerCorrupt,
+    UnprovenComposition,
+)
 from odograph.figures import account_card, draw_account
 
 __all__ = ["Accountant"]
 
 _FORM: Final = 1
 _REMEMBERED: Final = 1024  # prices of guarantees that were spent before
+_SHOWN: Final = 5  # last entries on a card
 _COPIED: Final = (
     "this accountant is a copy (a pickle, or a forked process), and a copy must not be a second budget: it can be"
     " read, and spends only after resume(), which promises that the original spends no more"
@@ -67,7 +76,8 @@ class Accountant:
 
     `policy` may be compiled already. `parent` makes this a sub-budget: its promise is about its own answers, the
     parent's about everyone's. `keep` is how many of the last entries to keep: all (None), or none (0: totals only).
-    Safe to use from several threads. A copy is the same object; a pickle is read-only until `resume()`.
+    An entry keeps about 80 bytes, or 290 if no other entry has the same guarantee. Safe to use from several threads.
+    A copy is the same object; a pickle is read-only until `resume()`.
     """
 
     def __init__(
@@ -216,11 +226,11 @@ class Accountant:
         """Read what `to_dict` wrote and replay its entries; anything damaged raises `LedgerCorrupt`."""
         if not isinstance(form, Mapping) or form.get("form") != _FORM:
             raise LedgerCorrupt(f"not an accountant's document of form {_FORM}")
-        if form.get("digest") != digest_of({name: value for name, value in form.items() if name != "digest"}):
-            raise LedgerCorrupt("the document's digest does not fit its content: it was damaged or changed")
         try:
+            if form.get("digest") != digest_of({name: value for name, value in form.items() if name != "digest"}):
+                raise LedgerCorrupt("the document's digest does not fit its content: it was damaged or changed")
             return _restored(form, None)
-        except (KeyError, TypeError, ValueError) as problem:
+        except (AttributeError, LookupError, TypeError, ValueError, UnprovenComposition) as problem:
             raise LedgerCorrupt(f"the document's content contradicts itself: {problem}") from problem
 
     def __copy__(self) -> Accountant:
@@ -243,9 +253,9 @@ class Accountant:
 
     def _repr_html_(self) -> str:
         with self._tree.lock:
-            totals, last = self._totals, self.history[-5:]
+            totals, last = self._totals, [Entry._make(e) for e in islice(reversed(self._entries), _SHOWN)]
             # The offer is of the kind spent last: a policy need not take every kind.
-            offer = self.largest(last[-1].guarantee) if last else None
+            offer = self.largest(last[0].guarantee) if last else None
         rows = [(str(entry.guarantee), entry.note or entry.account) for entry in last]
         return account_card(self._name, self._compiled, totals, offer, rows)
 

@@ -32,11 +32,8 @@ class Entry(NamedTuple):
 
 
 def digest_of(form: Mapping[str, Any]) -> str:
-    """A check against damage and careless edits; it is not one against whoever can compute it again."""
-    try:
-        text = json.dumps(form, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError):
-        return ""
+    """Return a check against damage and careless edits; it is not one against whoever can compute it again."""
+    text = json.dumps(form, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -104,7 +104,7 @@ class Session:
     ) -> tuple[Callable[..., _T], Guarantee]:
         """Return what to call and what it costs; takes the cost's own arguments out of `kwargs`."""
         if isinstance(mechanism, _Marked):
-            cost, mechanism = cost or mechanism.cost, mechanism.mechanism
+            cost, mechanism = mechanism.cost if cost is None else cost, mechanism.mechanism
         if cost is None:
             return mechanism, cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
         if not isinstance(cost, KINDS) and callable(cost):
@@ -141,6 +141,10 @@ class _Marked:
         functools.update_wrapper(self, mechanism)
         self.mechanism = mechanism
         self.cost = cost
+
+    def __get__(self, instance: object, owner: type | None = None) -> _Marked:
+        # A function is bound to an instance when it is looked up there; so is a mechanism that is a method.
+        return self if instance is None else _Marked(self.mechanism.__get__(instance, owner), self.cost)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
         opened = _OPEN.get()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 
 _CODE = re.compile(r"```python\n(.*?)```\s*```text\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]+)")
@@ -21,17 +21,18 @@ def broken_links(document: Path, text: str) -> list[str]:
     return [target for target in targets if not (document.parent / target).exists()]
 
 
-def printed(code: str) -> str:
+def printed(code: str, names: dict[str, object] | None = None) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(compile(code, "document", "exec"), {})  # noqa: S102  the document's own example
+        exec(compile(code, "document", "exec"), {} if names is None else names)  # noqa: S102  the document's example
     return out.getvalue()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_examples_print_what_the_document_says(document: Path) -> None:
+    names: dict[str, object] = {}  # an example goes on where the one before it stopped
     for code, expected in _CODE.findall(document.read_text()):
-        assert printed(code) == expected
+        assert printed(code, names) == expected
 
 
 def test_the_readme_has_an_example() -> None:

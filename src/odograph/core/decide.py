@@ -65,6 +65,9 @@ class Decision(NamedTuple):
     largest: Guarantee | None = None
     account: str = ""  # the name of the account that decided, where accounts have names
 
+    def __bool__(self) -> bool:
+        return self.admitted  # else `if account.decide(cost):` would be true of a refusal
+
     @property
     def spent(self) -> dict[str, float]:
         """What was spent before the request, per meter that has a limit."""

@@ -43,6 +43,9 @@ class Quote:
     decisions: tuple[Decision, ...]
     totals_after: Totals  # after the whole batch if it fits, else unchanged
 
+    def __bool__(self) -> bool:
+        return self.admitted
+
 
 def ask(compiled: Compiled, totals: Totals, request: Guarantee) -> Decision:
     """Decide a request; a refusal carries the largest request of its kind that would be admitted instead."""

@@ -35,14 +35,14 @@ def gauge(part: float) -> str:
 def account_card(
     name: str, compiled: Compiled, totals: Totals, largest: Guarantee | None, last: Sequence[tuple[str, str]]
 ) -> str:
-    """Return the card: the promise, a gauge, spent and left on every meter, the reading, the last spends."""
+    """Return the card: the promise, a gauge, spent and left on every meter, reading, last spends (latest first)."""
     policy = compiled.policy
     title = html.escape(name) if name else "Accountant"
     promise = f"({policy.epsilon:g}, {policy.delta:g})-DP for each {html.escape(policy.unit)}"
     offer = f"; the largest like the last that fits: {html.escape(str(largest))}" if largest else ""
     rows = "".join(
         f'<tr><td style="{_SMALL}">{html.escape(cost)}</td><td style="{_SMALL}">{html.escape(note)}</td></tr>'
-        for cost, note in reversed(last)
+        for cost, note in last
     )
     spends = f'<table style="{_SMALL}"><tr><th style="{_SMALL}">last spends</th></tr>{rows}</table>' if last else ""
     return (

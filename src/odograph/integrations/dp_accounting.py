@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,10 +21,10 @@ from odograph.errors import InvalidGuarantee, MissingExtra
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["heterogeneous_epsilon", "subsampled_gaussian"]
+__all__ = ["ORDERS", "heterogeneous_epsilon", "subsampled_gaussian"]
 
 # Orders of the curves: dense where targets from 0.1 to 20 have their best order.
-_ORDERS: Final = (1.25, 1.5, 1.75, *range(2, 17), *range(18, 33, 2), *range(36, 65, 4), 80, 96, 128, 256, 512, 1024)
+ORDERS: Final = (1.25, 1.5, 1.75, *range(2, 17), *range(18, 33, 2), *range(36, 65, 4), 80, 96, 128, 256, 512, 1024)
 
 _CELLS_PER_STEP: Final = 64  # grid cells in the smallest epsilon: keeps the added variance below .1%
 _CELLS: Final = (2**15, 2**20)  # grid cells in the sum of the epsilons: at least, and at most
@@ -61,11 +62,16 @@ def subsampled_gaussian(sampling_rate: Numeric, noise_multiplier: Numeric, steps
     Theorem: Mironov, Talwar, Zhang 2019 (the curve; it bounds both directions), and RDP composition.
     Assumes: Poisson sampling at `sampling_rate`, noise of `noise_multiplier` times the clipping norm, add/remove.
     """
-    rate, noise = sampling_settings(sampling_rate, noise_multiplier)
+    return _subsampled_gaussian(*sampling_settings(sampling_rate, noise_multiplier), steps)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _subsampled_gaussian(rate: float, noise: float, steps: int) -> Mechanism:
+    """Return the mechanism; the same object for the same settings, which an account prices once."""
     accounting = _load("dp_accounting")
-    accountant = _load("dp_accounting.rdp").RdpAccountant(orders=list(_ORDERS))
+    accountant = _load("dp_accounting.rdp").RdpAccountant(orders=list(ORDERS))
     accountant.compose(accounting.PoissonSampledDpEvent(rate, accounting.GaussianDpEvent(noise)), 1)
-    curve = zip(_ORDERS, accountant._rdp, strict=True)  # noqa: SLF001  there is no public accessor
+    curve = zip(ORDERS, accountant._rdp, strict=True)  # noqa: SLF001  there is no public accessor
     # The library's logarithm of a sum near 1 is off by a few roundings, 1e-15 of the rate; far more is added. An
     # order where its series overflows is left out.
     slack = 1e-12 * rate
