@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakSet
@@ -32,7 +31,9 @@ from odograph.errors import (
     AccountClosed,
     AccountExists,
     BudgetExceeded,
+    InvalidGuarantee,
     InvalidPolicy,
+    LedgerBusy,
     LedgerCorrupt,
     UnprovenComposition,
 )
@@ -56,6 +57,11 @@ class _Tree:
         self.lock = threading.RLock()
         self.copied = False
         _TREES.add(self)
+
+    def refuse_reentry(self) -> None:
+        """Raise where a signal handler or a finaliser interrupts a spend of its own thread: one would be lost."""
+        if self.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            raise LedgerBusy("a spend of this thread is under way; nothing was charged. Try again when it is done")
 
 
 _TREES: WeakSet[_Tree] = WeakSet()
@@ -141,12 +147,15 @@ class Accountant:
     @property
     def history(self) -> tuple[Entry, ...]:
         """The kept entries, oldest first; `totals.steps` counts all that there were."""
-        with self._tree.lock:
-            return tuple(map(Entry._make, self._entries))
+        kept = tuple(self._entries)  # at one moment: the entries may grow while they are given their names
+        return tuple(map(Entry._make, kept))
 
     def spend(self, cost: Guarantee, *, note: str = "") -> Decision:
         """Charge the cost here and to every ancestor, or raise `BudgetExceeded` and charge nobody."""
+        if not isinstance(note, str):
+            raise InvalidGuarantee(f"note must be a text, and {note!r} is not; nothing was charged")
         tree = self._tree
+        tree.refuse_reentry()
         with tree.lock:
             if tree.copied:
                 raise AccountClosed(_COPIED)
@@ -154,13 +163,16 @@ class Accountant:
             for account in self._chain:
                 decision = decide(account._compiled.meters, account._totals, account._price(cost), cost)
                 if not decision.admitted:
-                    raise BudgetExceeded(self._with_offer(account, decision, self._now()))
+                    break
                 charges.append((account, decision))
-            # Totals before entries, the top of the tree first: an interrupt in between leaves too much charged.
-            for account, decision in charges:
-                account._totals = decision.totals_after
-                account._entries.append((cost, decision.price, note, self._name))
-            return decision
+            else:
+                # Totals before entries, the top first: an interrupt in between leaves too much charged.
+                for account, decision in charges:
+                    account._totals = decision.totals_after
+                    account._entries.append((cost, decision.price, note, self._name))
+                return decision
+            totals = self._now()
+        raise BudgetExceeded(self._with_offer(account, decision, totals))
 
     @contextmanager
     def spending(self, cost: Guarantee, *, note: str = "") -> Iterator[Decision]:
@@ -169,26 +181,22 @@ class Accountant:
 
     def decide(self, cost: Guarantee) -> Decision:
         """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
-        with self._tree.lock:
-            return self._ask(cost, self._now())[0]
+        return self._ask(cost, self._now())[0]
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
         """Decide a batch in order, all or nothing, spending nothing."""
-        batch = tuple(costs)  # an iterator may do anything while it is read: not under the lock
-        with self._tree.lock:
-            totals = self._now()
-            decisions: list[Decision] = []
-            for cost in batch:
-                decision, totals = self._ask(cost, totals)
-                decisions.append(decision)
-                if not decision.admitted:
-                    return Quote(admitted=False, decisions=tuple(decisions), totals_after=self._totals)
-            return Quote(admitted=True, decisions=tuple(decisions), totals_after=totals[-1])
+        totals = self._now()
+        decisions: list[Decision] = []
+        for cost in costs:
+            decision, totals = self._ask(cost, totals)
+            decisions.append(decision)
+            if not decision.admitted:
+                return Quote(admitted=False, decisions=tuple(decisions), totals_after=decisions[0].totals)
+        return Quote(admitted=True, decisions=tuple(decisions), totals_after=totals[-1])
 
     def largest(self, kind: Kind, times: int = 1) -> Guarantee | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
-        with self._tree.lock:
-            return self._largest(kind, times, self._now())
+        return self._largest(kind, times, self._now())
 
     def reading(self) -> Reading:
         """Read the policy's odometer: valid at all times at once, and the only licensed one."""
@@ -205,9 +213,7 @@ class Accountant:
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
         """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
-        with self._tree.lock:
-            totals, entries = self._totals, self.history
-        return draw_account(self._compiled, totals, [entry.price for entry in entries], ax=ax)
+        return draw_account(self._compiled, self._totals, [entry.price for entry in self.history], ax=ax)
 
     def resume(self) -> None:
         """Let a copy spend (a pickle, or a forked process): whoever calls this says that the original is gone."""
@@ -217,6 +223,7 @@ class Accountant:
         """Return the versioned document that `from_dict` reads: compiled policy, totals, entries, sub-budgets."""
         if self._parent is not None:
             raise InvalidPolicy(f"{self._name!r} is a sub-budget; write the account at the top, which holds it")
+        self._tree.refuse_reentry()
         with self._tree.lock:
             form = {"form": _FORM, **self._written()}
         return form | {"digest": digest_of(form)}
@@ -252,12 +259,11 @@ class Accountant:
         return f"<Accountant {name}epsilon={policy.epsilon}, delta={policy.delta}: {part}{copied}>"
 
     def _repr_html_(self) -> str:
-        with self._tree.lock:
-            totals, last = self._totals, [Entry._make(e) for e in islice(reversed(self._entries), _SHOWN)]
-            # The offer is of the kind spent last: a policy need not take every kind.
-            offer = self.largest(last[0].guarantee) if last else None
+        last = [Entry._make(entry) for entry in tuple(self._entries)[: -_SHOWN - 1 : -1]]
+        # The offer is of the kind spent last: a policy need not take every kind.
+        offer = self.largest(last[0].guarantee) if last else None
         rows = [(str(entry.guarantee), entry.note or entry.account) for entry in last]
-        return account_card(self._name, self._compiled, totals, offer, rows)
+        return account_card(self._name, self._compiled, self._totals, offer, rows)
 
     def _adopt(self, child: Accountant) -> None:
         own, other = self.policy, child.policy
@@ -266,10 +272,8 @@ class Accountant:
                 f"a sub-budget protects the same unit and neighbours as its parent: {own.unit!r}, {own.neighbours!r},"
                 f" not {other.unit!r}, {other.neighbours!r}"
             )
-        with self._tree.lock:
-            if child.name in self._children:
-                raise AccountExists(f"there is a sub-budget {child.name!r} already; a new policy needs a new name")
-            self._children[child.name] = child
+        if self._children.setdefault(child.name, child) is not child:
+            raise AccountExists(f"there is a sub-budget {child.name!r} already; a new policy needs a new name")
 
     def _price(self, cost: Guarantee) -> Price:
         """Return the price, remembered for the same object: pricing is most of the work of a spend."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 from odograph.core.account import Account
 from odograph.core.guarantees import KINDS, Guarantee
 from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
-from odograph.integrations import cost_of, is_interactive
+from odograph.integrations import cost_of, is_interactive, name_of
 
 __all__ = ["Cost", "Private", "Session", "private", "session"]
 
@@ -20,7 +20,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
-# A guarantee, or a function from a mechanism's keyword arguments to one: positional arguments are data.
+# A guarantee, or a function from some of the mechanism's arguments, by their names, to one.
 Cost: TypeAlias = Guarantee | Callable[..., Guarantee]
 
 _LAZY: Final = (Iterator, Awaitable, AsyncIterator)
@@ -78,13 +78,13 @@ class Session:
         """
         if not self._open:
             raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
-        name = getattr(mechanism, "__name__", type(mechanism).__name__)
+        name = name_of(mechanism)
         if _RUNNING.get():
             raise UnprovenComposition(
                 f"{name} was asked to run inside {_RUNNING.get()}: the cost of an inner run would depend on what was"
                 " never released. Run one after the other"
             )
-        mechanism, guarantee = self._priced(mechanism, cost, kwargs)
+        mechanism, guarantee = self._priced(mechanism, cost, args, kwargs)
         _refuse_lazy(mechanism, name)
         with self.account.spending(guarantee, note=note or name):
             running = _RUNNING.set(name)
@@ -92,25 +92,27 @@ class Session:
                 answer = mechanism(*args, **kwargs)
             finally:
                 _RUNNING.reset(running)
-        if isinstance(answer, _LAZY) or is_interactive(answer):
+        if unfinished := _unfinished(answer):
             raise UnprovenComposition(
-                f"{name} returned something that answers later ({type(answer).__name__}), and that is not covered; it"
+                f"{name} returned something that answers later ({unfinished}), and that is not covered; it"
                 " was charged and is not released. Return the finished answer"
             )
         return answer
 
     def _priced(
-        self, mechanism: Callable[..., _T], cost: Cost | None, kwargs: dict[str, Any]
+        self, mechanism: Callable[..., _T], cost: Cost | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., _T], Guarantee]:
-        """Return what to call and what it costs; takes the cost's own arguments out of `kwargs`."""
+        """Return what to call and what it costs; takes a library's own settings out of `kwargs`."""
         if isinstance(mechanism, _Marked):
-            cost, mechanism = mechanism.cost if cost is None else cost, mechanism.mechanism
+            if cost is not None:
+                raise InvalidGuarantee(f"{name_of(mechanism)} declares its own cost; leave cost= out")
+            cost, mechanism = mechanism.cost, mechanism.mechanism
         if cost is None:
             return mechanism, cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
         if not isinstance(cost, KINDS) and callable(cost):
-            cost = cost(**kwargs)
+            cost = cost(**_settings(mechanism, cost, args, kwargs))
         if not isinstance(cost, KINDS):
-            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1), and {cost!r} is not")
+            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1), and a {name_of(cost)} is not")
         return mechanism, cost
 
 
@@ -122,8 +124,8 @@ def session(account: Account) -> Session:
 def private(cost: Cost) -> Callable[[Callable[_P, _T]], Private[_P, _T]]:
     """Declare what a mechanism costs; calling it then charges the session that is open, before it runs.
 
-    `cost` may be a function of the mechanism's keyword arguments. Pass data by position and settings by keyword: a
-    cost that looked at the data would itself leak.
+    `cost` may be a function of some of the mechanism's arguments, by their names (`lambda epsilon: PureDP(epsilon)`).
+    It must not ask for the data: a cost that looked at them would itself leak.
     """
 
     def mark(mechanism: Callable[_P, _T]) -> Private[_P, _T]:
@@ -154,6 +156,33 @@ class _Marked:
                 " `with odograph.session(account):`"
             )
         return opened[-1].run(self, *args, **kwargs)
+
+
+def _settings(
+    mechanism: Callable[..., Any], cost: Callable[..., Guarantee], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the mechanism's arguments that the cost asks for by name, however they were passed, defaults too."""
+    bound = inspect.signature(mechanism).bind(*args, **kwargs)
+    bound.apply_defaults()
+    asked = inspect.signature(cost).parameters
+    if missing := [name for name in asked if name not in bound.arguments]:
+        raise InvalidGuarantee(
+            f"the cost of {name_of(mechanism)} asks for {missing[0]!r}, which it has no argument of"
+        )
+    return {name: bound.arguments[name] for name in asked}
+
+
+def _unfinished(answer: object) -> str:
+    """Return the kind of the first thing in an answer that would go on answering; empty if there is none."""
+    if isinstance(answer, _LAZY) or is_interactive(answer):
+        if isinstance(answer, Coroutine):
+            answer.close()  # or Python would warn that it was never awaited
+        return type(answer).__name__
+    if isinstance(answer, dict):
+        return _unfinished([*answer.values()])
+    if isinstance(answer, list | tuple):
+        return next(filter(None, map(_unfinished, answer)), "")
+    return ""
 
 
 def _top(account: Any) -> object:  # noqa: ANN401  not every account has a parent

@@ -8,7 +8,7 @@ from typing import Any, Final
 from odograph.core.guarantees import Guarantee
 from odograph.errors import InvalidGuarantee
 
-__all__ = ["cost_of", "is_interactive"]
+__all__ = ["cost_of", "is_interactive", "name_of"]
 
 # The library in which a thing's type is defined, and the file here that knows it.
 _KNOWN: Final = {
@@ -27,13 +27,19 @@ def cost_of(thing: object, *, neighbours: str = "add-remove", settings: dict[str
     library = type(thing).__module__.partition(".")[0]
     if library not in _KNOWN:
         raise InvalidGuarantee(
-            f"{thing!r} does not say what it costs; pass cost=, such as cost=PureDP(0.1), or declare it with @private"
+            f"{name_of(thing)} does not say what it costs; pass cost=, such as cost=PureDP(0.1), or declare it with"
+            " @private"
         )
     known = import_module(_KNOWN[library])
     names = [name for name in known.SETTINGS if settings and name in settings]
     given = {name: settings.pop(name) for name in names} if settings else {}
     guarantee: Guarantee = known.cost_of(thing, neighbours=neighbours, **given)
     return guarantee
+
+
+def name_of(thing: object) -> str:
+    """Return a name for a message: never a repr, which may show the data that a partial or a bound method holds."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
 
 
 def is_interactive(answer: object) -> bool:
