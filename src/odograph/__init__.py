@@ -28,7 +28,7 @@ from odograph.core.mechanisms import (
 )
 from odograph.core.menu import MenuItem
 from odograph.core.odometers import Reading
-from odograph.core.offers import Quote, ask, how_many, largest, quote, used
+from odograph.core.offers import Quote, ask, how_many, largest, quote
 from odograph.core.policy import Policy
 from odograph.core.subsampling import subsampled_gaussian_menu
 from odograph.document import Entry
@@ -106,5 +106,4 @@ __all__ = [
     "session",
     "subsampled_gaussian",
     "subsampled_gaussian_menu",
-    "used",
 ]

@@ -5,18 +5,26 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+import odograph as odo
 from odograph.budgets import compile_policy
 from odograph.core.composition import kov_steps
 from odograph.core.guarantees import PureDP
+from odograph.core.odometers import Renyi
 from odograph.core.offers import how_many, quote
 from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy, MissingExtra
 from odograph.figures import PANELS, Panel, draw_all
+from odograph.figures.card import gauge
 from odograph.figures.draw import draw
 
 VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
@@ -160,3 +168,58 @@ def test_without_matplotlib_the_pictures_say_what_to_install(tmp_path: Path, mon
 def test_the_numbers_need_no_matplotlib() -> None:
     code = "import sys, odograph.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603  our own code
+
+
+def points(line: Line2D) -> tuple[list[float], list[float]]:
+    return np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
+
+
+@pytest.fixture
+def axes() -> Iterator[Axes]:
+    ax = Figure().subplots()
+    yield ax
+    ax.clear()
+
+
+def test_the_plot_of_an_account_ends_at_its_reading_under_the_promise(axes: Axes) -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    account.spend(odo.GDP(0.04))
+    for _ in range(300):
+        account.spend(odo.PureDP(0.01))
+    account.plot(axes)
+    curves = {str(line.get_label()): line for line in axes.get_lines()}
+    times, losses = points(curves.pop("discrete mixture, the policy's"))
+    assert times[-1] == pytest.approx(account.totals.amounts[2] / 1e15)
+    assert losses[-1] == pytest.approx(account.reading().loss)
+    assert len(times) <= 202
+    promise = [line for line in curves.values() if points(line)[1] == [1.0, 1.0]]
+    assert len(promise) == 1
+    others = [label for label in curves if not label.startswith("_")]
+    assert others
+    assert all(label.endswith("for looking only") for label in others)
+
+
+def test_a_plot_of_what_has_no_intrinsic_time_counts_steps(axes: Axes) -> None:
+    account = odo.Accountant(odo.Policy(3, 1e-6, rule="renyi", odometer=Renyi((4.0, 8.0), (0.5, 0.5))), keep=2)
+    for _ in range(5):
+        account.spend(odo.RDP((4, 8), (0.01, 0.03)))
+    account.plot(axes)
+    assert axes.get_xlabel() == "steps"
+    labels = [str(line.get_label()) for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    assert labels == ["renyi, the policy's"]
+    assert points(axes.get_lines()[0])[0] == [3.0, 4.0, 5.0]  # two entries were kept
+
+
+@pytest.mark.parametrize("part", [0.0, 0.25, 1.0, 1.5])
+def test_the_gauge_ends_where_the_budget_does(part: float) -> None:
+    picture = gauge(part)
+    assert f'aria-label="{part:.1%} of the budget spent"' in picture
+    ends = {0.0: None, 0.25: "24.64 24.64", 1.0: "110.00 60.00", 1.5: "110.00 60.00"}[part]
+    assert (f"A 50 50 0 0 1 {ends}" in picture) == (ends is not None)
+
+
+def test_a_card_says_when_an_alternative_is_out() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    assert "no price here" not in account._repr_html_()
+    account.spend(odo.GDP(0.04))
+    assert "out: a step has no price here" in account._repr_html_()

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from odograph.core.compiled import Compiled, reading
 from odograph.core.decide import Price, Totals
@@ -27,7 +27,8 @@ def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax
     """
     policy = compiled.policy
     if ax is None:
-        ax = Figure(figsize=(7.0, 4.2), layout="constrained").subplots()
+        # By pyplot, so that a notebook shows the picture.
+        ax = plt.subplots(figsize=(7.0, 4.2), layout="constrained")[1]
     states = _thinned(_states(totals, prices))
     clock = next(i for i, meter in enumerate(compiled.meters) if meter.clock == "intrinsic")
     timed = not totals.unpriced[clock]
