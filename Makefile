@@ -48,14 +48,23 @@ else
 endif
 	@touch $@
 
+# Tumult pins NumPy 1 and pandas 1, so its tests have an environment of their own.
+TUMULT := $(VENV)-tumult
+$(TUMULT)/stamp: pyproject.toml
+	@echo "setting up $(TUMULT) (once)"
+	@test -d $(TUMULT) || $(PYTHON) -m venv $(TUMULT)
+	@$(TUMULT)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[tumult]' pytest hypothesis
+	@touch $@
+
 demo: $(VENV)/stamp
 	@$(BIN)/odograph demo
 
 test: $(VENV)/training
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-test-all: $(VENV)/training
+test-all: $(VENV)/training $(TUMULT)/stamp
 	@ODOGRAPH_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	@$(TUMULT)/bin/python -m pytest tests/integrations/test_tumult.py
 
 check: $(VENV)/training
 	@$(BIN)/ruff format --check .
@@ -78,4 +87,4 @@ table: $(VENV)/stamp
 	@$(BIN)/python tools/build_table.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(TUMULT) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

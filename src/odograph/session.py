@@ -24,6 +24,7 @@ _T_co = TypeVar("_T_co", covariant=True)
 Cost: TypeAlias = Guarantee | Callable[..., Guarantee]
 
 _LAZY: Final = (Iterator, Awaitable, AsyncIterator)
+_HOLDERS: Final = (dict, frozenset, list, set, tuple)
 _OPEN: ContextVar[tuple[Session, ...]] = ContextVar("odograph_sessions", default=())
 _RUNNING: ContextVar[str] = ContextVar("odograph_running", default="")
 
@@ -162,14 +163,19 @@ def _settings(
     mechanism: Callable[..., Any], cost: Callable[..., Guarantee], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the mechanism's arguments that the cost asks for by name, however they were passed, defaults too."""
-    bound = inspect.signature(mechanism).bind(*args, **kwargs)
+    signature = inspect.signature(mechanism)
+    bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
+    given = dict(bound.arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(parameter.name)
     asked = inspect.signature(cost).parameters
-    if missing := [name for name in asked if name not in bound.arguments]:
+    if missing := [name for name in asked if name not in given]:
         raise InvalidGuarantee(
-            f"the cost of {name_of(mechanism)} asks for {missing[0]!r}, which it has no argument of"
+            f"the cost of {name_of(mechanism)} asks for {missing[0]!r}, which was not passed to it"
         )
-    return {name: bound.arguments[name] for name in asked}
+    return {name: given[name] for name in asked}
 
 
 def _unfinished(answer: object) -> str:
@@ -178,11 +184,13 @@ def _unfinished(answer: object) -> str:
         if isinstance(answer, Coroutine):
             answer.close()  # or Python would warn that it was never awaited
         return type(answer).__name__
-    if isinstance(answer, dict):
-        return _unfinished([*answer.values()])
-    if isinstance(answer, list | tuple):
-        return next(filter(None, map(_unfinished, answer)), "")
-    return ""
+    if not isinstance(answer, _HOLDERS):
+        return ""
+    parts = [*answer.values()] if isinstance(answer, dict) else [*answer]
+    # One of each type is enough to look at, but for types that hold others: a million numbers have one type.
+    some = {type(part): part for part in parts if not isinstance(part, _HOLDERS)}
+    some_or_held = [*some.values(), *(part for part in parts if isinstance(part, _HOLDERS))]
+    return next(filter(None, map(_unfinished, some_or_held)), "")
 
 
 def _top(account: Any) -> object:  # noqa: ANN401  not every account has a parent

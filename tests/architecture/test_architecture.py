@@ -39,7 +39,7 @@ LAYERS = {
 # Where a heavy dependency may be imported, by path prefix.
 HEAVY: dict[str, str | tuple[str, ...]] = {
     "diffprivlib": "integrations/diffprivlib.py",
-    "dp_accounting": "integrations/dp_accounting.py",
+    "dp_accounting": ("integrations/dp_accounting.py", "integrations/dp_events.py"),
     "matplotlib": "figures/",
     "opacus": "integrations/opacus.py",
     "opendp": ("cli/demo.py", "integrations/opendp.py"),

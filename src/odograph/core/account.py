@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from odograph.core.decide import Decision
 from odograph.core.guarantees import Guarantee
-from odograph.core.offers import Kind
+from odograph.core.offers import Kind, Quote
 from odograph.core.policy import Policy
 
 __all__ = ["Account"]
@@ -27,6 +28,10 @@ class Account(Protocol):
 
     def largest(self, kind: Kind, times: int = 1) -> Guarantee | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+        ...
+
+    def quote(self, costs: Iterable[Guarantee]) -> Quote:
+        """Decide a batch in order, all or nothing, spending nothing."""
         ...
 
     def spending(self, cost: Guarantee, *, note: str = "") -> AbstractContextManager[object]:

@@ -63,6 +63,13 @@ class _Written:
             form[name] = _plain(getattr(self, name))
         return form
 
+    def __eq__(self, other: object) -> bool:
+        # As printed, because Python calls Fraction(0.1) and 0.1 equal: to it that float is binary, here one tenth.
+        return type(self) is type(other) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     def __repr__(self) -> str:
         names = [*self.__match_args__]
         while names and getattr(self, names[-1]) == self.__dataclass_fields__[names[-1]].default:
@@ -86,7 +93,7 @@ def _code(value: object) -> str:
     return repr(value)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PureDP(_Written):
     """epsilon-differential privacy."""
 
@@ -97,7 +104,7 @@ class PureDP(_Written):
         _number(self, "epsilon")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class ApproxDP(_Written):
     """(epsilon, delta)-differential privacy."""
 
@@ -110,7 +117,7 @@ class ApproxDP(_Written):
         _probability(self, "delta")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class ProbDP(_Written):
     """(epsilon, delta)-probabilistic differential privacy: P(abs(loss) > epsilon) <= delta, in both orders."""
 
@@ -123,7 +130,7 @@ class ProbDP(_Written):
         _probability(self, "delta")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class ZCDP(_Written):
     """delta-approximate rho-zero-concentrated differential privacy."""
 
@@ -136,7 +143,7 @@ class ZCDP(_Written):
         _probability(self, "delta")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class GDP(_Written):
     """mu-Gaussian differential privacy: no easier to tell apart than N(0, 1) and N(mu, 1)."""
 
@@ -147,7 +154,7 @@ class GDP(_Written):
         _number(self, "mu")
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class RDP(_Written):
     """delta-approximate Rényi differential privacy, as a curve: a divergence at each of some orders.
 
@@ -191,7 +198,7 @@ class RDP(_Written):
         return None
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Mechanism(_Written):
     """`steps` runs of one exactly known mechanism, by its name on a policy's menu.
 
@@ -216,7 +223,7 @@ class Mechanism(_Written):
         return f"{self.steps} x {self.name}"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Parallel(_Written):
     """One step of several mechanisms, each on its own part of the data; no record is in two parts.
 

@@ -12,7 +12,9 @@ __all__ = ["cost_of", "is_interactive", "name_of"]
 
 # The library in which a thing's type is defined, and the file here that knows it.
 _KNOWN: Final = {
-    "dp_accounting": "odograph.integrations.dp_accounting",
+    "diffprivlib": "odograph.integrations.diffprivlib",
+    "dp_accounting": "odograph.integrations.dp_events",
+    "opacus": "odograph.integrations.opacus",
     "opendp": "odograph.integrations.opendp",
     "tmlt": "odograph.integrations.tumult",
 }
@@ -43,5 +45,7 @@ def name_of(thing: object) -> str:
 
 
 def is_interactive(answer: object) -> bool:
-    """Whether an answer is an object that goes on answering from the data: OpenDP's queryables and odometers."""
-    return type(answer).__module__.partition(".")[0] == "opendp" and "Queryable" in type(answer).__name__
+    """Whether an answer goes on answering from the data, as the queryables and sessions of other libraries do."""
+    kind = type(answer)
+    named = "Queryable" in kind.__name__ or kind.__name__ in {"OnceFrame", "Session"}
+    return named and kind.__module__.partition(".")[0] in {"opendp", "tmlt"}

@@ -1,0 +1,298 @@
+"""dp-accounting: what an event guarantees, and its accountant's interface as a door to an account.
+
+Composition inside one event has parameters that were fixed beforehand, so Rényi and Gaussian composition hold there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any, Final, Self
+
+from odograph.core.account import Account
+from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP, exact_of
+from odograph.core.units import Number, exactly, read, up
+from odograph.errors import BudgetExceeded, InvalidGuarantee, MissingExtra, UnprovenComposition
+from odograph.integrations.dp_accounting import ORDERS, subsampled_gaussian
+
+try:
+    import dp_accounting as dpa
+    from dp_accounting import dp_event as dpe
+    from dp_accounting.rdp import RdpAccountant
+except ModuleNotFoundError as error:
+    raise MissingExtra("dp-accounting is not installed: pip install 'odograph[accounting]'") from error
+
+__all__ = ["PrivacyAccountant", "cost_of"]
+
+SETTINGS: Final = ()
+
+_RELATIONS: Final = {
+    "add-remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace-one": dpa.NeighboringRelation.REPLACE_ONE,
+}
+# An event's noise is in units of one record's norm. A replaced record changes a sum by as much as two norms.
+_NORMS: Final = {"add-remove": 1, "replace-one": 2}
+
+# dp-accounting's curves are off by a few roundings a run; far more is added, relative and absolute.
+_PADDING: Final = 1e-9
+_SLACK: Final = 1e-14
+
+_MOST_STEPS: Final = 100_000  # of one `compose`: they are decided together before any is spent
+
+
+def cost_of(event: Any, *, neighbours: str = "add-remove") -> Guarantee:  # noqa: ANN401  untyped library
+    """Return what a `DpEvent` guarantees for neighbours, as one step.
+
+    Gaussians together are a Gaussian, pure events a pure one with the sum of the epsilons (`PrivacyAccountant` spends
+    them one by one, for less), runs of one Poisson-sampled Gaussian a mechanism that a menu may list. For whatever
+    else `RdpAccountant` knows, it is the Rényi curve.
+
+    Theorem: Gaussian DP composition (Dong, Roth, Su 2022), basic composition, RDP composition; the curves are
+        dp-accounting's, with the noise halved for replaced records, which `RdpAccountant` leaves to its caller.
+    Assumes: the event's parameters were fixed before it began. A zCDP event is for the policy's neighbours.
+    """
+    if not isinstance(event, dpe.DpEvent):
+        raise InvalidGuarantee(f"a {type(event).__name__} is no DpEvent; pass one, such as GaussianDpEvent(1.0)")
+    if neighbours not in _NORMS:
+        raise InvalidGuarantee(f"neighbours must be one of {[*_NORMS]}, and {neighbours!r} is not")
+    parts = [*_parts(event, 1)]
+    steps = [(_one(part, neighbours), times) for part, times in parts]
+    return _together(steps) or _curve(parts, neighbours)
+
+
+def _together(steps: list[tuple[Guarantee, int]]) -> Guarantee | None:
+    """Return one guarantee for steps whose parameters were fixed beforehand; None where only a curve has it."""
+    pure = [exact_of(cost.epsilon) * times for cost, times in steps if isinstance(cost, PureDP)]
+    gaussian = [exact_of(cost.mu) ** 2 * times for cost, times in steps if isinstance(cost, GDP)]
+    concentrated = [exact_of(cost.rho) * times for cost, times in steps if isinstance(cost, ZCDP)]
+    if len(pure) == len(steps):
+        return PureDP(sum(pure, Fraction(0)))
+    if len(gaussian) == len(steps):
+        return GDP(_root(sum(gaussian, Fraction(0))))
+    if len(gaussian) + len(concentrated) == len(steps):
+        return ZCDP(sum(gaussian, Fraction(0)) / 2 + sum(concentrated, Fraction(0)))
+    first, runs = steps[0][0], sum(times for _, times in steps)
+    if isinstance(first, Mechanism) and all(cost == first for cost, _ in steps):
+        return Mechanism(first.name, runs, first.curve and _runs(first.curve, runs))
+    return _runs(first, runs) if isinstance(first, RDP) and len(steps) == 1 else None
+
+
+def _runs(curve: RDP, times: int) -> RDP:
+    return RDP(curve.orders, tuple(exact_of(value) * times for value in curve.values))
+
+
+def _parts(event: Any, times: int) -> Iterator[tuple[Any, int]]:  # noqa: ANN401  untyped library
+    """Yield what an event is composed of, each with how often it is run."""
+    match event:
+        case dpe.NoOpDpEvent():
+            pass
+        case dpe.SelfComposedDpEvent(count=count):
+            yield from _parts(event.event, times * _whole(count, "SelfComposedDpEvent.count"))
+        case dpe.ComposedDpEvent(events=events):
+            for part in events:
+                yield from _parts(part, times)
+        case dpe.PoissonSampledDpEvent(sampling_probability=1):
+            yield from _parts(event.event, times)
+        case _:
+            yield event, times
+
+
+def _one(event: Any, neighbours: str) -> Guarantee:  # noqa: ANN401, PLR0911  untyped library; one line per event
+    """Return what one run of an uncomposed event guarantees."""
+    norms = _NORMS[neighbours]
+    match event:
+        case dpe.NonPrivateDpEvent():
+            raise InvalidGuarantee("a NonPrivateDpEvent has no privacy, at any price")
+        case dpe.GaussianDpEvent(noise_multiplier=noise):
+            return GDP(norms / _positive(noise, "GaussianDpEvent.noise_multiplier"))
+        case dpe.LaplaceDpEvent(noise_multiplier=noise):
+            return PureDP(norms / _positive(noise, "LaplaceDpEvent.noise_multiplier"))
+        case dpe.DiscreteLaplaceDpEvent(noise_parameter=decay, sensitivity=sensitivity):
+            change = norms * _whole(sensitivity, "DiscreteLaplaceDpEvent.sensitivity")
+            return PureDP(change * _positive(decay, "DiscreteLaplaceDpEvent.noise_parameter"))
+        case dpe.RandomizedResponseDpEvent():
+            return _randomized_response(event, neighbours)
+        case dpe.ZCDpEvent(rho=rho, xi=xi):
+            slope, base = read(rho, "ZCDpEvent.rho"), read(xi, "ZCDpEvent.xi")
+            return RDP(ORDERS, tuple(base + slope * exact_of(o) for o in ORDERS)) if base else ZCDP(slope)
+        case dpe.PoissonSampledDpEvent(sampling_probability=rate, event=dpe.GaussianDpEvent(noise_multiplier=noise)):
+            if neighbours == "add-remove":
+                return subsampled_gaussian(rate, noise)
+    return _curve([(event, 1)], neighbours)
+
+
+def _randomized_response(event: Any, neighbours: str) -> PureDP:  # noqa: ANN401  untyped library
+    """Return log(1 + k (1 - p) / p): the truth has probability 1 - p + p/k, each other answer p/k."""
+    if neighbours != "replace-one":
+        raise UnprovenComposition(
+            "a RandomizedResponseDpEvent is about a changed answer, not about one more or less; it needs a policy"
+            " with neighbours='replace-one'"
+        )
+    buckets = _whole(event.num_buckets, "RandomizedResponseDpEvent.num_buckets")
+    noise = _positive(event.noise_parameter, "RandomizedResponseDpEvent.noise_parameter")
+    if noise > 1:
+        raise InvalidGuarantee(f"RandomizedResponseDpEvent.noise_parameter must be at most 1, not {float(noise)!r}")
+    if buckets == 1:
+        return PureDP(0)
+    odds = buckets * (1 - noise) / noise
+    if odds < 2**60:
+        return PureDP(exactly(up(math.log1p(float(odds)), 32)))
+    return PureDP(exactly(up(math.log(odds.numerator) - math.log(odds.denominator), 256)))
+
+
+def _curve(parts: list[tuple[Any, int]], neighbours: str) -> RDP:
+    """Return the Rényi curve that `RdpAccountant` computes, padded."""
+    accountant = RdpAccountant(orders=list(ORDERS), neighboring_relation=_RELATIONS[neighbours])
+    try:
+        for part, times in parts:
+            accountant.compose(_plain(part, _NORMS[neighbours]), times)
+    except dpa.UnsupportedEventError as problem:
+        raise UnprovenComposition(
+            f"no curve for neighbours={neighbours!r} is known to dp-accounting: {problem}"
+        ) from problem
+    except (ValueError, ArithmeticError, AssertionError) as problem:
+        if isinstance(problem, InvalidGuarantee):
+            raise
+        raise InvalidGuarantee(f"dp-accounting finds no curve for {parts!r}: {problem}") from problem
+    slack = _SLACK * sum(times for _, times in parts)
+    curve = zip(ORDERS, map(float, accountant._rdp), strict=True)  # noqa: SLF001  older versions have no accessor
+    known = [(order, exactly(up(max(v, 0.0) * (1.0 + _PADDING) + slack))) for order, v in curve if math.isfinite(v)]
+    if not known:
+        raise InvalidGuarantee(f"{parts!r} has no finite divergence: no privacy, at any price")
+    return RDP(tuple(order for order, _ in known), tuple(value for _, value in known))
+
+
+def _plain(event: Any, norms: int) -> Any:  # noqa: ANN401, PLR0911  untyped library; one line per event
+    """Return the event with its noise per norm that changes, as floats: dp-accounting misreads whole numbers.
+
+    In 0.6 it takes a composition of Gaussians for the first of them alone if that has a whole noise multiplier.
+    """
+    match event:
+        case dpe.NonPrivateDpEvent():
+            raise InvalidGuarantee("a NonPrivateDpEvent has no privacy, at any price")
+        case dpe.GaussianDpEvent() | dpe.LaplaceDpEvent():
+            name = f"{type(event).__name__}.noise_multiplier"
+            return type(event)(float(_positive(event.noise_multiplier, name) / norms))
+        case dpe.ComposedDpEvent():
+            return dpe.ComposedDpEvent([_plain(part, norms) for part in event.events])
+        case dpe.SelfComposedDpEvent():
+            return dpe.SelfComposedDpEvent(
+                _plain(event.event, norms), _whole(event.count, "SelfComposedDpEvent.count")
+            )
+        case dpe.PoissonSampledDpEvent():
+            rate = float(read(event.sampling_probability, "PoissonSampledDpEvent.sampling_probability"))
+            return dpe.PoissonSampledDpEvent(rate, _plain(event.event, norms))
+        case dpe.SampledWithoutReplacementDpEvent():
+            size = _whole(event.source_dataset_size, "SampledWithoutReplacementDpEvent.source_dataset_size")
+            sample = _whole(event.sample_size, "SampledWithoutReplacementDpEvent.sample_size")
+            return dpe.SampledWithoutReplacementDpEvent(size, sample, _plain(event.event, norms))
+        case dpe.RepeatAndSelectDpEvent():
+            return dpe.RepeatAndSelectDpEvent(_plain(event.event, norms), event.mean, event.shape)
+    return event
+
+
+def _positive(value: Any, field: str) -> Fraction:  # noqa: ANN401  untyped library
+    exact = read(value, field)
+    if exact == 0:
+        raise InvalidGuarantee(f"{field} must be above 0: without noise there is no privacy, at any price")
+    return exact
+
+
+def _whole(value: Any, field: str) -> int:  # noqa: ANN401  untyped library
+    exact = read(value, field)
+    if exact.denominator != 1 or exact == 0:
+        raise InvalidGuarantee(f"{field} must be a whole number from 1, and {value!r} is not")
+    return int(exact)
+
+
+def _root(square: Fraction) -> Fraction:
+    """Return the square root: exactly where it is rational, else rounded up."""
+    root = Fraction(math.isqrt(square.numerator), math.isqrt(square.denominator))
+    if root**2 == square:
+        return root
+    # A value so large has no price, rounded up or not.
+    return exactly(up(math.sqrt(square))) if square < 10**300 else Fraction(math.ceil(root) + 1)
+
+
+class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc]  # untyped library
+    """dp-accounting's accountant over an account: `compose` spends, before it returns and before the mechanism runs.
+
+    What does not fit raises `BudgetExceeded` and charges nothing. `get_epsilon` and `get_delta` give what the policy
+    promises for everything there will ever be: what was spent so far is no guarantee, so it is never reported as one.
+    So this is no accountant to calibrate noise with, which looks for the noise where the epsilon meets a target.
+    """
+
+    def __init__(self, account: Account) -> None:
+        super().__init__(_RELATIONS[account.policy.neighbours])
+        self._account = account
+
+    def compose(self, event: Any, count: int = 1) -> Self:  # noqa: ANN401  untyped library
+        """Spend what `count` runs of the event cost, in steps or as one, whichever is less.
+
+        An event with no theorem under the policy raises `UnsupportedEventError`. If other threads spend at the same
+        time, steps that were charged before a refusal stand.
+        """
+        dpa.DpEventBuilder().compose(event, count)  # raises for what is no event or no count
+        problem = self._maybe_compose(event, count, do_compose=True)
+        if problem is not None:
+            raise dpa.UnsupportedEventError(
+                f"Unsupported event: {event}. Error: [{problem.error_message}] caused by subevent"
+                f" {problem.invalid_event}."
+            )
+        self._ledger.compose(event, count)
+        return self
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Return the policy's epsilon, if the target is its delta or more."""
+        policy = self._account.policy
+        self._check(target_delta, policy.delta, "target_delta")
+        return _above(policy.epsilon)
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Return the policy's delta, if the target is its epsilon or more."""
+        policy = self._account.policy
+        self._check(target_epsilon, policy.epsilon, "target_epsilon")
+        return _above(policy.delta)
+
+    def _check(self, target: float, promised: Number, field: str) -> None:
+        if read(target, field) < exact_of(promised):
+            raise UnprovenComposition(
+                f"the policy promises nothing at {field}={target!r}: ask at {promised} or more. What was spent so far"
+                " is no guarantee"
+            )
+
+    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:  # noqa: ANN401, FBT001  its signature
+        """Return what is unsupported and why, or None; spend if asked to."""
+        costs: list[Guarantee] = []
+        part = event
+        try:
+            for part, times in _parts(event, max(count, 1)):  # `supports` asks with a count of 0
+                cost = _one(part, self._account.policy.neighbours)
+                self._account.decide(cost)  # raises where the policy has no theorem for it
+                costs += _steps(cost, times)
+        except (InvalidGuarantee, UnprovenComposition) as problem:
+            return self.CompositionErrorDetails(invalid_event=part, error_message=str(problem))
+        if do_compose:
+            self._spend(costs)
+        return None
+
+    def _spend(self, costs: list[Guarantee]) -> None:
+        if len(costs) > 1 and not (quote := self._account.quote(costs)).admitted:
+            raise BudgetExceeded(quote.decisions[-1])
+        for cost in costs:
+            with self._account.spending(cost, note="dp-accounting"):
+                pass
+
+
+def _steps(cost: Guarantee, times: int) -> list[Guarantee]:
+    """Return equal steps as what costs least: pure ones apart, others together, where all the meters add up."""
+    together = None if times == 1 or isinstance(cost, PureDP) else _together([(cost, times)])
+    if together is None and times > _MOST_STEPS:
+        raise InvalidGuarantee(f"{times} runs are too many at once: compose at most {_MOST_STEPS} at a time")
+    return [cost] * times if together is None else [together]
+
+
+def _above(value: Number) -> float:
+    near = float(value)
+    return near if read(near, "") >= exact_of(value) else math.nextafter(near, math.inf)

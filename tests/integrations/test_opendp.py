@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import odograph as odo
+from odograph.core.gaussian import gdp_to_dp_delta
+from odograph.core.guarantees import exact_of
+from odograph.integrations import is_interactive
+from odograph.integrations.dp_accounting import ORDERS
+from odograph.integrations.opendp import _profile, cost_of
+
+dp = pytest.importorskip("opendp.prelude")
+dp.enable_features("contrib", "honest-but-curious")
+
+ROWS = dp.vector_domain(dp.atom_domain(T=int)), dp.symmetric_distance()
+COUNT = dp.atom_domain(T=int), dp.absolute_distance(T=int)
+VECTOR = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
+DATA = [3, 5, 20]
+
+
+def clamped_sum(scale: float) -> Any:  # noqa: ANN401  untyped library
+    return ROWS >> dp.t.then_clamp((0, 10)) >> dp.t.then_sum() >> dp.m.then_laplace(scale=scale)
+
+
+def custom(measure: Any, loss: Callable[[Any], Any], answer: Callable[[Any], Any] = len, space: Any = ROWS) -> Any:  # noqa: ANN401
+    return dp.m.make_user_measurement(*space, measure, answer, loss)
+
+
+def hidden_queryable() -> Any:  # noqa: ANN401  untyped library
+    """A compositor that no constructor tells: only its answer shows what it is."""
+    compositor = dp.c.make_adaptive_composition(*ROWS, dp.max_divergence(), d_in=1, d_mids=[0.1])
+    return compositor >> (lambda queryable: queryable)
+
+
+# What each output measure becomes, with numbers from closed forms.
+
+
+def test_max_divergence_is_pure() -> None:
+    assert cost_of(dp.m.make_laplace(*COUNT, scale=4.0), d_in=1) == odo.PureDP(0.25)
+    assert cost_of(clamped_sum(20.0)) == odo.PureDP(0.5)  # sensitivity 10 over scale 20
+
+
+def test_concentrated_is_zcdp_and_never_gdp() -> None:
+    assert cost_of(dp.m.make_gaussian(*COUNT, scale=2.0), d_in=1) == odo.ZCDP(0.125)
+    assert cost_of(dp.m.make_gaussian(*VECTOR, scale=2.0), d_in=1.0) == odo.ZCDP(0.125)
+    approximate = dp.c.make_approximate(dp.m.make_gaussian(*COUNT, scale=2.0))
+    assert cost_of(approximate, d_in=1) == odo.ZCDP(0.125, 0)
+    assert cost_of(custom(dp.approximate(dp.zero_concentrated_divergence()), lambda d: (0.25 * d, 2.0**-20))) == (
+        odo.ZCDP("0.25", Fraction(1, 2**20))
+    )
+
+
+def test_a_discrete_gaussian_is_no_gaussian() -> None:
+    """The reason for zCDP: at the same scale the discrete Gaussian leaks more than the Gaussian at some epsilon."""
+    sigma = 0.5
+    weights = {x: math.exp(-x * x / (2 * sigma**2)) for x in range(-40, 41)}
+    total = math.fsum(weights.values())
+    deltas = {
+        epsilon: math.fsum(max(0.0, w - math.exp(epsilon) * weights.get(x - 1, 0.0)) for x, w in weights.items())
+        / total
+        for epsilon in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+    }
+    leaks = {epsilon: delta / gdp_to_dp_delta(1 / sigma, epsilon) for epsilon, delta in deltas.items()}
+    assert max(leaks.values()) > 1.05
+    cost = cost_of(dp.m.make_gaussian(*COUNT, scale=sigma), d_in=1)
+    assert isinstance(cost, odo.ZCDP)
+
+
+def test_fixed_deltas_are_approximate() -> None:
+    fixed = dp.c.make_fix_delta(dp.c.make_zCDP_to_approxDP(dp.m.make_gaussian(*COUNT, scale=2.0)), 1e-6)
+    cost = cost_of(fixed, d_in=1)
+    assert isinstance(cost, odo.ApproxDP)
+    assert exact_of(cost.delta) == Fraction(1e-6)
+    # No better than the Gaussian's own curve, no worse than the textbook rho + 2 sqrt(rho log(1/delta)).
+    assert gdp_to_dp_delta(0.5, float(cost.epsilon)) < 1e-6
+    assert float(cost.epsilon) < 0.125 + 2 * math.sqrt(0.125 * math.log(1e6))
+    pair = custom(dp.fixed_smoothed_max_divergence(), lambda d: (0.5 * d, 2.0**-30))
+    assert cost_of(pair) == odo.ApproxDP(0.5, Fraction(1, 2**30))
+
+
+def test_a_profile_is_read_at_the_given_delta() -> None:
+    profile = dp.c.make_zCDP_to_approxDP(dp.m.make_gaussian(*COUNT, scale=2.0))
+    cost = cost_of(profile, d_in=1, delta="1e-6")
+    assert isinstance(cost, odo.ApproxDP)
+    assert exact_of(cost.delta) == Fraction(1, 10**6)
+    assert exact_of(cost.epsilon) == Fraction(profile.map(1).epsilon(1e-6))
+    # 1e-8 as a float is above the decimal, where this profile has no epsilon yet; just below it has 5.
+    assert Fraction(1e-8) > Fraction(1, 10**8)
+    stairs = dp.new_privacy_profile(lambda epsilon: 1e-8 if epsilon < 5 else 0.0)
+    assert stairs.epsilon(1e-8) < 5
+    assert _profile(stairs, "1e-8").epsilon >= 5  # type: ignore[operator]
+    with pytest.raises(odo.InvalidGuarantee, match="delta must be given"):
+        cost_of(profile, d_in=1)
+    with pytest.raises(odo.InvalidGuarantee, match="no privacy"):
+        cost_of(profile, d_in=1, delta=0)
+    with pytest.raises(odo.InvalidGuarantee, match="privacy profiles"):
+        cost_of(clamped_sum(20.0), delta=1e-6)
+
+
+def test_a_renyi_curve_keeps_the_orders_that_are_finite() -> None:
+    curve = custom(dp.renyi_divergence(), lambda d: lambda order: 0.125 * d * order if order < 20 else math.inf)
+    cost = cost_of(curve)
+    assert isinstance(cost, odo.RDP)
+    assert cost.orders == tuple(float(order) for order in ORDERS if order < 20)
+    assert all(exact_of(v) == exact_of(o) / 8 for o, v in zip(cost.orders, cost.values, strict=True))
+    endless = custom(dp.renyi_divergence(), lambda _: lambda _: math.inf)
+    unknown = custom(dp.renyi_divergence(), lambda d: lambda order: 0.125 * d * order if order < 20 else math.nan)
+    for broken in (endless, unknown):
+        with pytest.raises(odo.InvalidGuarantee, match="no privacy"):
+            cost_of(broken)
+
+
+@pytest.mark.parametrize("loss", [math.inf, math.nan, -1.0])
+def test_what_is_no_finite_loss_is_refused(loss: float) -> None:
+    with pytest.raises(odo.InvalidGuarantee):
+        cost_of(custom(dp.max_divergence(), lambda _: loss))
+    with pytest.raises(odo.InvalidGuarantee):
+        cost_of(custom(dp.approximate(dp.max_divergence()), lambda _: (0.1, loss)))
+
+
+def test_no_noise_has_no_price() -> None:
+    with pytest.raises(odo.InvalidGuarantee, match="no privacy, at any price"):
+        cost_of(dp.m.make_laplace(*COUNT, scale=0.0), d_in=1)
+
+
+def test_other_measures_and_things_are_refused() -> None:
+    with pytest.raises(odo.UnprovenComposition, match="ExtrinsicDivergence"):
+        cost_of(custom(dp.user_divergence("total variation"), lambda d: 0.1 * d))
+    with pytest.raises(odo.InvalidGuarantee, match="Transformation"):
+        cost_of(ROWS >> dp.t.then_count())
+
+
+def test_floats_are_read_as_the_binary_numbers_they_are() -> None:
+    loss = 0.3 + 2**-54  # its shortest decimal, 0.30000000000000004, is less than it
+    cost = cost_of(custom(dp.max_divergence(), lambda _: loss))
+    assert isinstance(cost, odo.PureDP)
+    assert exact_of(cost.epsilon) == Fraction(loss)
+    assert exact_of(odo.PureDP(loss).epsilon) < Fraction(loss)  # the broken twin: the float read as a decimal
+    for scale in range(1, 200):
+        priced = cost_of(dp.m.make_laplace(*COUNT, scale=float(scale)), d_in=1)
+        assert isinstance(priced, odo.PureDP)
+        assert exact_of(priced.epsilon) >= Fraction(1, scale)
+
+
+# Which neighbours a distance is for.
+
+
+@pytest.mark.parametrize("metric", [dp.symmetric_distance(), dp.insert_delete_distance()], ids=str)
+def test_replacing_a_record_is_a_removal_and_an_addition(metric: Any) -> None:  # noqa: ANN401  untyped library
+    measurement = custom(dp.max_divergence(), lambda d: 0.25 * d, space=(ROWS[0], metric))
+    assert cost_of(measurement) == odo.PureDP(0.25)
+    assert cost_of(measurement, neighbours="replace-one") == odo.PureDP(0.5)
+    assert cost_of(measurement, d_in=3) == odo.PureDP(0.75)
+    with pytest.raises(odo.InvalidGuarantee, match="less than one neighbour"):
+        cost_of(measurement, neighbours="replace-one", d_in=1)
+
+
+@pytest.mark.parametrize("metric", [dp.change_one_distance(), dp.hamming_distance()], ids=str)
+def test_changed_records_say_nothing_of_added_ones(metric: Any) -> None:  # noqa: ANN401  untyped library
+    measurement = custom(dp.max_divergence(), lambda d: 0.25 * d, space=(ROWS[0], metric))
+    assert cost_of(measurement, neighbours="replace-one") == odo.PureDP(0.25)
+    for d_in in (None, 1, 2):
+        with pytest.raises(odo.UnprovenComposition, match="cannot say that a record is added"):
+            cost_of(measurement, d_in=d_in)
+
+
+def test_a_sensitivity_must_be_given() -> None:
+    laplace = dp.m.make_laplace(*COUNT, scale=4.0)
+    with pytest.raises(odo.InvalidGuarantee, match="d_in must be given"):
+        cost_of(laplace)
+    for wrong in (0, -1, math.nan, True, "one", math.inf, (1, 2)):
+        with pytest.raises(odo.InvalidGuarantee, match="d_in"):
+            cost_of(laplace, d_in=wrong)
+    with pytest.raises(odo.InvalidGuarantee, match="neighbours"):
+        cost_of(laplace, d_in=1, neighbours="either")
+    assert cost_of(laplace, d_in=1.5) == odo.PureDP(0.5)  # whole numbers: rounded up
+    floats = dp.m.make_laplace(dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float), scale=4.0)
+    third = cost_of(floats, d_in="1/3")
+    assert isinstance(third, odo.PureDP)
+    assert exact_of(third.epsilon) >= Fraction(1, 12)
+
+
+# The hook: sessions.
+
+
+class Recorder:
+    """A mechanism that notes when it sees the data, and what its account had been charged by then."""
+
+    def __init__(self, account: odo.Accountant, epsilon: float) -> None:
+        self.account = account
+        self.seen: list[int] = []
+        self.measurement = custom(dp.max_divergence(), lambda d: epsilon * d, self.answer)
+
+    def answer(self, data: list[int]) -> int:
+        self.seen.append(self.account.totals.steps)
+        return len(data)
+
+
+def charged_first(run: Callable[[Any, list[int]], int], recorder: Recorder) -> bool:
+    before = recorder.account.totals.steps
+    try:
+        run(recorder.measurement, DATA)
+    except odo.BudgetExceeded:
+        return recorder.seen == [] and recorder.account.totals.steps == before
+    return recorder.seen == [before + 1]
+
+
+def test_a_session_charges_before_opendp_sees_the_data() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+
+    def run_first(measurement: Any, data: list[int]) -> int:  # noqa: ANN401  untyped library
+        answer: int = measurement(data)
+        account.spend(odo.cost_of(measurement))
+        return answer
+
+    with odo.session(account) as s:
+        assert charged_first(s.run, Recorder(account, 0.125))
+        assert charged_first(s.run, Recorder(account, 5.0))  # refused: nothing is released
+        assert not charged_first(run_first, Recorder(account, 0.125))
+        assert not charged_first(run_first, Recorder(account, 5.0))
+    assert [entry.guarantee for entry in account.history] == [odo.PureDP(0.125)] * 2
+
+
+def test_a_whole_pipeline_runs_until_the_budget_is_spent() -> None:
+    account = odo.Accountant(odo.Policy(1, 0, rule="basic"))
+    with odo.session(account) as s:
+        answers = [s.run(clamped_sum(40.0), DATA) for _ in range(4)]  # 0.25 each
+        with pytest.raises(odo.BudgetExceeded):
+            s.run(clamped_sum(40.0), DATA)
+    assert all(isinstance(answer, int) for answer in answers)
+    assert account.totals.steps == 4
+
+
+def test_settings_of_the_cost_are_not_passed_on() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6, delta_steps=5e-7))
+    profile = dp.c.make_zCDP_to_approxDP(dp.m.make_gaussian(*COUNT, scale=50.0))
+    with odo.session(account) as s:
+        assert isinstance(s.run(dp.m.make_laplace(*COUNT, scale=40.0), 17, d_in=1), int)
+        assert isinstance(s.run(profile, 17, d_in=1, delta=1e-8), int)
+    assert account.history[0].guarantee == cost_of(dp.m.make_laplace(*COUNT, scale=40.0), d_in=1)
+    assert account.history[1].guarantee == cost_of(profile, d_in=1, delta=1e-8)
+
+
+def test_a_session_takes_its_neighbours_from_the_policy() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6, neighbours="replace-one"))
+    with odo.session(account) as s:
+        s.run(clamped_sum(80.0), DATA)
+    assert account.history[0].guarantee == odo.PureDP(0.25)  # 0.125 for one record added
+
+
+def test_zcdp_needs_a_rule_that_takes_it() -> None:
+    gaussian = dp.m.make_gaussian(*COUNT, scale=20.0)
+    exact, concentrated = (odo.Accountant(odo.Policy(1, 1e-6, rule=rule)) for rule in ("exact", "zcdp"))
+    with odo.session(exact) as s, pytest.raises(odo.UnprovenComposition, match="rule='zcdp'"):
+        s.run(gaussian, 17, d_in=1)
+    assert exact.totals == exact.compiled.start
+    with odo.session(concentrated) as s:
+        assert isinstance(s.run(gaussian, 17, d_in=1), int)
+    assert concentrated.history[0].guarantee == cost_of(gaussian, d_in=1)
+
+
+# Interactive measurements.
+
+
+def interactive() -> dict[str, Any]:
+    odometer = dp.c.make_fully_adaptive_composition(*ROWS, dp.max_divergence())
+    compositor = dp.c.make_adaptive_composition(*ROWS, dp.max_divergence(), d_in=1, d_mids=[0.1])
+    return {
+        "compositor": compositor,
+        "odometer": odometer,
+        "filter": dp.c.make_privacy_filter(odometer, d_in=1, d_out=0.1),
+        "chained": dp.t.make_identity(*ROWS) >> compositor,
+        "composed": dp.c.make_composition([clamped_sum(100.0), compositor]),
+        "approximate": dp.c.make_approximate(compositor),
+    }
+
+
+@pytest.mark.parametrize("kind", [*interactive()])
+def test_interactive_measurements_are_refused_uncharged(kind: str) -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    with odo.session(account) as s, pytest.raises(odo.UnprovenComposition, match="nothing was charged"):
+        s.run(interactive()[kind], DATA)
+    assert account.totals == account.compiled.start
+
+
+def test_a_hidden_queryable_is_charged_and_not_released() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    with odo.session(account) as s:
+        with pytest.raises(odo.UnprovenComposition, match="answers later"):
+            s.run(hidden_queryable(), DATA)
+        with pytest.raises(odo.UnprovenComposition, match="answers later"):
+            s.run(interactive()["odometer"], DATA, cost=odo.PureDP(0.1))
+    assert account.totals.steps == 2
+
+
+def test_queryables_are_recognised_and_numbers_are_not() -> None:
+    assert is_interactive(hidden_queryable()(DATA))
+    assert is_interactive(interactive()["odometer"](DATA))
+    assert is_interactive(interactive()["filter"](DATA))
+    assert not is_interactive(clamped_sum(1.0)(DATA))
+
+
+def test_a_compositor_that_finishes_inside_is_one_answer() -> None:
+    compositor = dp.c.make_adaptive_composition(*ROWS, dp.max_divergence(), d_in=1, d_mids=[0.125, 0.125])
+    twice = compositor >> (lambda ask: [ask(clamped_sum(80.0)), ask(clamped_sum(80.0))])
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    with odo.session(account) as s:
+        assert len(s.run(twice, DATA)) == 2
+    assert account.history[0].guarantee == odo.PureDP(0.25)
+
+
+def test_a_queryable_inside_an_answer_is_seen() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    inside = hidden_queryable() >> (lambda queryable: {"later": [queryable]})
+    with odo.session(account) as s, pytest.raises(odo.UnprovenComposition, match="answers later"):
+        s.run(inside, DATA)
+    assert account.totals.steps == 1
