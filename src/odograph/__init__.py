@@ -2,6 +2,7 @@
 
 from odograph.accountant import Accountant
 from odograph.budgets import compile_policy
+from odograph.core import odometers
 from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide, decide_many
 from odograph.core.guarantees import (
@@ -96,6 +97,7 @@ __all__ = [
     "laplace",
     "laplace_zcdp",
     "largest",
+    "odometers",
     "parallel",
     "price",
     "private",

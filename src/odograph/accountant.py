@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
@@ -16,7 +17,7 @@ from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading, standard_odometers
-from odograph.core.offers import Kind, Quote, largest_that, used
+from odograph.core.offers import G, Quote, largest_that, used
 from odograph.core.policy import Policy
 from odograph.document import (
     Entry,
@@ -80,9 +81,11 @@ if hasattr(os, "register_at_fork"):
 class Accountant:
     """An account in memory: it admits a request if its own limit and every ancestor's hold, and charges them all.
 
-    `policy` may be compiled already. `parent` makes this a sub-budget: its promise is about its own answers, the
-    parent's about everyone's. `keep` is how many of the last entries to keep: all (None), or none (0: totals only).
-    An entry keeps about 80 bytes, or 290 if no other entry has the same guarantee. Safe to use from several threads.
+    `policy` may be compiled already: a target that is not in the shipped table takes seconds to solve, and
+    `compile_policy(policy, progress=progress_bar)` shows how far it is. `parent` makes this a sub-budget: its promise
+    is about its own answers, the parent's about everyone's. `keep` is how many of the last entries to keep: all
+    (None), or none (0: totals only); an entry keeps about 80 bytes, or 290 if no other entry has the same guarantee.
+    Safe to use from several threads.
     A copy is the same object; a pickle is read-only until `resume()`.
     """
 
@@ -159,9 +162,11 @@ class Accountant:
         with tree.lock:
             if tree.copied:
                 raise AccountClosed(_COPIED)
+            # An account without a theorem for the cost raises before another decides.
+            prices = [account._price(cost) for account in self._chain]
             charges = []
-            for account in self._chain:
-                decision = decide(account._compiled.meters, account._totals, account._price(cost), cost)
+            for account, priced in zip(self._chain, prices, strict=True):
+                decision = decide(account._compiled.meters, account._totals, priced, cost)
                 if not decision.admitted:
                     break
                 charges.append((account, decision))
@@ -186,15 +191,16 @@ class Accountant:
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
         """Decide a batch in order, all or nothing, spending nothing."""
         totals = self._now()
+        own = totals[-1]
         decisions: list[Decision] = []
         for cost in costs:
             decision, totals = self._ask(cost, totals)
             decisions.append(decision)
             if not decision.admitted:
-                return Quote(admitted=False, decisions=tuple(decisions), totals_after=decisions[0].totals)
+                return Quote(admitted=False, decisions=tuple(decisions), totals_after=own)
         return Quote(admitted=True, decisions=tuple(decisions), totals_after=totals[-1])
 
-    def largest(self, kind: Kind, times: int = 1) -> Guarantee | None:
+    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
         return self._largest(kind, times, self._now())
 
@@ -203,13 +209,13 @@ class Accountant:
         return reading(self._compiled, self._totals)
 
     def compare(self) -> tuple[Reading, ...]:
-        """Return the policy's reading, and those of other odometers beside it, for looking only."""
+        """Return the policy's reading, and the finite ones of other odometers beside it, for looking only."""
         totals, policy = self._totals, self.policy
         # Under basic composition the reading is the sum of the epsilons, whatever the odometer.
         basic = policy.rule == "basic"
         others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
-        readings = (reading(self._compiled, totals, other) for other in others if other != policy.odometer)
-        return reading(self._compiled, totals), *readings
+        readings = [reading(self._compiled, totals, other) for other in others if other != policy.odometer]
+        return reading(self._compiled, totals), *(other for other in readings if math.isfinite(other.loss))
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
         """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
@@ -305,7 +311,7 @@ class Accountant:
         offer = None if cost is None else self._largest(cost, 1, totals)
         return refusal._replace(largest=offer, account=account.name)
 
-    def _largest(self, kind: Kind, times: int, totals: list[Totals]) -> Guarantee | None:
+    def _largest(self, kind: type[G] | G, times: int, totals: list[Totals]) -> G | None:
         def admitted(cost: Guarantee, count: int) -> bool:
             return all(
                 decide(account._compiled.meters, spent, price(account._compiled, cost).times(count)).admitted

@@ -61,7 +61,7 @@ def test_every_look_is_within_the_budget_of_its_part() -> None:
 
 
 def test_a_look_costs_no_more_than_it_is_charged() -> None:
-    loss: float = example.noisy_count(0.1).map(1)  # type: ignore[no-untyped-call]  # untyped library
+    loss: float = example.noisy_count(0.1).map(1)  # untyped library
     assert 0.099 < loss <= 0.1
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from odograph import GDP, Policy, PureDP, compile_policy, price
+from odograph import GDP, Parallel, Policy, PureDP, compile_policy, largest, parallel, price, quote
 from odograph.core.conversions import pure_to_intrinsic
 from odograph.core.units import SCALE
 
@@ -49,3 +51,34 @@ def test_a_price_rounded_in_floats_would_be_caught() -> None:
     wrong = [mu for mu in (math.sqrt(n * UNIT) for n in range(1, 2000)) if math.ceil(mu * mu / UNIT) > 4]
     naive = [math.ceil(mu * mu * float(1 / UNIT)) for mu in wrong]
     assert naive != [math.ceil(Fraction(repr(mu)) ** 2 / UNIT) for mu in wrong]
+
+
+PARTS = st.lists(st.sampled_from([PureDP(0.1), PureDP(0.25), GDP(0.2), GDP(0.05)]), min_size=1, max_size=6)
+REPLACED = compile_policy(Policy(1, 1e-6, neighbours="replace-one"))
+
+
+@given(PARTS, st.booleans())
+def test_parts_cost_the_dearest_or_the_dearest_two_also_if_they_are_the_same_object(
+    parts: list[PureDP | GDP],
+    again: bool,  # noqa: FBT001  drawn
+) -> None:
+    made = [replace(part) for part in parts] if again else parts
+    for compiled, affected in ((COMPILED, 1), (REPLACED, 2)):
+        rows = zip(*(price(compiled, part).amounts for part in parts), strict=True)
+        expected = tuple(
+            None if None in row else sum(sorted(amount or 0 for amount in row)[-affected:]) for row in rows
+        )
+        assert price(compiled, parallel(made)).amounts == expected
+
+
+@given(PARTS, st.integers(1, 5))
+def test_an_offer_for_parts_keeps_their_proportions_and_is_admitted(parts: list[PureDP | GDP], times: int) -> None:
+    offer = largest(COMPILED, COMPILED.start, parallel(parts), times)
+    assert isinstance(offer, Parallel)
+    assert [type(part) for part in offer.parts] == [type(part) for part in parts]
+    sizes = [float(part.epsilon if isinstance(part, PureDP) else part.mu) for part in parts]
+    offered = [float(getattr(part, "epsilon", 0) or getattr(part, "mu", 0)) for part in offer.parts]
+    assert offered == pytest.approx([offered[0] / sizes[0] * size for size in sizes])
+    assert quote(COMPILED, COMPILED.start, [offer] * times).admitted
+    more = Parallel(tuple(PureDP(9) if isinstance(part, PureDP) else GDP(9) for part in offer.parts))
+    assert not quote(COMPILED, COMPILED.start, [more] * times).admitted

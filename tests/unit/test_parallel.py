@@ -110,7 +110,7 @@ def test_data_that_are_not_static_are_not_proven(data: str) -> None:
 @pytest.mark.parametrize(
     "parts",
     [[], {}, PureDP(0.1), "ab", [0.1], [PureDP], {"a": None}, [parallel([PureDP(0.1)])], (PureDP(0.1) for _ in "ab")],
-    ids=str,
+    ids=lambda parts: type(parts).__name__,
 )
 def test_what_are_no_parts_are_refused(parts: Sequence[Guarantee]) -> None:
     with pytest.raises(InvalidGuarantee):
@@ -127,7 +127,7 @@ def test_an_account_charges_a_parallel_step_once() -> None:
     account.spend(step)
     with pytest.raises(BudgetExceeded) as caught:
         account.spend(step)
-    assert caught.value.decision.largest is None
+    assert caught.value.decision.largest == odo.parallel([PureDP(0.2)] * 10)
     assert account.totals.amounts[1] == 8 * 10**14
     again = Accountant.from_dict(json.loads(json.dumps(account.to_dict())))
     assert again.history == account.history

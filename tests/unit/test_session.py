@@ -118,7 +118,7 @@ def test_a_twin_that_runs_first_is_caught() -> None:
     assert spent(account) == Fraction(1, 10)
 
 
-@pytest.mark.parametrize("cost", [0.1, "x", PureDP, [TENTH], object()], ids=repr)
+@pytest.mark.parametrize("cost", [0.1, "x", PureDP, [TENTH], object()], ids=lambda cost: type(cost).__name__)
 def test_a_cost_that_is_no_guarantee_runs_nothing(cost: Guarantee) -> None:
     account = opened()
     with session(account) as s, pytest.raises((InvalidGuarantee, TypeError)):
@@ -467,19 +467,52 @@ def test_a_declared_cost_cannot_be_talked_down() -> None:
             assert spent(account) >= Fraction(1, 10)
 
 
-def test_a_setting_passed_by_position_is_not_charged_at_the_default() -> None:
+def test_a_cost_is_told_what_the_mechanism_runs_with_however_it_was_passed() -> None:
+    """A cost that has a default of its own must not be charged for a setting that was passed by position."""
+
     @private(cost=lambda epsilon=0.01: PureDP(epsilon))
-    def mechanism(data: list[int], epsilon: float = 0.01) -> float:  # noqa: ARG001  only its cost matters
+    def mechanism(data: list[int], epsilon: float = 0.3) -> float:  # noqa: ARG001  only its cost matters
         return epsilon
+
+    calls: list[Callable[[], float]] = [
+        lambda: mechanism([1]),
+        lambda: mechanism([1], 0.5),
+        lambda: mechanism([1], epsilon=0.5),
+        lambda: mechanism(data=[1], epsilon=0.5),
+    ]
+    for call in calls:
+        account = opened()
+        with session(account):
+            answer = call()
+        assert spent(account) == Fraction(repr(answer))
+
+
+def test_a_cost_is_told_settings_that_the_mechanism_takes_by_any_name() -> None:
+    @private(cost=lambda *, epsilon: PureDP(epsilon))
+    def mechanism(data: list[int], **settings: float) -> float:
+        return len(data) * settings["epsilon"]
 
     account = opened()
     with session(account):
-        try:
-            answer = mechanism([1], 0.5)
-        except (TypeError, odo.OdographError):
-            assert account.totals.steps == 0
-        else:
-            assert spent(account) >= Fraction(answer)
+        assert mechanism([1], epsilon=0.5) == 0.5
+    assert spent(account) == Fraction(1, 2)
+
+
+def test_a_method_can_be_private() -> None:
+    class Survey:
+        data = (1, 2, 3)
+
+        @private(cost=TENTH)
+        def count(self, at_least: int = 0) -> int:
+            return sum(value >= at_least for value in self.data)
+
+    account = opened()
+    survey = Survey()
+    with session(account) as s:
+        assert survey.count() == 3  # type: ignore[call-arg]  # that it is bound is not in its type
+        assert survey.count(at_least=2) == 2  # type: ignore[call-arg]  # as above
+        assert s.run(survey.count, 3) == 1
+    assert spent(account) == Fraction(3, 10)
 
 
 @pytest.mark.parametrize("kind", ["generator function", "coroutine function", "async generator function"])

@@ -117,7 +117,6 @@ def demo() -> None:
     console.print(table)
     console.print(f"\n[bold]The refusal, in full:[/] {refusal}")
     console.print(f"[bold]The odometer:[/] {account.reading()}")
-    console.print("It reads more than the promise because it says more: a bound on the loss itself, at every moment.")
     asked = [entry.guarantee for entry in account.history]
     console.print(f"[bold]These {len(asked)} questions elsewhere:[/] {_elsewhere(asked)}")
 

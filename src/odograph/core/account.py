@@ -8,7 +8,7 @@ from typing import Protocol
 
 from odograph.core.decide import Decision
 from odograph.core.guarantees import Guarantee
-from odograph.core.offers import Kind, Quote
+from odograph.core.offers import G, Quote
 from odograph.core.policy import Policy
 
 __all__ = ["Account"]
@@ -26,7 +26,7 @@ class Account(Protocol):
         """Say whether the cost would be admitted; spend nothing."""
         ...
 
-    def largest(self, kind: Kind, times: int = 1) -> Guarantee | None:
+    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
         ...
 

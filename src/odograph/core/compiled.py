@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -140,7 +141,14 @@ def _parallel(compiled: Compiled, guarantee: Parallel) -> Price:
         covers a person who joins or leaves the part.
     """
     affected = 1 if compiled.policy.neighbours == "add-remove" else 2
-    columns = zip(*(price(compiled, part).amounts for part in guarantee.parts), strict=True)
+    # The same object need not be priced for each part that it stands for.
+    counts = Counter(map(id, guarantee.parts))
+    prices = {
+        id(part): price(compiled, part).amounts for part in {id(part): part for part in guarantee.parts}.values()
+    }
+    columns = zip(
+        *(amounts for key, amounts in prices.items() for _ in range(min(affected, counts[key]))), strict=True
+    )
     return Price(tuple(_dearest(column, affected) for column in columns))
 
 
@@ -164,9 +172,16 @@ def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:
 def _advice(policy: Policy, guarantee: Guarantee) -> str:
     names = " and ".join(repr(name) for name, _ in policy.shares)
     head = f"no theorem covers {guarantee} under rule {names}"
-    if isinstance(guarantee, Mechanism) and not guarantee.curve:
-        listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
-        return f"{head}: the policy's menu lists {listed}; a menu is fixed when the policy is made"
+    listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
+    if isinstance(guarantee, Mechanism):
+        head += f": the policy's menu lists {listed}, and is fixed when the policy is made"
+        if not guarantee.curve:
+            return head
+    if policy.menu and isinstance(guarantee, RULES["exact"].takes) and not isinstance(guarantee, Mechanism):
+        family = "gaussian" if isinstance(guarantee, GDP) else "pure"
+        return (
+            f"{head}: beside its menu the policy takes {[*policy.takes]}; one with takes=({family!r},) would take it"
+        )
     others = [name for name in takers(guarantee) if name != "exact"] or ["exact"]
     target = "" if policy.delta else " and delta > 0"
     return f"{head}; a policy with rule={others[-1]!r}{target} would take it"
@@ -189,10 +204,14 @@ def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None
     delta = float(policy.delta)
     if policy.slack is not None:
         loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
-    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=_why(chosen))
+    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=_note(policy, chosen, loss))
 
 
-def _why(odometer: Odometer) -> str:
+def _note(policy: Policy, odometer: Odometer, loss: float) -> str:
+    if loss <= policy.epsilon:
+        return ""
+    if math.isfinite(loss):
+        return "It may pass the promise, because it says more: a bound on the loss itself, at every moment."
     renyi = isinstance(odometer, Renyi | BestOf)
     cure = "a slack fixed in the policy" if renyi else "a Renyi odometer, or a slack, fixed in the policy"
     return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."

@@ -101,8 +101,8 @@ class Decision(NamedTuple):
         short = ", ".join(filter(None, needs)) or "more than is left"
         if self.largest is not None:
             offer = f"the largest request of this kind still admitted is {self.largest}"
-        elif self.request is not None and self.request.kind in {"rdp", "parallel"}:
-            offer = f"a {self.request.kind} request has no one size to offer another of"
+        elif self.request is not None and self.request.kind == "rdp":
+            offer = "a curve has no one size to offer another of"
         else:
             offer = "no request of this kind fits any more"
         by = f" by {self.account!r}" if self.account else ""

@@ -6,7 +6,8 @@ float is that number (`Fraction(1, 3)`) the fraction itself is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -71,10 +72,16 @@ class _Written:
         return hash(repr(self))
 
     def __repr__(self) -> str:
+        return self._printed(_code)
+
+    def __str__(self) -> str:
+        return self._printed(_shown)
+
+    def _printed(self, show: Callable[[object], str]) -> str:
         names = [*self.__match_args__]
         while names and getattr(self, names[-1]) == self.__dataclass_fields__[names[-1]].default:
             names.pop()  # what a trailing field has by default need not be said
-        return f"{type(self).__name__}({', '.join(_code(getattr(self, name)) for name in names)})"
+        return f"{type(self).__name__}({', '.join(show(getattr(self, name)) for name in names)})"
 
 
 def _plain(value: object) -> object:
@@ -91,6 +98,11 @@ def _code(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_code, value))}{',' * (len(value) == 1)})"
     return repr(value)
+
+
+def _shown(value: object) -> str:
+    """Write a value for people: a number that no float is exactly is shown by its digits."""
+    return f"{float(value):.17g}" if isinstance(value, Fraction) else _code(value)
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -242,8 +254,8 @@ class Parallel(_Written):
         object.__setattr__(self, "parts", parts)
 
     def __str__(self) -> str:
-        kinds = sorted({type(part).__name__ for part in self.parts})
-        return f"Parallel({len(self.parts)} parts, {', '.join(kinds)})"
+        counts = Counter(map(str, self.parts))
+        return f"Parallel({', '.join(f'{count} x {part}' for part, count in counts.most_common())})"
 
 
 Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism | Parallel

@@ -72,7 +72,10 @@ class Reading:
             return _LOOKING
         if math.isinf(self.loss):
             return self.note
-        return _LICENCE.format(loss=self.loss, delta=self.delta)
+        if self.loss == 0.0:
+            return "Nothing was lost so far."
+        sentence = _LICENCE.format(loss=self.loss, delta=self.delta)
+        return f"{sentence} {self.note}" if self.note else sentence
 
     def __str__(self) -> str:
         return f"loss at most {self.loss:.4g} ({type(self.odometer).__name__}). {self.licence}"

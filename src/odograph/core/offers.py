@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeVar, cast
 
 from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, Totals, decide
 from odograph.core.guarantees import (
     GDP,
+    KINDS,
     RDP,
     ZCDP,
     ApproxDP,
@@ -24,12 +25,16 @@ from odograph.core.guarantees import (
     PureDP,
     exact_of,
 )
+from odograph.core.units import Numeric
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 
-__all__ = ["Kind", "Quote", "ask", "how_many", "largest", "largest_that", "quote", "used"]
+__all__ = ["G", "Quote", "ask", "how_many", "largest", "largest_that", "quote", "used"]
 
-# A class, or a guarantee whose other fields (delta, name) an offer keeps.
-Kind: TypeAlias = type[Guarantee] | Guarantee
+# What an offer is of: a class, or a guarantee whose other fields (delta, name) the offer keeps.
+G = TypeVar("G", bound=Guarantee)
+
+# The field that says how large a guarantee is.
+_SIZES: Final = {"pure": "epsilon", "approx": "epsilon", "prob": "epsilon", "zcdp": "rho", "gdp": "mu"}
 
 _NEARLY_ONE = 1 - Fraction(1, 10**18)
 _DIGITS = 12  # of an offer: more would promise an accuracy that nobody needs, and be hard to read
@@ -77,7 +82,7 @@ def how_many(compiled: Compiled, totals: Totals, request: Guarantee) -> int:
     return bisect_left(range(10**12), x=True, lo=1, key=refused) - 1
 
 
-def largest(compiled: Compiled, totals: Totals, kind: Kind, times: int = 1) -> Guarantee | None:
+def largest(compiled: Compiled, totals: Totals, kind: type[G] | G, times: int = 1) -> G | None:
     """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
 
     What is offered is always admitted when asked: the offer is rounded down and run through the gate.
@@ -87,7 +92,7 @@ def largest(compiled: Compiled, totals: Totals, kind: Kind, times: int = 1) -> G
     )
 
 
-def largest_that(kind: Kind, times: int, admitted: Callable[[Guarantee, int], bool]) -> Guarantee | None:
+def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, int], bool]) -> G | None:
     """Return the largest guarantee of a kind of which `times` equal requests pass every gate in the way."""
     if isinstance(times, bool) or not isinstance(times, int) or times < 1:
         raise InvalidGuarantee(f"times must be a whole number from 1, and {times!r} is not")
@@ -98,9 +103,8 @@ def largest_that(kind: Kind, times: int, admitted: Callable[[Guarantee, int], bo
     def fits(size: float) -> bool:
         return admitted(make(size), times)
 
-    if isinstance(kind, Mechanism):
-        return _largest_steps(make, fits)
-    return _largest_number(make, fits)
+    found = _largest_steps(make, fits) if isinstance(kind, Mechanism) else _largest_number(make, fits)
+    return cast("G | None", found)
 
 
 def used(compiled: Compiled, totals: Totals) -> float:
@@ -113,30 +117,44 @@ def used(compiled: Compiled, totals: Totals) -> float:
     return min(parts) if totals.steps else 0.0
 
 
-def _maker(kind: Kind) -> Callable[[float], Guarantee] | None:
+def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
     """Return how to make a guarantee of the kind from its size; None where the kind has no one size."""
     if isinstance(kind, type):
         if kind in (RDP, Mechanism, Parallel):
             return None
-        if kind not in (PureDP, ApproxDP, ProbDP, ZCDP, GDP):
-            raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")
-        kind = kind(1, 0) if kind in (ApproxDP, ProbDP) else kind(1)  # type: ignore[call-arg]
-    if not isinstance(kind, Guarantee):
+        kind = kind(1, 0) if kind in (ApproxDP, ProbDP) else kind(1) if kind in (PureDP, ZCDP, GDP) else kind
+    if not isinstance(kind, KINDS):
         raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")
-    match kind:
-        case PureDP() | GDP():
-            return type(kind)
-        case ApproxDP(_, delta) | ProbDP(_, delta):
-            cls = type(kind)
-            return lambda size: cls(size, delta)
-        case ZCDP(_, delta):
-            return lambda size: ZCDP(size, delta)
-        case Mechanism():
-            return partial(_fewer_steps, kind)
-    return None
+    if isinstance(kind, Mechanism):
+        return partial(_fewer_steps, kind)
+    if isinstance(kind, Parallel):
+        return _scaled(kind)
+    return _resized(kind, _SIZES[kind.kind]) if kind.kind in _SIZES else None
 
 
-def _fewer_steps(kind: Mechanism, steps: float) -> Mechanism:
+def _resized(kind: Guarantee, field: str) -> Callable[[Numeric], Guarantee]:
+    return lambda size: replace(kind, **{field: size})  # type: ignore[arg-type]
+
+
+def _scaled(kind: Parallel) -> Callable[[Numeric], Guarantee] | None:
+    """Return how to make all the parts smaller together, by the size of the largest."""
+    if any(part.kind not in _SIZES for part in kind.parts):
+        return None
+    # A histogram has thousands of equal parts; each of the different ones is made and priced once.
+    different = {part: i for i, part in enumerate(dict.fromkeys(kind.parts))}
+    places = [different[part] for part in kind.parts]
+    sizes = [exact_of(getattr(part, _SIZES[part.kind])) for part in different]
+    most = max(sizes)
+
+    def make(size: Numeric) -> Guarantee:
+        factor = exact_of(size) / most
+        made = [_resized(part, _SIZES[part.kind])(own * factor) for part, own in zip(different, sizes, strict=True)]
+        return Parallel(tuple(made[place] for place in places))
+
+    return make if most else None
+
+
+def _fewer_steps(kind: Mechanism, steps: Numeric) -> Mechanism:
     """Return another number of runs of the same mechanism; its curve and delta grow with the runs."""
     curve, count = kind.curve, int(steps)
     if curve is not None:
@@ -148,7 +166,7 @@ def _fewer_steps(kind: Mechanism, steps: float) -> Mechanism:
     return Mechanism(kind.name, count, curve)
 
 
-def _largest_number(make: Callable[[float], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
+def _largest_number(make: Callable[[Numeric], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
     low, high = 0.0, 1.0
     while fits(high):
         low, high = high, 2.0 * high
@@ -169,7 +187,7 @@ def _largest_number(make: Callable[[float], Guarantee], fits: Callable[[float], 
     return make(offer) if offer > 0.0 else None
 
 
-def _largest_steps(make: Callable[[float], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
+def _largest_steps(make: Callable[[Numeric], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
     try:
         if not fits(1):
             return None

@@ -48,6 +48,7 @@ def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax
         textcoords="offset points",
         va="bottom",
         fontsize="small",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
     )
     ax.set_xlabel("intrinsic time" if timed else "steps")
     ax.set_ylabel("loss at most")
