@@ -162,11 +162,9 @@ class Accountant:
         with tree.lock:
             if tree.copied:
                 raise AccountClosed(_COPIED)
-            # An account without a theorem for the cost raises before another decides.
-            prices = [account._price(cost) for account in self._chain]
             charges = []
-            for account, priced in zip(self._chain, prices, strict=True):
-                decision = decide(account._compiled.meters, account._totals, priced, cost)
+            for account in self._chain:
+                decision = decide(account._compiled.meters, account._totals, account._price(cost), cost)
                 if not decision.admitted:
                     break
                 charges.append((account, decision))
@@ -177,6 +175,8 @@ class Accountant:
                     account._entries.append((cost, decision.price, note, self._name))
                 return decision
             totals = self._now()
+        for other in self._chain:
+            other._price(cost)  # an account with no theorem for the cost says so first, as in `decide`
         raise BudgetExceeded(self._with_offer(account, decision, totals))
 
     @contextmanager
