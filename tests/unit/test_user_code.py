@@ -39,7 +39,7 @@ def test_the_cost_of_a_step_is_chosen_from_what_was_seen(people: int, second: fl
 
     with odo.session(acc) as s:
         rough = s.run(noisy_count, data, scale=50.0, cost=odo.PureDP(0.02))
-        cost = odo.PureDP(0.2 if rough < 1500 else 0.05)  # twenty times the noise away from either number of people
+        cost = odo.PureDP(0.2 if rough < 1500 else 0.05)  # 20 noise scales from either number of people
         s.run(noisy_count, data, scale=1 / float(cost.epsilon), cost=cost)
     assert [entry.guarantee for entry in acc.history] == [odo.PureDP(0.02), odo.PureDP(second)]
     assert [entry.note for entry in acc.history] == ["noisy_count", "noisy_count"]
