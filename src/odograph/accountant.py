@@ -309,7 +309,8 @@ class Accountant:
     def _with_offer(self, account: Accountant, refusal: Decision, totals: list[Totals]) -> Decision:
         cost = refusal.request
         offer = None if cost is None else self._largest(cost, 1, totals)
-        return refusal._replace(largest=offer, account=account.name)
+        name = account._name or ("" if account is self else "the account above")
+        return refusal._replace(largest=offer, account=name)
 
     def _largest(self, kind: type[G] | G, times: int, totals: list[Totals]) -> G | None:
         def admitted(cost: Guarantee, count: int) -> bool:
@@ -338,8 +339,9 @@ def _restored(form: Mapping[str, Any], parent: Accountant | None) -> Accountant:
     check_replay(account._compiled, totals, entries)
     account._totals = totals
     account._entries.extend(entries)
-    for child in form["children"]:
-        _restored(child, account)
+    heirs = [_restored(child, account) for child in form["children"]]
+    if sum(child._totals.steps for child in heirs) > totals.steps:
+        raise ValueError("the sub-budgets took more steps than the account above them")
     return account
 
 

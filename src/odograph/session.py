@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
-# A guarantee, or a function from some of the mechanism's arguments, by their names, to one.
+# A guarantee, or a function from some of the mechanism's settings, by their names, to one.
 Cost: TypeAlias = Guarantee | Callable[..., Guarantee]
 
 _LAZY: Final = (Iterator, Awaitable, AsyncIterator)
@@ -46,6 +46,7 @@ class Session:
     One-shot mechanisms may overlap in threads; they count in the order of their admission. What is not proven is
     refused: a session inside a session of the same account, a run inside a running mechanism, and mechanisms that
     answer later (generators, coroutines, OpenDP's queryables), because what they say depends on when they are asked.
+    A run in a thread that a mechanism starts looks like an overlap and is not recognised: do not do that.
     """
 
     def __init__(self, account: Account) -> None:
@@ -87,12 +88,11 @@ class Session:
             )
         mechanism, guarantee = self._priced(mechanism, cost, args, kwargs)
         _refuse_lazy(mechanism, name)
+        # In a context of its own, which ends with the mechanism however it ends.
+        inside = copy_context()
+        inside.run(_RUNNING.set, name)
         with self.account.spending(guarantee, note=note or name):
-            running = _RUNNING.set(name)
-            try:
-                answer = mechanism(*args, **kwargs)
-            finally:
-                _RUNNING.reset(running)
+            answer = inside.run(mechanism, *args, **kwargs)
         if unfinished := _unfinished(answer):
             raise UnprovenComposition(
                 f"{name} returned something that answers later ({unfinished}), and that is not covered; it"
@@ -125,8 +125,8 @@ def session(account: Account) -> Session:
 def private(cost: Cost) -> Callable[[Callable[_P, _T]], Private[_P, _T]]:
     """Declare what a mechanism costs; calling it then charges the session that is open, before it runs.
 
-    `cost` may be a function of some of the mechanism's arguments, by their names (`lambda epsilon: PureDP(epsilon)`).
-    It must not ask for the data: a cost that looked at them would itself leak.
+    `cost` may be a function of some of the mechanism's settings, by their names (`lambda epsilon: PureDP(epsilon)`).
+    Settings are the arguments that are keyword-only or have a default; others are data, which a cost must not see.
     """
 
     def mark(mechanism: Callable[_P, _T]) -> Private[_P, _T]:
@@ -162,18 +162,26 @@ class _Marked:
 def _settings(
     mechanism: Callable[..., Any], cost: Callable[..., Guarantee], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the mechanism's arguments that the cost asks for by name, however they were passed, defaults too."""
-    signature = inspect.signature(mechanism)
+    """Return the mechanism's settings that the cost asks for by name, however they were passed, defaults too."""
+    try:
+        signature = inspect.signature(mechanism)
+    except ValueError as problem:
+        raise InvalidGuarantee(
+            f"{name_of(mechanism)} does not tell its arguments, so its cost must be a guarantee"
+        ) from problem
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    given = dict(bound.arguments)
-    for parameter in signature.parameters.values():
+    given: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            given |= given.pop(parameter.name)
+            given |= bound.arguments[name]
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY or parameter.default is not inspect.Parameter.empty:
+            given[name] = bound.arguments[name]
     asked = inspect.signature(cost).parameters
     if missing := [name for name in asked if name not in given]:
         raise InvalidGuarantee(
-            f"the cost of {name_of(mechanism)} asks for {missing[0]!r}, which was not passed to it"
+            f"the cost of {name_of(mechanism)} asks for {missing[0]!r}, and that is no setting of it: settings are"
+            " keyword-only or have a default, so that a cost cannot look at the data"
         )
     return {name: given[name] for name in asked}
 

@@ -125,13 +125,13 @@ class Tree(RuleBasedStateMachine):
         node, account = self.pick(index)
         asked = outcome(account.decide, cost)
         spent = outcome(lambda g: account.spend(g, note=note), cost)
+        assert spent == asked
         try:
             refusing = [one.name for one, decision in node.ask(cost) if not decision.admitted]
         except UnprovenComposition:
-            assert spent is None or not spent.admitted
+            assert spent is None
             return
         assert spent is not None
-        assert spent == asked
         assert spent.admitted == node.spend(cost, note)
         if refusing:
             assert spent.account in refusing
@@ -155,6 +155,7 @@ class Tree(RuleBasedStateMachine):
         else:
             assert not quoted.decisions[-1].admitted
             assert all(decision.admitted for decision in quoted.decisions[:-1])
+            assert quoted.totals_after == account.totals
 
     @rule(index=st.integers(0, 9), kind=st.sampled_from([PureDP, GDP, ZCDP]), times=st.integers(1, 12))
     def spend_the_largest(self, index: int, kind: type[Guarantee], times: int) -> None:
@@ -416,10 +417,18 @@ CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], object]] = {
     "an entry is no guarantee": lambda form: form["entries"][0].update(guarantee={}),
     "a sub-budget protects something else": lambda form: form["children"][0]["compiled"]["policy"].update(unit="x"),
     "a sub-budget is there twice": lambda form: form["children"].append(copy.deepcopy(form["children"][0])),
+    "a sub-budget took more steps than its parent": lambda form: form["children"][0].update(_more_steps(form)),
     "a total is negative": lambda form: form["totals"]["amounts"].__setitem__(0, "-1"),
     "a total is no whole number": lambda form: form["totals"]["amounts"].__setitem__(0, "0.5"),
     "a total is past the limits": lambda form: form["totals"]["amounts"].__setitem__(0, "9" * 16),
 }
+
+
+def _more_steps(form: dict[str, Any]) -> dict[str, Any]:
+    """A sub-budget that is a copy of its parent and took one more step, of cost 0."""
+    twin = copy.deepcopy({key: form[key] for key in ("compiled", "totals", "entries")})
+    twin["totals"]["steps"] = str(int(twin["totals"]["steps"]) + 1)
+    return twin
 
 
 def lower(amounts: list[str], index: int) -> None:

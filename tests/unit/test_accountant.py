@@ -1047,3 +1047,11 @@ def test_an_interrupt_at_any_line_loses_no_charge_and_leaves_the_tree_whole() ->
             assert steps == [2, 2, 2]
             assert at > 10
             return
+
+
+def test_a_refusal_says_who_refused_also_if_the_top_has_no_name() -> None:
+    top = Accountant(basic())
+    child = Accountant(basic(), name="ana", parent=top)
+    top.spend(PureDP(0.8))
+    assert "refused by 'the account above'" in str(child.decide(PureDP(0.5)))
+    assert str(top.decide(PureDP(0.5))).startswith("refused: ")

@@ -498,6 +498,39 @@ def test_a_cost_is_told_settings_that_the_mechanism_takes_by_any_name() -> None:
     assert spent(account) == Fraction(1, 2)
 
 
+def test_a_cost_cannot_look_at_the_data() -> None:
+    def mechanism(data: float, epsilon: float, *, scale: float = 1.0) -> float:
+        return data * epsilon * scale
+
+    account = opened()
+    with session(account) as s:
+        for cost in (lambda data: PureDP(2 * data), lambda epsilon: PureDP(2 * epsilon)):
+            with pytest.raises(InvalidGuarantee, match="no setting of it"):
+                s.run(mechanism, 0.3, 0.2, cost=cost)
+        s.run(mechanism, 0.3, 0.2, scale=0.05, cost=lambda scale: PureDP(2 * scale))
+    assert spent(account) == Fraction(1, 10)
+
+
+def test_a_mechanism_that_tells_no_arguments_needs_a_guarantee() -> None:
+    account = opened()
+    with session(account) as s:
+        with pytest.raises(InvalidGuarantee, match="must be a guarantee"):
+            s.run(max, 1, 2, cost=lambda: TENTH)
+        assert s.run(max, 1, 2, cost=TENTH) == 2
+
+
+def test_an_interrupt_in_a_mechanism_leaves_the_session_usable() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    account = opened()
+    with session(account) as s:
+        with pytest.raises(KeyboardInterrupt):
+            s.run(interrupted, cost=TENTH)
+        s.run(double, 1, cost=TENTH)
+    assert spent(account) == Fraction(2, 10)
+
+
 def test_a_method_can_be_private() -> None:
     class Survey:
         data = (1, 2, 3)
