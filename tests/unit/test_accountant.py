@@ -429,7 +429,7 @@ def test_a_pickled_sub_budget_keeps_its_parent() -> None:
     twin.resume()
     for _ in range(3):
         twin.spend(TENTH)
-    assert refusal(twin, TENTH).account == ""
+    assert refusal(twin, TENTH).account == "the account above"
 
 
 def test_a_pickled_pair_is_still_one_tree() -> None:
