@@ -27,6 +27,7 @@ LAYERS = {
     "core": 1,
     "budgets": 2,
     "document": 2,
+    "extras": 1,
     "figures": 2,
     "integrations": 2,
     "progress": 2,
@@ -69,7 +70,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Name):
             first = node.args[0]
-            if node.func.id in {"_load", "import_module", "__import__"} and isinstance(first, ast.Constant):
+            if node.func.id in {"load", "import_module", "__import__"} and isinstance(first, ast.Constant):
                 yield str(first.value)
 
 
@@ -191,7 +192,7 @@ def test_the_checkers_catch_what_they_look_for() -> None:
         "odograph.budgets.certified",
     ]
     assert misplaced("core/units.py", "import matplotlib.pyplot") == ["matplotlib"]
-    assert misplaced("budgets.py", "_load('dp_accounting.rdp')") == ["dp_accounting"]
+    assert misplaced("budgets.py", "load('dp_accounting.rdp')") == ["dp_accounting"]
     assert impurities("import time\nopen('x')\nrng = np.random.default_rng()") == ["time", "open", "random"]
     assert unexported("__all__ = ['a']\ndef b(): ...") == {"a", "b"}
     assert uncited("Return x.\n\nTheorem: y.")

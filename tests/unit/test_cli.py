@@ -142,7 +142,7 @@ def test_without_opendp_the_demo_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     code, _, errors = run("demo")
     assert code == 2
-    assert errors == "odograph: the demo's noise is OpenDP's; pip install 'odograph[mechanisms]'\n"
+    assert errors == "odograph: OpenDP is not installed: pip install 'odograph[mechanisms]'\n"
 
 
 def test_main_leaves_with_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Final
 
 import numpy as np
@@ -22,7 +21,8 @@ from odograph.core.decide import Decision
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.offers import how_many, quote, used
 from odograph.core.policy import Policy
-from odograph.errors import InvalidGuarantee, MissingExtra
+from odograph.errors import InvalidGuarantee
+from odograph.extras import load
 from odograph.session import Session, session
 
 __all__ = ["Clinic", "Desk", "demo"]
@@ -102,10 +102,7 @@ class Desk:
 
 def demo() -> None:
     """Run an adaptive private analysis, step by step."""
-    try:
-        opendp = import_module("opendp.prelude")
-    except ModuleNotFoundError as problem:
-        raise MissingExtra("the demo's noise is OpenDP's; pip install 'odograph[mechanisms]'") from problem
+    opendp = load("opendp.prelude")
     opendp.enable_features("contrib")
     account = Accountant(Policy(epsilon=1, delta="1e-6"))
     console = Console(highlight=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from odograph.core.compiled import Compiled
 from odograph.core.decide import Price, Totals
-from odograph.errors import MissingExtra
+from odograph.extras import load
 from odograph.figures.card import account_card
 from odograph.figures.panels import PANELS, Curve, Panel
 
@@ -28,7 +28,5 @@ def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax
 
 
 def _drawing(module: str) -> Any:  # noqa: ANN401  a module
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as problem:
-        raise MissingExtra("figures are drawn with matplotlib; pip install 'odograph[figures]'") from problem
+    load("matplotlib")
+    return import_module(module)

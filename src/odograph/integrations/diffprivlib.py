@@ -16,14 +16,14 @@ import threading
 from collections.abc import Sequence
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from importlib import import_module
 from operator import index
 from types import CodeType
 from typing import Any, Final, TypeAlias
 
 from odograph.core.account import Account
 from odograph.core.guarantees import ApproxDP, PureDP, exact_of
-from odograph.errors import BudgetExceeded, InvalidGuarantee, InvalidPolicy, MissingExtra
+from odograph.errors import BudgetExceeded, InvalidGuarantee, InvalidPolicy
+from odograph.extras import load
 
 __all__ = ["SETTINGS", "BudgetAccountant", "BudgetRefused", "cost_of"]
 
@@ -33,17 +33,10 @@ _Cost: TypeAlias = PureDP | ApproxDP
 _DIGITS: Final = Context(prec=15, rounding=ROUND_FLOOR)  # of an offered delta: as many as a float keeps
 
 
-def _load(module: str) -> Any:  # noqa: ANN401  untyped library
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("diffprivlib is not installed: pip install 'odograph[diffprivlib]'") from error
-
-
-_library = _load("diffprivlib")
-_transforms = _load("diffprivlib.mechanisms.transforms")
-_words = _load("diffprivlib.utils")
-_validation = _load("diffprivlib.validation")
+_library = load("diffprivlib")
+_transforms = load("diffprivlib.mechanisms.transforms")
+_words = load("diffprivlib.utils")
+_validation = load("diffprivlib.validation")
 
 
 class BudgetRefused(BudgetExceeded, _words.BudgetError):  # type: ignore[misc, name-defined]  # untyped library

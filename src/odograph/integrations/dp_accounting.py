@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from functools import lru_cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,7 +15,8 @@ import numpy as np
 from odograph.core.guarantees import RDP, Mechanism
 from odograph.core.subsampling import sampling_settings, subsampled_gaussian_name
 from odograph.core.units import Numeric, read, up
-from odograph.errors import InvalidGuarantee, MissingExtra
+from odograph.errors import InvalidGuarantee
+from odograph.extras import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +37,8 @@ def heterogeneous_epsilon(epsilons: Iterable[float], delta: float) -> float:
         distributions of randomized response.
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance: a baseline, never a stop rule.
     """
-    distributions = _load("dp_accounting.pld.privacy_loss_distribution")
-    masses = _load("dp_accounting.pld.pld_pmf")
+    distributions = load("dp_accounting.pld.privacy_loss_distribution")
+    masses = load("dp_accounting.pld.pld_pmf")
     groups = Counter(float(read(epsilon, "epsilons")) for epsilon in epsilons)
     del groups[0.0]  # such a step reveals nothing
     level = float(read(delta, "delta"))
@@ -68,8 +68,8 @@ def subsampled_gaussian(sampling_rate: Numeric, noise_multiplier: Numeric, steps
 @lru_cache(maxsize=256, typed=True)
 def _subsampled_gaussian(rate: float, noise: float, steps: int) -> Mechanism:
     """Return the mechanism; the same object for the same settings, which an account prices once."""
-    accounting = _load("dp_accounting")
-    accountant = _load("dp_accounting.rdp").RdpAccountant(orders=list(ORDERS))
+    accounting = load("dp_accounting")
+    accountant = load("dp_accounting.rdp").RdpAccountant(orders=list(ORDERS))
     accountant.compose(accounting.PoissonSampledDpEvent(rate, accounting.GaussianDpEvent(noise)), 1)
     curve = zip(ORDERS, accountant._rdp, strict=True)  # noqa: SLF001  there is no public accessor
     # The library's logarithm of a sum near 1 is off by a few roundings, 1e-15 of the rate; far more is added. An
@@ -94,10 +94,3 @@ def _randomized_response(masses: Any, epsilon: float, cell: float) -> Any:  # no
     between = -np.expm1(np.minimum(losses - epsilon, 0.0)) / (1 + math.exp(-epsilon))
     divergences = np.where(losses <= -epsilon, -np.expm1(losses), between)
     return masses.create_pmf_pessimistic_connect_dots(cell, grid, divergences)
-
-
-def _load(module: str) -> Any:  # noqa: ANN401 - untyped library
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("dp-accounting is not installed: pip install 'odograph[accounting]'") from error

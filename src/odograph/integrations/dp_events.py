@@ -13,19 +13,17 @@ from typing import Any, Final, Self
 from odograph.core.account import Account
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP, exact_of
 from odograph.core.units import Number, exactly, read, up
-from odograph.errors import BudgetExceeded, InvalidGuarantee, MissingExtra, UnprovenComposition
+from odograph.errors import BudgetExceeded, InvalidGuarantee, UnprovenComposition
+from odograph.extras import load
 from odograph.integrations.dp_accounting import ORDERS, subsampled_gaussian
-
-try:
-    import dp_accounting as dpa
-    from dp_accounting import dp_event as dpe
-    from dp_accounting.rdp import RdpAccountant
-except ModuleNotFoundError as error:
-    raise MissingExtra("dp-accounting is not installed: pip install 'odograph[accounting]'") from error
 
 __all__ = ["PrivacyAccountant", "cost_of"]
 
 SETTINGS: Final = ()
+
+dpa = load("dp_accounting")
+dpe = load("dp_accounting.dp_event")
+RdpAccountant = load("dp_accounting.rdp").RdpAccountant
 
 _RELATIONS: Final = {
     "add-remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -215,7 +213,7 @@ def _root(square: Fraction) -> Fraction:
     return exactly(up(math.sqrt(square))) if square < 10**300 else Fraction(math.ceil(root) + 1)
 
 
-class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc]  # untyped library
+class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc, name-defined]  # untyped library
     """dp-accounting's accountant over an account: `compose` spends, before it returns and before the mechanism runs.
 
     What does not fit raises `BudgetExceeded` and charges nothing. `get_epsilon` and `get_delta` give what the policy

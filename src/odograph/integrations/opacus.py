@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, Final
 
 from odograph.core.account import Account
 from odograph.core.guarantees import Mechanism
 from odograph.core.units import Numeric, read
-from odograph.errors import InvalidGuarantee, MissingExtra, UnprovenComposition
+from odograph.errors import InvalidGuarantee, UnprovenComposition
+from odograph.extras import load
 from odograph.integrations.dp_accounting import subsampled_gaussian
 
 __all__ = ["SETTINGS", "FilterAccountant", "charge_before_step", "cost_of", "sampling_rate"]
@@ -27,18 +27,11 @@ _STEPS_OF_RAND: Final = 2**24  # torch draws uniform numbers as multiples of 2^-
 _ROUNDING: Final = 1e-6  # a norm that torch computed in single precision
 
 
-def _load(module: str) -> Any:  # noqa: ANN401  untyped library
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("opacus is not installed: install torch, then pip install 'odograph[training]'") from error
-
-
-_accountants = _load("opacus.accountants.accountant")
-_loaders = _load("opacus.data_loader")
-_optimizers = _load("opacus.optimizers")
-_samplers = _load("opacus.utils.uniform_sampler")
-_torch = _load("torch")
+_accountants = load("opacus.accountants.accountant")
+_loaders = load("opacus.data_loader")
+_optimizers = load("opacus.optimizers")
+_samplers = load("opacus.utils.uniform_sampler")
+_torch = load("torch")
 
 _one_step = lru_cache(maxsize=1024)(subsampled_gaussian)  # the same object again is priced only once
 

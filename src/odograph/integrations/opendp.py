@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from importlib import import_module
 from typing import Any, Final
 
 from odograph.core.guarantees import RDP, ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.core.units import Numeric, exactly, read
-from odograph.errors import InvalidGuarantee, MissingExtra, UnprovenComposition
+from odograph.errors import InvalidGuarantee, UnprovenComposition
+from odograph.extras import load
 from odograph.integrations.dp_accounting import ORDERS
 
 __all__ = ["cost_of"]
@@ -60,7 +60,7 @@ def cost_of(
     Theorem: the measurement's privacy map, with OpenDP's proof of it.
     Assumes: maps written by users are right; the measurement answers once, and gives nothing that answers later.
     """
-    opendp = _load("opendp.mod")
+    opendp = load("opendp.mod")
     if isinstance(measurement, opendp.Odometer) or _is_interactive(measurement):
         raise UnprovenComposition(
             "this OpenDP measurement answers many queries or later (a compositor, filter, odometer, queryable or lazy"
@@ -172,10 +172,3 @@ def _finite(value: float) -> Fraction:
             f"OpenDP gives a loss of {value!r}: without a finite one there is no privacy, at any price"
         )
     return exactly(value)
-
-
-def _load(module: str) -> Any:  # noqa: ANN401  untyped library
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("OpenDP is not installed: pip install 'odograph[mechanisms]'") from error

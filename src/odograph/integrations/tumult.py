@@ -7,13 +7,13 @@ Give the Tumult session an infinite budget, or one of its own as a second limit;
 from __future__ import annotations
 
 from fractions import Fraction
-from importlib import import_module
 from typing import Any, Final
 
 from odograph.core.account import Account
 from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP, exact_of
 from odograph.core.units import Numeric, exactly, read
-from odograph.errors import InvalidGuarantee, MissingExtra, UnprovenComposition
+from odograph.errors import InvalidGuarantee, UnprovenComposition
+from odograph.extras import load
 
 __all__ = ["cost_of", "evaluate", "largest_budget"]
 
@@ -40,7 +40,7 @@ def cost_of(
     Theorem: the budget's own definition; a measurement's privacy function, with Tumult's proof of it.
     Assumes: the session's protected change is the policy's unit of privacy.
     """
-    budgets, core = _load("tmlt.analytics"), _load("tmlt.core.measurements.base")
+    budgets, core = load("tmlt.analytics"), load("tmlt.core.measurements.base")
     if isinstance(thing, budgets.PrivacyBudget):
         if neighbours != "add-remove":
             raise UnprovenComposition(
@@ -118,7 +118,7 @@ def _loss(measurement: Any, neighbours: str, d_in: Numeric | None) -> Any:  # no
 
 def _exact(number: Any) -> Fraction:  # noqa: ANN401  untyped library
     """Return an exact number of Tumult's: as it is if rational, else rounded up."""
-    number = _load("tmlt.core.utils.exact_number").ExactNumber(number)
+    number = load("tmlt.core.utils.exact_number").ExactNumber(number)
     if not number.is_finite:
         raise InvalidGuarantee(f"an infinite Tumult budget ({number}) has no price: no privacy, at any price")
     if number.expr.is_Rational:
@@ -128,14 +128,5 @@ def _exact(number: Any) -> Fraction:  # noqa: ANN401  untyped library
 
 def _number(value: Numeric) -> Any:  # noqa: ANN401  untyped library
     exact = exact_of(value)
-    number = _load("tmlt.core.utils.exact_number").ExactNumber
+    number = load("tmlt.core.utils.exact_number").ExactNumber
     return number(exact.numerator) / number(exact.denominator)
-
-
-def _load(module: str) -> Any:  # noqa: ANN401  untyped library
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "Tumult is not installed: pip install tmlt.analytics, in an environment of its own (it needs NumPy 1)"
-        ) from error

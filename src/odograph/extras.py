@@ -1,0 +1,29 @@
+"""Optional dependencies: imported where they are needed, and named with the line that installs them if missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+from odograph.errors import MissingExtra
+
+__all__ = ["load"]
+
+_TRAINING: Final = "Opacus is not installed: install torch, then pip install 'odograph[training]'"
+_MISSING: Final = {
+    "diffprivlib": "diffprivlib is not installed: pip install 'odograph[diffprivlib]'",
+    "dp_accounting": "dp-accounting is not installed: pip install 'odograph[accounting]'",
+    "matplotlib": "figures are drawn with matplotlib; pip install 'odograph[figures]'",
+    "opacus": _TRAINING,
+    "opendp": "OpenDP is not installed: pip install 'odograph[mechanisms]'",
+    "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in an environment of its own (NumPy 1)",
+    "torch": _TRAINING,
+}
+
+
+def load(module: str) -> Any:  # noqa: ANN401  these libraries are untyped
+    """Return a module of an optional dependency, or raise `MissingExtra` with what to install."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as problem:
+        raise MissingExtra(_MISSING[module.partition(".")[0]]) from problem

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from odograph.errors import MissingExtra
+from odograph.extras import load
+
+LIBRARIES = ["diffprivlib", "dp_accounting", "matplotlib", "opacus", "opendp", "tmlt", "torch"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_missing_library_is_named_with_what_installs_it(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra, match=r"pip install 'odograph\[\w+\]'"):
+        load(library)
+
+
+def test_what_is_installed_is_imported() -> None:
+    assert load("matplotlib.ticker").__name__ == "matplotlib.ticker"
