@@ -85,8 +85,7 @@ class Accountant:
     `compile_policy(policy, progress=progress_bar)` shows how far it is. `parent` makes this a sub-budget: its promise
     is about its own answers, the parent's about everyone's. `keep` is how many of the last entries to keep: all
     (None), or none (0: totals only); an entry keeps about 80 bytes, or 290 if no other entry has the same guarantee.
-    Safe to use from several threads.
-    A copy is the same object; a pickle is read-only until `resume()`.
+    Safe to use from several threads. A copy is the same object; a pickle is read-only until `resume()`.
     """
 
     def __init__(
@@ -254,7 +253,7 @@ class Accountant:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._parent is not None:
-            return _heir, (self._parent, self._name)
+            return _child, (self._parent, self._name)
         return _unpickled, (self.to_dict(),)
 
     def __repr__(self) -> str:
@@ -339,8 +338,8 @@ def _restored(form: Mapping[str, Any], parent: Accountant | None) -> Accountant:
     check_replay(account._compiled, totals, entries)
     account._totals = totals
     account._entries.extend(entries)
-    heirs = [_restored(child, account) for child in form["children"]]
-    if sum(child._totals.steps for child in heirs) > totals.steps:
+    children = [_restored(child, account) for child in form["children"]]
+    if sum(child._totals.steps for child in children) > totals.steps:
         raise ValueError("the sub-budgets took more steps than the account above them")
     return account
 
@@ -351,5 +350,5 @@ def _unpickled(form: Mapping[str, Any]) -> Accountant:
     return account
 
 
-def _heir(parent: Accountant, name: str) -> Accountant:
+def _child(parent: Accountant, name: str) -> Accountant:
     return parent.children[name]
