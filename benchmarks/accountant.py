@@ -1,8 +1,9 @@
 """The cost of the n-th adaptive spend with its check, beside the peers, on the same heterogeneous requests.
 
-Every request has its own epsilon. *Ready* means that the guarantee was priced before: analysts and training loops
-choose among a few costs. *New* means a guarantee that the accountant has never seen. The peers are given their own
-ready objects (events, measurements) for the same epsilons. Prints ratios with their spread over rounds.
+The sequence cycles through 256 different epsilons, as analysts and training loops choose among some costs. *Ready*
+means that: the accountant was given each guarantee before, and has its price. The peers are given the same sequence,
+as ready objects of their own (events, measurements). *New* is a sequence in which no epsilon comes twice. Prints
+ratios with their spread over rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from timing import ratio, seconds
 
 ROUNDS = 5
 WINDOW = 100  # spends of a peer that are timed at each n
+CYCLE = 256  # different requests in the sequence
 MANY = 5_000  # spends of ours: the windows then last about as long, and no one's caches are colder
 DELTA = 1e-6
 
@@ -45,12 +47,12 @@ def roomy(keep: int | None = None) -> odo.Accountant:
 
 
 def ready(epsilons: Sequence[float]) -> Spend:
-    """Spend the same 256 guarantees again and again: each was priced at its first spend."""
+    """Spend the same guarantees again and again: each was priced at its first spend."""
     account = roomy()
-    pool = [odo.PureDP(epsilon) for epsilon in epsilons[:256]]
+    pool = [odo.PureDP(epsilon) for epsilon in epsilons[:CYCLE]]
     for cost in pool:
         account.spend(cost)
-    return lambda i: account.spend(pool[i & 255])
+    return lambda i: account.spend(pool[i % CYCLE])
 
 
 def new(epsilons: Sequence[float]) -> Spend:
@@ -76,10 +78,10 @@ def floor(epsilons: Sequence[float]) -> Spend:
 def rdp(epsilons: Sequence[float]) -> Spend:
     """Compose a Laplace event with dp-accounting's RDP accountant, and ask for epsilon."""
     accountant = RdpAccountant()
-    events = [dp_accounting.LaplaceDpEvent(1.0 / epsilon) for epsilon in epsilons]
+    events = [dp_accounting.LaplaceDpEvent(1.0 / epsilon) for epsilon in epsilons[:CYCLE]]
 
     def spend(i: int) -> bool:
-        accountant.compose(events[i])
+        accountant.compose(events[i % CYCLE])
         return bool(accountant.get_epsilon(DELTA) <= 20.0)
 
     return spend
@@ -91,8 +93,8 @@ def opendp_filter(epsilons: Sequence[float]) -> Spend:
     metric: Any = dp.absolute_distance(T=int)
     odometer = dp.c.make_fully_adaptive_composition(domain, metric, dp.max_divergence())
     queryable = dp.c.make_privacy_filter(odometer, d_in=1, d_out=20.0)(0)
-    measurements = [dp.m.make_laplace(domain, metric, scale=1.0 / epsilon) for epsilon in epsilons]
-    return lambda i: queryable(measurements[i])
+    measurements = [dp.m.make_laplace(domain, metric, scale=1.0 / epsilon) for epsilon in epsilons[:CYCLE]]
+    return lambda i: queryable(measurements[i % CYCLE])
 
 
 def window(spend: Spend, start: int, count: int) -> float:
