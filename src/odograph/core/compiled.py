@@ -141,14 +141,12 @@ def _parallel(compiled: Compiled, guarantee: Parallel) -> Price:
         covers a person who joins or leaves the part.
     """
     affected = 1 if compiled.policy.neighbours == "add-remove" else 2
-    # The same object need not be priced for each part that it stands for.
+    # A histogram has thousands of equal parts: the same object is priced once, and counts as often as it can matter.
     counts = Counter(map(id, guarantee.parts))
-    prices = {
-        id(part): price(compiled, part).amounts for part in {id(part): part for part in guarantee.parts}.values()
-    }
-    columns = zip(
-        *(amounts for key, amounts in prices.items() for _ in range(min(affected, counts[key]))), strict=True
-    )
+    rows: list[tuple[int | None, ...]] = []
+    for key, part in {id(part): part for part in guarantee.parts}.items():
+        rows += [price(compiled, part).amounts] * min(affected, counts[key])
+    columns = zip(*rows, strict=True)
     return Price(tuple(_dearest(column, affected) for column in columns))
 
 
