@@ -82,3 +82,10 @@ def test_an_offer_for_parts_keeps_their_proportions_and_is_admitted(parts: list[
     assert quote(COMPILED, COMPILED.start, [offer] * times).admitted
     more = Parallel(tuple(PureDP(9) if isinstance(part, PureDP) else GDP(9) for part in offer.parts))
     assert not quote(COMPILED, COMPILED.start, [more] * times).admitted
+
+
+def test_an_offer_for_parts_of_very_different_sizes_is_made_too() -> None:
+    parts = parallel([PureDP(5e-324), PureDP(2), GDP(1 / 3), PureDP(1e-300)])
+    offer = largest(COMPILED, COMPILED.start, parts)
+    assert isinstance(offer, Parallel)
+    assert quote(COMPILED, COMPILED.start, [offer]).admitted

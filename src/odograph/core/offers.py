@@ -148,10 +148,17 @@ def _scaled(kind: Parallel) -> Callable[[Numeric], Guarantee] | None:
 
     def make(size: Numeric) -> Guarantee:
         factor = exact_of(size) / most
-        made = [_resized(part, _SIZES[part.kind])(own * factor) for part, own in zip(different, sizes, strict=True)]
+        parts = zip(different, sizes, strict=True)
+        made = [_resized(part, _SIZES[part.kind])(_float_within(own * factor)) for part, own in parts]
         return Parallel(tuple(made[place] for place in places))
 
     return make if most else None
+
+
+def _float_within(exact: Fraction) -> float:
+    """Return a float that is no larger: the product itself may be too long to be kept exactly."""
+    near = float(exact)
+    return near if exact_of(near) <= exact else math.nextafter(near, 0.0)
 
 
 def _fewer_steps(kind: Mechanism, steps: Numeric) -> Mechanism:
