@@ -85,7 +85,7 @@ def test_an_offer_for_parts_keeps_their_proportions_and_is_admitted(parts: list[
 
 
 def test_an_offer_for_parts_of_very_different_sizes_is_made_too() -> None:
-    parts = parallel([PureDP(5e-324), PureDP(Fraction(2**300 + 1, 2**299)), GDP(1 / 3)])
+    parts = parallel([PureDP(5e-324), PureDP(Fraction(3**200 + 2, 3**199)), GDP(1 / 3)])
     offer = largest(COMPILED, COMPILED.start, parts)
     assert isinstance(offer, Parallel)
     assert quote(COMPILED, COMPILED.start, [offer]).admitted
