@@ -17,7 +17,8 @@ from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading, standard_odometers
-from odograph.core.offers import G, Quote, largest_that, used
+from odograph.core.offers import G, Quote, used
+from odograph.core.paths import Place, ask_path, largest_on_path, quote_path, with_offer
 from odograph.core.policy import Policy
 from odograph.document import (
     Entry,
@@ -173,10 +174,10 @@ class Accountant:
                     account._totals = decision.totals_after
                     account._entries.append((cost, decision.price, note, self._name))
                 return decision
-            totals = self._now()
+            path = self._path()
         for other in self._chain:
             other._price(cost)  # an account with no theorem for the cost says so first, as in `decide`
-        raise BudgetExceeded(self._with_offer(account, decision, totals))
+        raise BudgetExceeded(with_offer(path, decision, path[len(charges)].name))
 
     @contextmanager
     def spending(self, cost: Guarantee, *, note: str = "") -> Iterator[Decision]:
@@ -185,23 +186,15 @@ class Accountant:
 
     def decide(self, cost: Guarantee) -> Decision:
         """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
-        return self._ask(cost, self._now())[0]
+        return ask_path(self._path(), cost)
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
         """Decide a batch in order, all or nothing, spending nothing."""
-        totals = self._now()
-        own = totals[-1]
-        decisions: list[Decision] = []
-        for cost in costs:
-            decision, totals = self._ask(cost, totals)
-            decisions.append(decision)
-            if not decision.admitted:
-                return Quote(admitted=False, decisions=tuple(decisions), totals_after=own)
-        return Quote(admitted=True, decisions=tuple(decisions), totals_after=totals[-1])
+        return quote_path(self._path(), costs)
 
     def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
-        return self._largest(kind, times, self._now())
+        return largest_on_path(self._path(), kind, times)
 
     def reading(self) -> Reading:
         """Read the policy's odometer: valid at all times at once, and the only licensed one."""
@@ -291,34 +284,11 @@ class Accountant:
         self._prices[id(cost)] = (cost, fresh)  # holding the object keeps its identity from being used again
         return fresh
 
-    def _now(self) -> list[Totals]:
-        return [account._totals for account in self._chain]
-
-    def _ask(self, cost: Guarantee, totals: list[Totals]) -> tuple[Decision, list[Totals]]:
-        """Decide a cost on the whole chain from given totals; return one's own decision, or the first refusal."""
-        decisions = [
-            decide(account._compiled.meters, spent, account._price(cost), cost)
-            for account, spent in zip(self._chain, totals, strict=True)
+    def _path(self) -> list[Place]:
+        return [
+            Place(account._name or ("" if account is self else "the account above"), account._compiled, account._totals)
+            for account in self._chain
         ]
-        for account, decision in zip(self._chain, decisions, strict=True):
-            if not decision.admitted:
-                return self._with_offer(account, decision, totals), totals
-        return decisions[-1], [decision.totals_after for decision in decisions]
-
-    def _with_offer(self, account: Accountant, refusal: Decision, totals: list[Totals]) -> Decision:
-        cost = refusal.request
-        offer = None if cost is None else self._largest(cost, 1, totals)
-        name = account._name or ("" if account is self else "the account above")
-        return refusal._replace(largest=offer, account=name)
-
-    def _largest(self, kind: type[G] | G, times: int, totals: list[Totals]) -> G | None:
-        def admitted(cost: Guarantee, count: int) -> bool:
-            return all(
-                decide(account._compiled.meters, spent, price(account._compiled, cost).times(count)).admitted
-                for account, spent in zip(self._chain, totals, strict=True)
-            )
-
-        return largest_that(kind, times, admitted)
 
     def _written(self) -> dict[str, Any]:
         return {

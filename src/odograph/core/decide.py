@@ -52,6 +52,14 @@ class Totals(NamedTuple):
         """Return the totals of an account that has spent nothing."""
         return cls((0,) * len(meters), (0,) * len(meters))
 
+    def without(self, price: Price) -> Totals:
+        """Return the totals as they were before a price was charged; exact, because a price is kept as charged."""
+        return Totals(
+            tuple(total - (asked or 0) for total, asked in zip(self.amounts, price.amounts, strict=True)),
+            tuple(count - (asked is None) for count, asked in zip(self.unpriced, price.amounts, strict=True)),
+            self.steps - 1,
+        )
+
 
 class Decision(NamedTuple):
     """The answer to one request. A refusal is a value too: it changes nothing and may make an offer."""

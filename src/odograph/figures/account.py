@@ -62,14 +62,7 @@ def _states(totals: Totals, prices: Sequence[Price]) -> list[Totals]:
     """Walk back from the totals through the kept prices; return the states in the order in which they were."""
     states = [totals]
     for price in reversed(prices):
-        now = states[-1]
-        states.append(
-            Totals(
-                tuple(total - (asked or 0) for total, asked in zip(now.amounts, price.amounts, strict=True)),
-                tuple(n - (asked is None) for n, asked in zip(now.unpriced, price.amounts, strict=True)),
-                now.steps - 1,
-            )
-        )
+        states.append(states[-1].without(price))
     return states[::-1]
 
 

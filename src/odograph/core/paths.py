@@ -1,0 +1,73 @@
+"""Accounts below accounts: a request passes its own limit and every ancestor's, or none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from odograph.core.compiled import Compiled, price
+from odograph.core.decide import Decision, Totals, decide
+from odograph.core.guarantees import Guarantee
+from odograph.core.offers import G, Quote, largest_that
+
+__all__ = ["Path", "Place", "ask_path", "largest_on_path", "quote_path", "with_offer"]
+
+
+class Place(NamedTuple):
+    """One account on the way, and what it has spent."""
+
+    name: str
+    compiled: Compiled
+    totals: Totals
+
+
+# From the account at the top down to the one that asks.
+Path: TypeAlias = Sequence[Place]
+
+
+def ask_path(path: Path, cost: Guarantee) -> Decision:
+    """Decide a cost at every place; return one's own decision, or the first refusal with what would fit instead."""
+    return _ask(path, cost)[0]
+
+
+def quote_path(path: Path, costs: Iterable[Guarantee]) -> Quote:
+    """Decide a batch in order, all or nothing, spending nothing."""
+    own = path[-1].totals
+    decisions: list[Decision] = []
+    for cost in costs:
+        decision, path = _ask(path, cost)
+        decisions.append(decision)
+        if not decision.admitted:
+            return Quote(admitted=False, decisions=tuple(decisions), totals_after=own)
+    return Quote(admitted=True, decisions=tuple(decisions), totals_after=path[-1].totals)
+
+
+def largest_on_path(path: Path, kind: type[G] | G, times: int = 1) -> G | None:
+    """Return the largest guarantee of a kind of which `times` equal requests pass every place, or None."""
+
+    def admitted(cost: Guarantee, count: int) -> bool:
+        return all(
+            decide(place.compiled.meters, place.totals, price(place.compiled, cost).times(count)).admitted
+            for place in path
+        )
+
+    return largest_that(kind, times, admitted)
+
+
+def with_offer(path: Path, refusal: Decision, name: str) -> Decision:
+    """Return a refusal with the name of the account that refused, and the largest request that all would admit."""
+    offer = None if refusal.request is None else largest_on_path(path, refusal.request)
+    return refusal._replace(largest=offer, account=name)
+
+
+def _ask(path: Path, cost: Guarantee) -> tuple[Decision, Path]:
+    # All are priced before any is asked: an account with no theorem for the cost says so first.
+    decisions = [
+        decide(place.compiled.meters, place.totals, asked, cost)
+        for place, asked in [(place, price(place.compiled, cost)) for place in path]
+    ]
+    for place, decision in zip(path, decisions, strict=True):
+        if not decision.admitted:
+            return with_offer(path, decision, place.name), path
+    after = [place._replace(totals=d.totals_after) for place, d in zip(path, decisions, strict=True)]
+    return decisions[-1], after
