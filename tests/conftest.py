@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,3 +18,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ODOGRAPH_CACHE", str(tmp_path_factory.mktemp("budgets")))
         yield
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new, empty ledger can be: every test that asks for this runs on every store."""
+    return {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/ledger.db"}[request.param]

@@ -2,6 +2,7 @@
 
 from odograph.accountant import Accountant
 from odograph.budgets import compile_policy
+from odograph.connect import connect
 from odograph.core import odometers
 from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide, decide_many
@@ -36,16 +37,26 @@ from odograph.document import Entry
 from odograph.errors import (
     AccountClosed,
     AccountExists,
+    AccountNotFound,
     BudgetExceeded,
+    IdempotencyConflict,
     InvalidGuarantee,
     InvalidPolicy,
+    LedgerBusy,
     LedgerCorrupt,
+    LedgerError,
     MissingExtra,
     OdographError,
+    ReservationNotFound,
+    ReservationResolved,
+    ServiceUnavailable,
     UnprovenComposition,
 )
 from odograph.integrations import cost_of
 from odograph.integrations.dp_accounting import subsampled_gaussian
+from odograph.ledger.account import LedgerAccount, Reservation
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.receipts import Checkpoint, Receipt, Verification
 from odograph.progress import progress_bar
 from odograph.session import Session, private, session
 from odograph.training import TrainingPlan, dpsgd_policy
@@ -56,16 +67,23 @@ __all__ = [
     "ZCDP",
     "AccountClosed",
     "AccountExists",
+    "AccountNotFound",
     "Accountant",
     "ApproxDP",
     "BudgetExceeded",
+    "Checkpoint",
     "Compiled",
     "Decision",
     "Entry",
     "Guarantee",
+    "IdempotencyConflict",
     "InvalidGuarantee",
     "InvalidPolicy",
+    "Ledger",
+    "LedgerAccount",
+    "LedgerBusy",
     "LedgerCorrupt",
+    "LedgerError",
     "Mechanism",
     "MenuItem",
     "MissingExtra",
@@ -77,13 +95,20 @@ __all__ = [
     "PureDP",
     "Quote",
     "Reading",
+    "Receipt",
+    "Reservation",
+    "ReservationNotFound",
+    "ReservationResolved",
+    "ServiceUnavailable",
     "Session",
     "Totals",
     "TrainingPlan",
     "UnprovenComposition",
+    "Verification",
     "ask",
     "compile_policy",
     "compiled_from_dict",
+    "connect",
     "cost_of",
     "decide",
     "decide_many",

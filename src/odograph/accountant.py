@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections import deque
@@ -13,10 +12,10 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from odograph.budgets import compile_policy
-from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
+from odograph.core.compiled import Compiled, compare, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
-from odograph.core.odometers import Reading, standard_odometers
+from odograph.core.odometers import Reading
 from odograph.core.offers import G, Quote, used
 from odograph.core.paths import Place, ask_path, largest_on_path, quote_path, with_offer
 from odograph.core.policy import Policy
@@ -202,12 +201,7 @@ class Accountant:
 
     def compare(self) -> tuple[Reading, ...]:
         """Return the policy's reading, and the finite ones of other odometers beside it, for looking only."""
-        totals, policy = self._totals, self.policy
-        # Under basic composition the reading is the sum of the epsilons, whatever the odometer.
-        basic = policy.rule == "basic"
-        others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
-        readings = [reading(self._compiled, totals, other) for other in others if other != policy.odometer]
-        return reading(self._compiled, totals), *(other for other in readings if math.isfinite(other.loss))
+        return compare(self._compiled, self._totals)
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
         """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
@@ -286,7 +280,9 @@ class Accountant:
 
     def _path(self) -> list[Place]:
         return [
-            Place(account._name or ("" if account is self else "the account above"), account._compiled, account._totals)
+            Place(
+                account._name or ("" if account is self else "the account above"), account._compiled, account._totals
+            )
             for account in self._chain
         ]
 

@@ -16,6 +16,7 @@ _MISSING: Final = {
     "matplotlib": "figures are drawn with matplotlib; pip install 'odograph[figures]'",
     "opacus": _TRAINING,
     "opendp": "OpenDP is not installed: pip install 'odograph[mechanisms]'",
+    "psycopg": "a ledger in PostgreSQL needs psycopg: pip install 'odograph[postgres]'",
     "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in an environment of its own (NumPy 1)",
     "torch": _TRAINING,
 }

@@ -34,7 +34,9 @@ LAYERS = {
     "accountant": 3,
     "session": 3,
     "training": 3,
-    "cli": 4,
+    "ledger": 4,
+    "connect": 5,
+    "cli": 6,
 }
 
 # Where a heavy dependency may be imported, by path prefix.
@@ -44,6 +46,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "matplotlib": "figures/",
     "opacus": "integrations/opacus.py",
     "opendp": ("cli/demo.py", "integrations/opendp.py"),
+    "psycopg": ("connect.py", "ledger/postgres.py"),
     "rich": "cli/",
     "tmlt": "integrations/tumult.py",
     "torch": "integrations/opacus.py",

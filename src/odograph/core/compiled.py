@@ -14,13 +14,13 @@ from odograph.core.exact import Budget
 from odograph.core.gaussian import largest_mu
 from odograph.core.guarantees import GDP, KINDS, Guarantee, Mechanism, Parallel, exact_of
 from odograph.core.meters import CLOCKS, Meter
-from odograph.core.odometers import BestOf, Odometer, Reading, Renyi, Spent
+from odograph.core.odometers import BestOf, Odometer, Reading, Renyi, Spent, standard_odometers
 from odograph.core.policy import Policy
 from odograph.core.rules import RULES, Target, takers
 from odograph.core.units import CEILING, DELTA_SCALE, SCALE, exactly, floor_units, up
 from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition
 
-__all__ = ["Compiled", "compile_meters", "compiled_from_dict", "price", "reading"]
+__all__ = ["Compiled", "compare", "compile_meters", "compiled_from_dict", "price", "reading"]
 
 _FORM: Final = 1
 
@@ -203,6 +203,16 @@ def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None
     if policy.slack is not None:
         loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
     return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=_note(policy, chosen, loss))
+
+
+def compare(compiled: Compiled, totals: Totals) -> tuple[Reading, ...]:
+    """Return the policy's reading, and the finite ones of other odometers beside it, for looking only."""
+    policy = compiled.policy
+    # Under basic composition the reading is the sum of the epsilons, whatever the odometer.
+    basic = policy.rule == "basic"
+    others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
+    readings = [reading(compiled, totals, other) for other in others if other != policy.odometer]
+    return reading(compiled, totals), *(other for other in readings if math.isfinite(other.loss))
 
 
 def _note(policy: Policy, odometer: Odometer, loss: float) -> str:

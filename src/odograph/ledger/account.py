@@ -1,0 +1,259 @@
+"""LedgerAccount: one durable account. The same questions as an `Accountant`'s, and charges that survive a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from odograph.core.compiled import Compiled, compare, reading
+from odograph.core.decide import Decision, Price, Totals
+from odograph.core.guarantees import Guarantee
+from odograph.core.odometers import Reading
+from odograph.core.offers import G, Quote, used
+from odograph.core.paths import Place, ask_path, largest_on_path, quote_path
+from odograph.core.policy import Policy
+from odograph.errors import AccountNotFound, IdempotencyConflict, InvalidGuarantee
+from odograph.figures import account_card, draw_account
+from odograph.ledger.books import Books, Opened
+from odograph.ledger.entries import CHARGES, price_from_text
+from odograph.ledger.receipts import Lifetime, Past, Receipt
+from odograph.ledger.requests import Close, Made
+from odograph.ledger.store import Balance
+
+__all__ = ["LedgerAccount", "Reservation", "microseconds"]
+
+_PAGE: Final = 100
+_ERASED: Final = "erased"
+
+
+class Reservation:
+    """A charge that is yet to be committed, or voided if the mechanism was not run."""
+
+    def __init__(self, books: Books, receipt: Receipt) -> None:
+        self._books = books
+        self.receipt = receipt
+
+    @classmethod
+    def of(cls, books: Books, reservation: str) -> Reservation:
+        """Return a reservation by its id, or raise `ReservationNotFound`."""
+        return cls(books, books.receipt(Made(books.reserved(reservation)[0])))
+
+    @property
+    def expires(self) -> datetime | None:
+        """Until when it can be voided."""
+        return self.receipt.expires
+
+    @property
+    def id(self) -> str:
+        """What any process may resolve it by: `ledger.commit(id)`."""
+        return self.receipt.id
+
+    def commit(self, *, note: str = "") -> Receipt:
+        """Say that the mechanism was run, or may have been; works after it expired, and again."""
+        return self._books.resolve("commit", self.id, note)
+
+    def void(self, reason: str) -> Receipt:
+        """Take the charge back: the mechanism was not run. Not after it was committed or has expired."""
+        return self._books.resolve("void", self.id, reason)
+
+    def __repr__(self) -> str:
+        until = "" if self.expires is None else f", expires {self.expires:%Y-%m-%d %H:%M:%S} UTC"
+        return f"<Reservation {self.id}{until}>"
+
+
+class LedgerAccount:
+    """One account of a ledger. Made by `Ledger.open_account` and `Ledger.account`; holds no numbers of its own."""
+
+    def __init__(self, books: Books, opened: Opened) -> None:
+        self._books = books
+        self._opened = opened
+
+    @property
+    def name(self) -> str:
+        """The name, unique in its ledger."""
+        return self._opened.head.name
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, fixed when the account was opened."""
+        return self._opened.compiled.policy
+
+    @property
+    def compiled(self) -> Compiled:
+        """The policy's meters and limits, as they were compiled then."""
+        return self._opened.compiled
+
+    @property
+    def dataset(self) -> str:
+        """The dataset of which this is a block, or nothing."""
+        return self._opened.head.dataset
+
+    @property
+    def parent(self) -> LedgerAccount | None:
+        """The account above this one."""
+        path = self._opened.path
+        return LedgerAccount(self._books, path[-2]) if len(path) > 1 else None
+
+    @property
+    def children(self) -> tuple[LedgerAccount, ...]:
+        """The accounts right below this one."""
+        below = [b.head.name for b in self._books.store.balances().values() if b.head.parent == self.name]
+        return tuple(LedgerAccount(self._books, self._books.opened(name)) for name in below)
+
+    @property
+    def totals(self) -> Totals:
+        """What was spent, in whole units."""
+        return self._balance().totals
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no new charges."""
+        return self._balance().closed
+
+    @property
+    def size(self) -> int:
+        """How many entries it has."""
+        return self._balance().sequence + 1
+
+    @property
+    def lifetime(self) -> Lifetime | None:
+        """What this account and those linked to it as successors promise together; None if there are none."""
+        heads = [balance.head for balance in self._books.store.balances().values()]
+        linked = [self.name]
+        for name in linked:
+            links = [(head.name, head.successor_of) for head in heads if name in (head.name, head.successor_of)]
+            linked += [other for pair in links for other in pair if other and other not in linked]
+        return self._books.together(sorted(linked)) if len(linked) > 1 else None
+
+    @property
+    def pending(self) -> tuple[Reservation, ...]:
+        """The reservations charged here that nobody has committed or voided."""
+        ids = dict.fromkeys(entry.called for entry in self._books.store.pending(self.name))
+        return tuple(Reservation.of(self._books, reservation) for reservation in ids)
+
+    def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
+        """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge nobody.
+
+        The same key with the same cost returns the first receipt and charges nothing more: it pays for one run.
+        """
+        return self._books.charge("spend", {self.name: cost}, self._books.author(key, note))
+
+    def reserve(
+        self,
+        cost: Guarantee,
+        *,
+        key: str | None = None,
+        expires: timedelta | float | None = None,
+        note: str = "",
+    ) -> Reservation:
+        """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
+        author = self._books.author(key, note)
+        receipt = self._books.charge("reserve", {self.name: cost}, author, microseconds(expires))
+        return Reservation(self._books, receipt)
+
+    @contextmanager
+    def spending(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Iterator[Reservation]:
+        """Reserve, run the block, commit; what raises inside is committed too, because its noise was drawn.
+
+        A key that was used before is refused: its block ran, or may have, and a second run is a second answer.
+        """
+        reservation = self.reserve(cost, key=key, note=note)
+        if reservation.receipt.repeated:
+            raise IdempotencyConflict(
+                f"key {key!r} was used before, so what it paid for ran, or may have ({reservation.id}); nothing was"
+                " charged. Another run needs another key, and is charged"
+            )
+        try:
+            yield reservation
+        finally:
+            reservation.commit()
+
+    def decide(self, cost: Guarantee) -> Decision:
+        """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
+        return ask_path(self._places(), cost)
+
+    def quote(self, costs: Iterable[Guarantee]) -> Quote:
+        """Decide a batch in order, all or nothing, spending nothing."""
+        return quote_path(self._places(), costs)
+
+    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+        return largest_on_path(self._places(), kind, times)
+
+    def reading(self) -> Reading:
+        """Read the policy's odometer: valid at all times at once, and the only licensed one."""
+        return reading(self.compiled, self.totals)
+
+    def compare(self) -> tuple[Reading, ...]:
+        """Return the policy's reading, and the finite ones of other odometers beside it, for looking only."""
+        return compare(self.compiled, self.totals)
+
+    def history(self, first: int = 0, count: int = _PAGE) -> tuple[Past, ...]:
+        """Return a page of entries from a sequence on; a negative `first` counts from the end."""
+        for field, value in (("first", first), ("count", count)):
+            if isinstance(value, bool) or not isinstance(value, int) or (field == "count" and value < 1):
+                raise InvalidGuarantee(f"{field} must be a whole number, count at least 1, and {value!r} is not")
+        if first < 0:
+            first = max(0, self.size + first)
+        store = self._books.store
+        notes, names = store.notes(self.name, first, count), store.principals()
+        return tuple(
+            Past(
+                entry,
+                names.get(entry.principal, _ERASED),
+                (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",
+            )
+            for entry in store.entries(self.name, first, count)
+        )
+
+    def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
+        """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
+        prices: list[Price] = []
+        voided: list[Price] = []
+        for first in range(0, self.size, _PAGE):
+            for entry in self._books.store.entries(self.name, first, _PAGE):
+                if entry.verb in CHARGES:
+                    prices.append(price_from_text(entry.price))
+                elif entry.verb == "void":
+                    voided.append(price_from_text(entry.price))
+        for price in voided:  # a void takes the charge back as if it had not been made
+            prices.remove(price)
+        return draw_account(self.compiled, self.totals, prices, ax=ax)
+
+    def close(self, *, note: str = "") -> None:
+        """Take no new charges any more, here and below; reservations can still be resolved."""
+        self._books.submit(Close(self._books.author(None, note), self.name))
+
+    def __repr__(self) -> str:
+        policy, balance = self.policy, self._balance()
+        steps = balance.totals.steps
+        part = f"{used(self.compiled, balance.totals):.1%} spent in {steps} step{'s' * (steps != 1)}"
+        closed = ", closed" if balance.closed else ""
+        return f"<LedgerAccount {self.name!r}, epsilon={policy.epsilon}, delta={policy.delta}: {part}{closed}>"
+
+    def _repr_html_(self) -> str:
+        last = [past for past in reversed(self.history(-5, 5)) if past.entry.cost]
+        offer = self.largest(cost) if last and (cost := last[0].entry.guarantee) is not None else None
+        rows = [(f"{past.entry.verb} {past.entry.guarantee}", past.note) for past in last]
+        return account_card(self.name, self.compiled, self.totals, offer, rows)
+
+    def _balance(self) -> Balance:
+        found = self._books.store.balances([self.name]).get(self.name)
+        if found is None:
+            raise AccountNotFound(f"there is no account {self.name!r} in {self._books.store.url}")
+        return found
+
+    def _places(self) -> list[Place]:
+        return self._opened.places(self._books.store.balances(self._opened.names))
+
+
+def microseconds(expires: timedelta | float | None) -> int | None:
+    """Read how long a reservation can be voided: a timedelta, or seconds."""
+    if expires is None:
+        return None
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 10**9:
+        raise InvalidGuarantee(f"expires must be a timedelta or seconds, above 0, and {expires!r} is not")
+    return int(seconds * 1_000_000)

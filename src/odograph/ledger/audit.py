@@ -1,0 +1,318 @@
+"""Replay: every entry must follow from the ones before it, and every stored balance from the entries.
+
+No clock is needed and nothing is trusted but the entries. A price is added as it was stored, and priced again only to
+see that it was not too low. Totals only grow between two voids, so a run of charges fits if its end fits: the gate is
+asked there, and once per entry only to name the first that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from odograph.core.compiled import Compiled, compiled_from_dict, price
+from odograph.core.decide import Price, Totals, decide
+from odograph.core.units import CEILING
+from odograph.errors import LedgerCorrupt, OdographError
+from odograph.ledger.entries import (
+    CHARGES,
+    RESOLUTIONS,
+    START,
+    VERSION,
+    Entry,
+    digest_of,
+    legs_from_text,
+    note_digest,
+    price_from_text,
+)
+from odograph.ledger.receipts import Checkpoint, Verification
+from odograph.ledger.store import Balance, Head, Snapshot
+
+__all__ = ["Auditor", "Progress", "audit"]
+
+Progress = Callable[[int, int], None]  # entries done, entries in all
+
+_EVERY: Final = 5000  # entries between two reports of progress, and in the longest run
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that wrote to several accounts: which places are still to be seen, and what all must agree on."""
+
+    places: set[tuple[str, int]]
+    common: tuple[str, ...]
+    asked: dict[tuple[str, int], str]  # what was asked of each leg's own account
+
+
+@dataclass(slots=True)
+class _Account:
+    """One account, as its entries so far tell."""
+
+    head: Head
+    compiled: Compiled
+    balance: Balance
+    known: dict[tuple[str, str], Price] = field(default_factory=dict)  # by the texts of cost and price
+    run: Counter[Price] = field(default_factory=Counter)  # charges since the gate was last asked
+    since: list[Entry] = field(default_factory=list)
+    reserved: dict[str, list[tuple[str, int | None]]] = field(
+        default_factory=dict
+    )  # price and expiry, by reservation
+
+
+class Auditor:
+    """Takes entries in, account by account in their order, and stops at the first that does not follow."""
+
+    def __init__(self, checkpoint: Checkpoint | None = None) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._requests: dict[str, _Request] = {}
+        self._paths: dict[tuple[str, ...], str] = {}  # as legs name them, with an entry that does
+        self._checkpoint = {} if checkpoint is None else dict(checkpoint.accounts)
+        self._current: _Account | None = None
+
+    def take(self, entry: Entry) -> None:
+        """Take the next entry in, or raise `LedgerCorrupt` and name it."""
+        own = self._current
+        if own is None or own.head.name != entry.account:
+            own = self._begin(entry)
+        balance = own.balance
+        if entry.sequence != balance.sequence + 1:
+            raise _bad(entry, f"entry {balance.sequence + 1} is missing before it")
+        if entry.version != VERSION:
+            raise _bad(entry, f"its version is {entry.version}, and this version of Odograph knows {VERSION}")
+        if entry.reseal(balance.seal) != entry.seal:
+            raise _bad(entry, "its seal does not follow from its content and the entry before it")
+        if entry.time < balance.time:
+            raise _bad(entry, "it is earlier than the entry before it")
+        verb = entry.verb
+        if verb in CHARGES:
+            self._charge(own, entry)
+        elif verb in RESOLUTIONS:
+            self._resolve(own, entry)
+        elif verb == "close" and not balance.closed:
+            balance.closed = True
+        elif verb != "refuse" and not (verb == "open" and entry.sequence == 0):
+            raise _bad(entry, f"{verb!r} cannot stand here")
+        self._legs(entry)
+        balance.sequence, balance.seal, balance.time = entry.sequence, entry.seal, entry.time
+        if self._checkpoint:
+            self._compare(entry)
+
+    def finish(self) -> dict[str, Balance]:
+        """Return every balance as the entries tell it, once they agree with each other and with the checkpoint."""
+        self._end_account()
+        for request in self._requests.values():
+            name, sequence = min(request.places)
+            raise LedgerCorrupt(f"entry {name}#{sequence} is missing: others say that they were written with it")
+        for path, place in self._paths.items():
+            if path != self._path(path[0]):
+                raise LedgerCorrupt(f"entry {place} charged {' / '.join(path)}, which is not how the accounts stand")
+        for name, (sequence, _) in self._checkpoint.items():
+            raise LedgerCorrupt(
+                f"the ledger is behind its checkpoint: entry {name}#{sequence} is missing; it was cut off or restored"
+            )
+        return {name: own.balance for name, own in self._accounts.items()}
+
+    def _begin(self, entry: Entry) -> _Account:
+        self._end_account()
+        if entry.account in self._accounts or entry.verb != "open":
+            raise _bad(entry, "an account begins with one open entry")
+        try:
+            form = entry.details
+            head = Head(*(form[name] for name in Head._fields))
+            compiled = compiled_from_dict(form["compiled"])
+        except (OdographError, LookupError, TypeError, ValueError) as problem:
+            raise _bad(entry, f"its policy cannot be read ({problem})") from problem
+        policy = compiled.policy
+        if (head.name, head.unit, head.neighbours) != (entry.account, policy.unit, policy.neighbours):
+            raise _bad(entry, "it opens another account, or for another unit or neighbours than its policy's")
+        own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False))
+        self._accounts[head.name] = self._current = own
+        return own
+
+    def _end_account(self) -> None:
+        if self._current is not None:
+            _settle(self._current)
+            self._current = None
+
+    def _charge(self, own: _Account, entry: Entry) -> None:
+        if own.balance.closed:
+            raise _bad(entry, "the account was closed before it")
+        asked = own.known.get((entry.cost, entry.price))
+        if asked is None:
+            asked = own.known[entry.cost, entry.price] = _checked_price(own.compiled, entry)
+        own.run[asked] += 1
+        own.since.append(entry)
+        if len(own.since) >= _EVERY:
+            _settle(own)
+        if entry.verb == "reserve":
+            expires = entry.details.get("expires")
+            reserved = (entry.price, None if expires is None else int(expires))
+            own.reserved.setdefault(entry.called, []).append(reserved)
+
+    def _resolve(self, own: _Account, entry: Entry) -> None:
+        _settle(own)
+        reserved = own.reserved.get(entry.key, [])
+        match = next((pair for pair in reserved if pair[0] == entry.price), None)
+        if match is None:
+            raise _bad(entry, f"there is no open reservation {entry.key} of this price before it")
+        reserved.remove(match)
+        if not reserved:
+            del own.reserved[entry.key]
+        if entry.verb == "void":
+            if match[1] is not None and entry.time > match[1]:
+                raise _bad(entry, "the reservation had expired, and could no longer be voided")
+            own.balance.totals = own.balance.totals.without(price_from_text(entry.price))
+
+    def _legs(self, entry: Entry) -> None:
+        """Check that all the entries of a request are there and agree, and that it asked for what its digest says."""
+        if entry.legs == entry.place:
+            if entry.verb in CHARGES and entry.request != digest_of(entry.verb, [(entry.account, entry.cost)]):
+                raise _bad(entry, "its digest is not that of its request")
+            if entry.verb in CHARGES or entry.verb in RESOLUTIONS:
+                self._paths.setdefault((entry.account,), entry.place)
+            return
+        common = (entry.verb, entry.request, str(entry.time), entry.principal, entry.key, entry.detail)
+        request = self._requests.get(entry.legs)
+        try:
+            legs = legs_from_text(entry.legs)
+        except (OdographError, ValueError) as problem:
+            raise _bad(entry, f"its legs cannot be read: {entry.legs!r}") from problem
+        if request is None:
+            places = {place for leg in legs for place in leg.places}
+            request = self._requests[entry.legs] = _Request(places, common, {})
+            if (
+                entry.verb in CHARGES or entry.verb in RESOLUTIONS
+            ):  # a refusal is written to the accounts that were asked, not to those above
+                for leg in legs:
+                    self._paths.setdefault(tuple(name for name, _ in leg.places), entry.place)
+        here = (entry.account, entry.sequence)
+        if here not in request.places or request.common != common:
+            raise _bad(entry, "it does not agree with the entries that it says it was written with")
+        request.places.remove(here)
+        if any(leg.own == here for leg in legs):
+            request.asked[here] = entry.cost
+        if not request.places:
+            del self._requests[entry.legs]
+            asked = [(leg.own[0], request.asked[leg.own]) for leg in legs]
+            if entry.verb in CHARGES and entry.request != digest_of(entry.verb, asked):
+                raise _bad(entry, "its digest is not that of its request")
+
+    def _path(self, name: str) -> tuple[str, ...]:
+        path: list[str] = []
+        while name and name not in path:
+            if name not in self._accounts:
+                raise LedgerCorrupt(f"account {name!r} is missing: {path[-1]!r} stands below it")
+            path.append(name)
+            name = self._accounts[name].head.parent
+        return tuple(path)
+
+    def _compare(self, entry: Entry) -> None:
+        kept = self._checkpoint.get(entry.account)
+        if kept is not None and kept[0] == entry.sequence:
+            if kept[1] != entry.seal:
+                raise _bad(entry, "it is not the entry that the checkpoint knows: the history was rewritten")
+            del self._checkpoint[entry.account]
+
+
+def _settle(own: _Account) -> None:
+    """Ask the gate whether the charges since it was last asked all fit, and move the totals on."""
+    if not own.run:
+        return
+    totals = own.balance.totals
+    amounts, unpriced, steps = [*totals.amounts], [*totals.unpriced], totals.steps
+    for asked, count in own.run.items():
+        steps += count
+        for i, amount in enumerate(asked.amounts):
+            if amount is None:
+                unpriced[i] += count
+            else:
+                amounts[i] += amount * count
+    after = Totals(tuple(amounts), tuple(unpriced), steps)
+    free = Price((0,) * len(amounts))
+    if max(amounts) > CEILING or not decide(own.compiled.meters, after, free).admitted:
+        after = _one_by_one(own)
+    own.balance.totals = after
+    own.run.clear()
+    own.since.clear()
+
+
+def _one_by_one(own: _Account) -> Totals:
+    totals = own.balance.totals
+    for entry in own.since:
+        decision = decide(own.compiled.meters, totals, own.known[entry.cost, entry.price])
+        if not decision.admitted:
+            raise _bad(entry, "it passes the limit of its account")
+        totals = decision.totals_after
+    return totals
+
+
+def _checked_price(compiled: Compiled, entry: Entry) -> Price:
+    """Read a price, and see that it is not lower than the guarantee's by more than the last digits of a float."""
+    try:
+        stored, guarantee = price_from_text(entry.price), entry.guarantee
+        if guarantee is None:
+            raise _bad(entry, "it charges for nothing")
+        now = price(compiled, guarantee)
+        for kept, asked in zip(stored.amounts, now.amounts, strict=True):
+            if kept is not None and (asked is None or kept < asked - asked // 10**12):
+                raise _bad(entry, f"{guarantee} is written with a lower price than it has")
+    except LedgerCorrupt:
+        raise
+    except (OdographError, LookupError, TypeError, ValueError) as problem:
+        raise _bad(entry, f"its guarantee or price cannot be read ({problem})") from problem
+    return stored
+
+
+def _bad(entry: Entry, why: str) -> LedgerCorrupt:
+    return LedgerCorrupt(f"entry {entry.place}: {why}")
+
+
+def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
+    """Replay a whole ledger and compare it with what is stored beside the entries, or raise `LedgerCorrupt`."""
+    auditor = Auditor(checkpoint)
+    used = done = 0
+    noted: dict[tuple[str, int], str] = {}
+    principals: set[str] = set()
+    for entry, points_to in snapshot.records():
+        auditor.take(entry)
+        if entry.verb not in ("refuse", "close"):
+            used += _check_key(entry, points_to)
+        if entry.note:
+            noted[entry.account, entry.sequence] = entry.note
+        principals.add(entry.principal)
+        done += 1
+        if progress is not None and not done % _EVERY:
+            progress(done, snapshot.size)
+    balances = auditor.finish()
+    _compare_balances(snapshot.balances, balances)
+    if used != snapshot.keys:
+        raise LedgerCorrupt(f"{snapshot.keys} keys are stored, and the entries used {used}")
+    for note in snapshot.notes():
+        if noted.pop((note.account, note.sequence), None) != note_digest(note.salt, note.text):
+            raise LedgerCorrupt(f"the note of entry {note.account}#{note.sequence} is not the one that was written")
+    heads = {name: (balance.sequence, balance.seal) for name, balance in balances.items()}
+    return Verification(Checkpoint(heads), done, len(noted), len(principals - {*snapshot.principals()}))
+
+
+def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:
+    """Check that the key of an entry leads to the request that used it; count each request once."""
+    if points_to is None or f"{points_to[0]}#{points_to[1]}" != entry.called:
+        raise _bad(entry, f"its key {entry.key!r} does not lead to it")
+    return points_to == (entry.account, entry.sequence)
+
+
+def _compare_balances(stored: Iterable[Balance], replayed: dict[str, Balance]) -> None:
+    missing = {*replayed}
+    for balance in stored:
+        name = balance.head.name
+        if name not in missing:
+            raise LedgerCorrupt(f"account {name!r} has no entries")
+        missing.remove(name)
+        if balance != replayed[name]:
+            raise LedgerCorrupt(
+                f"the stored balance of {name!r} is not what its {replayed[name].sequence + 1} entries add up to"
+            )
+    for name in missing:
+        raise LedgerCorrupt(f"account {name!r} has entries and is not stored")

@@ -1,0 +1,250 @@
+"""How a ledger's objects reach its store: accounts read once, requests priced and submitted, receipts made.
+
+`Ledger`, `LedgerAccount` and `Reservation` are what people hold; behind them is one `Books` per principal.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+from odograph.core.compiled import Compiled, compiled_from_dict, price
+from odograph.core.decide import Decision, decide
+from odograph.core.guarantees import KINDS, Guarantee, exact_of
+from odograph.core.paths import Place, with_offer
+from odograph.errors import (
+    AccountNotFound,
+    BudgetExceeded,
+    InvalidGuarantee,
+    LedgerCorrupt,
+    OdographError,
+    ReservationNotFound,
+)
+from odograph.ledger.entries import (
+    Entry,
+    Leg,
+    check_key,
+    check_name,
+    check_note,
+    legs_from_text,
+    moment,
+    place_of,
+    text_of,
+)
+from odograph.ledger.receipts import Lifetime, Line, Receipt
+from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeated, Request, Resolve
+from odograph.ledger.store import Balance, Head, Store
+from odograph.ledger.writer import Writer
+
+__all__ = ["Books", "Opened", "user"]
+
+_REMEMBERED: Final = 1024  # priced requests per account
+
+
+class Opened:
+    """What an account was opened with. It never changes, so it is read once."""
+
+    __slots__ = ("_asks", "compiled", "head", "path")
+
+    def __init__(self, head: Head, compiled: Compiled, above: tuple[Opened, ...]) -> None:
+        self.head = head
+        self.compiled = compiled
+        self.path: tuple[Opened, ...] = (*above, self)  # from the account at the top down to this one
+        self._asks: dict[int, Ask] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names on the path."""
+        return tuple(one.head.name for one in self.path)
+
+    def ask(self, cost: Guarantee) -> Ask:
+        """Price a guarantee on the whole path; remembered for the same object, because pricing is most of the work."""
+        known = self._asks.get(id(cost))
+        if known is not None and known.cost is cost:
+            return known
+        if not isinstance(cost, KINDS):
+            raise InvalidGuarantee(f"{cost!r} is not a guarantee; pass one such as PureDP(0.1). Nothing was charged")
+        compiled = tuple(one.compiled for one in self.path)
+        prices = tuple(price(one, cost) for one in compiled)
+        made = Ask(self.names, compiled, prices, cost, text_of(cost.to_dict()))
+        if len(self._asks) >= _REMEMBERED:
+            self._asks.clear()
+        self._asks[id(cost)] = made  # holding the object keeps its identity from being used again
+        return made
+
+    def places(self, balances: Mapping[str, Balance]) -> list[Place]:
+        """Return the path with what was read of it."""
+        return [Place(one.head.name, one.compiled, balances[one.head.name].totals) for one in self.path]
+
+
+class Books:
+    """The way of one principal into a store."""
+
+    def __init__(self, store: Store, writer: Writer, principal: str) -> None:
+        self.store = store
+        self.writer = writer
+        self.principal = check_key(principal, "principal")
+        self._identity = ""
+        self._known: dict[str, Opened] = {}
+
+    def opened(self, name: str) -> Opened:
+        """Return what an account was opened with, or raise `AccountNotFound`."""
+        known = self._known.get(name)
+        if known is None:
+            check_name(name)
+            found = self.store.entries(name, 0, 1)
+            if not found:
+                raise AccountNotFound(f"there is no account {name!r} in {self.store.url}; nothing was charged")
+            try:
+                form = found[0].details
+                head = Head(*(form[field] for field in Head._fields))
+                compiled = compiled_from_dict(form["compiled"])
+            except (OdographError, LookupError, TypeError, ValueError) as problem:
+                raise LedgerCorrupt(f"the first entry of {name!r} cannot be read ({problem})") from problem
+            above = self.opened(head.parent).path if head.parent else ()
+            known = self._known[name] = Opened(head, compiled, above)
+        return known
+
+    def author(self, key: str | None = None, note: str = "") -> Author:
+        """Say who writes; a request without a key gets a random one, so that a lost answer can be asked for again."""
+        check_note(note)
+        key = secrets.token_hex(16) if key is None else check_key(key)
+        return Author(self.identity(), key, note, secrets.token_hex(16) if note else "")
+
+    def identity(self) -> str:
+        """Return the random identity that entries carry for this principal."""
+        if not self._identity:
+            self._identity = self.store.principal(self.principal)
+        return self._identity
+
+    def forget(self) -> None:
+        """Look the identity up again: the name was erased."""
+        self._identity = ""
+
+    def charge(
+        self, verb: str, costs: Mapping[str, Guarantee], author: Author, expires: int | None = None
+    ) -> Receipt:
+        """Charge all or nothing and return the receipt, or raise `BudgetExceeded` with what would fit."""
+        outcome = self.submit(Charge(author, verb, self.asks(costs), expires))
+        if isinstance(outcome, Refused):
+            raise BudgetExceeded(self.offer(self.asks(costs), outcome))
+        return self.receipt(outcome)
+
+    def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
+        """Commit or void a reservation."""
+        if verb == "void" and (not isinstance(note, str) or not note.strip()):
+            raise InvalidGuarantee(
+                "void needs a reason: it says that the mechanism was not run, and somebody will ask; nothing changed"
+            )
+        reserved, legs = self.reserved(reservation)
+        author = self.author(reservation, note)
+        outcome = self.submit(Resolve(author, verb, reserved, legs))
+        if isinstance(outcome, Refused):  # pragma: no cover  a resolution asks for nothing
+            raise LedgerCorrupt("a resolution was refused")
+        return self.receipt(outcome)
+
+    def submit(self, request: Request) -> Made | Repeated | Refused:
+        """Carry a request out durably."""
+        outcome = self.writer.submit(request)
+        if isinstance(outcome, OdographError):
+            raise outcome
+        return outcome
+
+    def asks(self, costs: Mapping[str, Guarantee]) -> tuple[Ask, ...]:
+        """Price what is asked of each account."""
+        if not isinstance(costs, Mapping) or not costs:
+            raise InvalidGuarantee(
+                f"costs must name at least one account, as in {{'jan': PureDP(0.1)}}, and {costs!r} does not"
+            )
+        return tuple(self.opened(name).ask(cost) for name, cost in costs.items())
+
+    def offer(self, asks: tuple[Ask, ...], refused: Refused) -> Decision:
+        """Return a refusal with the largest request that would fit there, if the others stay as they are."""
+        decision = refused.decision
+        totals = dict(refused.totals)
+        for i, ask in enumerate(asks):
+            if i == refused.leg:
+                continue
+            for name, compiled, asked in zip(ask.path, ask.compiled, ask.prices, strict=True):
+                other = decide(compiled.meters, totals[name], asked)
+                if not other.admitted:
+                    return decision  # no offer for one account makes the whole request fit
+                totals[name] = other.totals_after
+        ask = asks[refused.leg]
+        path = [Place(name, one, totals[name]) for name, one in zip(ask.path, ask.compiled, strict=True)]
+        return with_offer(path, decision, decision.account)
+
+    def receipt(self, outcome: Made | Repeated) -> Receipt:
+        """Make a receipt: the same one from the entries just written and from those of the first time."""
+        if isinstance(outcome, Made):
+            first = outcome.entries[0]
+            written = {(entry.account, entry.sequence): entry for entry in outcome.entries}
+        else:
+            first = self.entry(outcome.hit.account, outcome.hit.sequence)
+            written = {}
+        lines = []
+        for leg in legs_from_text(first.legs):
+            entry = written.get(leg.own) or self.entry(*leg.own)
+            guarantee = entry.guarantee
+            if guarantee is None:
+                raise LedgerCorrupt(f"entry {entry.place} charges for nothing")
+            lines.append(Line(entry.account, entry.sequence, guarantee, entry.seal))
+        linked = tuple(self.lifetime(line.account) for line in lines if self.opened(line.account).head.successor_of)
+        expires = first.details.get("expires")
+        return Receipt(
+            first.verb,
+            first.key,
+            first.moment,
+            tuple(lines),
+            None if expires is None else moment(int(expires)),
+            linked,
+            repeated=isinstance(outcome, Repeated),
+        )
+
+    def entry(self, account: str, sequence: int) -> Entry:
+        """Read one entry that must be there."""
+        found = self.store.entries(account, sequence, 1)
+        if not found or found[0].sequence != sequence:
+            raise LedgerCorrupt(f"entry {account}#{sequence} is missing")
+        return found[0]
+
+    def reserved(self, reservation: str) -> tuple[tuple[Entry, ...], tuple[Leg, ...]]:
+        """Read every entry of a reservation, in the order in which they were written, and its legs."""
+        name, sequence = place_of(reservation)
+        found = self.store.entries(name, sequence, 1)
+        if not found or found[0].verb != "reserve" or found[0].called != reservation:
+            raise ReservationNotFound(f"there is no reservation {reservation!r} in {self.store.url}")
+        legs = legs_from_text(found[0].legs)
+        places = [place for leg in legs for place in reversed(leg.places)]
+        return tuple(self.entry(*place) for place in places), legs
+
+    def lifetime(self, name: str) -> Lifetime:
+        """Return what an account and those it succeeds promise together."""
+        names: list[str] = []
+        while name:
+            names.insert(0, name)
+            name = self.opened(name).head.successor_of
+        return self.together(names)
+
+    def together(self, names: list[str]) -> Lifetime:
+        """Return the sum of some accounts' promises.
+
+        Theorem: basic composition: filters with promises (e_i, d_i) together promise (sum e_i, sum d_i).
+        Assumes: the accounts' policies, and how many there are, were not chosen by looking at the answers; if they
+            were, the sum is a running total and not a promise made beforehand.
+        """
+        policies = [self.opened(name).compiled.policy for name in names]
+        epsilon = sum(exact_of(policy.epsilon) for policy in policies)
+        delta = sum(exact_of(policy.delta) for policy in policies)
+        return Lifetime(tuple(names), exact_of(epsilon), exact_of(delta))
+
+
+def user() -> str:
+    """Return the name of the operating system's user, for a ledger that was not told who writes."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        return f"uid-{os.getuid()}"

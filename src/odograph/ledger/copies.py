@@ -1,0 +1,239 @@
+"""Copies of a ledger: as JSON Lines and as SQLite files, replayed on the way in.
+
+A copy that is older than its original would give spent budget back. So one that is behind its checkpoint is refused,
+and one without a checkpoint is taken in with every account closed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from odograph.errors import LedgerCorrupt, LedgerError
+from odograph.ledger.audit import Auditor, Progress
+from odograph.ledger.entries import Entry, digest_of, key_owner, note_digest, text_of
+from odograph.ledger.receipts import Checkpoint, Verification
+from odograph.ledger.sqlite import SqliteStore
+from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
+
+__all__ = ["backup", "export", "lines", "restore", "take_in"]
+
+_FORM: Final = 1
+_PART: Final = 4096  # entries stored at a time
+_EVERY: Final = 5000  # entries between two reports of progress
+_NUMBERS: Final = ("version", "sequence", "time")
+
+# A piece of a copy: an entry, a note, a principal's identity and name, or how it ends: where the original stood.
+Piece = Entry | Note | tuple[str, str] | Checkpoint
+
+
+def export(snapshot: Snapshot, file: IO[str], progress: Progress | None = None) -> Checkpoint:
+    """Write a ledger as JSON Lines."""
+    file.write(text_of({"odograph": "ledger", "form": _FORM}) + "\n")
+    checkpoint = Checkpoint({})
+    done = 0
+    for piece in _pieces(snapshot):
+        if isinstance(piece, Entry):
+            form = {name: str(value) for name, value in piece._asdict().items()}
+            file.write(text_of({"entry": form}) + "\n")
+            done += 1
+            if progress is not None and not done % _EVERY:
+                progress(done, snapshot.size)
+        elif isinstance(piece, Note):
+            file.write(text_of({"note": piece._asdict() | {"sequence": str(piece.sequence)}}) + "\n")
+        elif isinstance(piece, Checkpoint):
+            checkpoint = piece
+            file.write(text_of({"checkpoint": piece.to_dict(), "entries": str(done)}) + "\n")
+        else:
+            file.write(text_of({"principal": {"identity": piece[0], "name": piece[1]}}) + "\n")
+    return checkpoint
+
+
+def lines(file: IO[str]) -> Iterator[Piece]:
+    """Read what `export` wrote, or raise `LedgerCorrupt` and name the line."""
+    number, entries, ended = 0, 0, False
+    for number, line in enumerate(file, 1):
+        try:
+            form = json.loads(line)
+            if number == 1:
+                if (form.get("odograph"), form.get("form")) != ("ledger", _FORM):
+                    raise ValueError(f"it is not a ledger of form {_FORM}")
+            elif ended:
+                raise ValueError("the copy had ended before it")
+            elif "checkpoint" in form:
+                if int(form["entries"]) != entries:
+                    raise ValueError(f"{form['entries']} entries were written, and {entries} are here")
+                ended = True
+                yield Checkpoint.from_dict(form["checkpoint"])
+            else:
+                entries += "entry" in form
+                yield _piece(form)
+        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+            raise LedgerCorrupt(f"line {number} cannot be read ({problem}); nothing was taken in") from problem
+    if not ended:
+        raise LedgerCorrupt(f"the copy was cut off after line {number}; nothing was taken in")
+
+
+def _piece(form: dict[str, Any]) -> Piece:
+    (kind, fields), *more = form.items()
+    if more or kind not in ("entry", "note", "principal"):
+        raise ValueError("it holds an entry, a note or a principal")
+    if any(not isinstance(value, str) for value in fields.values()):
+        raise ValueError("every field is a text")
+    if kind == "principal":
+        return fields["identity"], fields["name"]
+    numbers = {name: int(fields[name]) for name in _NUMBERS if name in fields}
+    return Entry(**(fields | numbers)) if kind == "entry" else Note(**(fields | numbers))
+
+
+def backup(snapshot: Snapshot, path: Path, progress: Progress | None = None) -> Checkpoint:
+    """Copy a ledger into a new SQLite file, as it is."""
+    if path.exists():
+        raise LedgerError(f"there is a file at {path} already; a backup is a new file")
+    store = SqliteStore(path)
+    try:
+        store.create()
+        return _take_in(store, _pieces(snapshot), None, None, progress).checkpoint
+    except BaseException:
+        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+            path.with_name(name).unlink(missing_ok=True)
+        raise
+    finally:
+        store.close()
+        for name in (f"{path.name}-next", f"{path.name}-turn"):
+            path.with_name(name).unlink(missing_ok=True)
+
+
+def restore(
+    store: Store, path: Path, principal: str, checkpoint: Checkpoint | None, progress: Progress | None = None
+) -> Verification:
+    """Read a backup into an empty ledger."""
+    source = SqliteStore(path)
+    try:
+        with source.snapshot() as snapshot:
+            return take_in(store, _pieces(snapshot), principal, checkpoint, progress)
+    finally:
+        source.close()
+
+
+def take_in(
+    store: Store,
+    pieces: Iterable[Piece],
+    principal: str,
+    checkpoint: Checkpoint | None,
+    progress: Progress | None = None,
+) -> Verification:
+    """Read a copy into an empty ledger; without a checkpoint that shows it is current, every account is closed."""
+    return _take_in(store, pieces, principal if checkpoint is None else None, checkpoint, progress)
+
+
+def _take_in(
+    store: Store,
+    pieces: Iterable[Piece],
+    closed_by: str | None,
+    checkpoint: Checkpoint | None,
+    progress: Progress | None,
+) -> Verification:
+    taken = _Intake(closed_by, checkpoint, progress)
+    store.load(taken.parts(pieces), taken.principals)
+    return taken.verification()
+
+
+class _Intake:
+    """Replays a copy while it is stored."""
+
+    def __init__(self, closed_by: str | None, checkpoint: Checkpoint | None, progress: Progress | None) -> None:
+        self.principals: dict[str, str] = {}
+        self._auditor = Auditor(checkpoint)
+        self._closed_by = closed_by
+        self._progress = progress
+        self._entries = 0
+        self._noted: dict[tuple[str, int], str] = {}
+        self._seen: set[str] = set()
+        self._balances: dict[str, Balance] = {}
+
+    def parts(self, pieces: Iterable[Piece]) -> Iterator[Changes]:
+        """Yield what to store, piece by piece; the last part has the balances that all of it adds up to."""
+        part = Changes()
+        stood: Checkpoint | None = None
+        for piece in pieces:
+            if isinstance(piece, Entry):
+                self._take(piece, part)
+                if len(part.entries) >= _PART:
+                    yield part
+                    part = Changes()
+            elif isinstance(piece, Note):
+                if self._noted.pop((piece.account, piece.sequence), None) != note_digest(piece.salt, piece.text):
+                    raise LedgerCorrupt(
+                        f"the note of {piece.account}#{piece.sequence} is not the one that was written"
+                    )
+                part.notes.append(piece)
+            elif isinstance(piece, Checkpoint):
+                stood = piece
+            else:
+                self.principals[piece[0]] = piece[1]
+        self._balances = self._auditor.finish()
+        if stood is None or stood.head != self._checkpoint().head:
+            raise LedgerCorrupt("the copy does not end where its original stood; nothing was taken in")
+        part.opened = [*self._balances.values()]
+        if self._closed_by is not None:
+            self._close_all(part)
+        yield part
+
+    def verification(self) -> Verification:
+        """Say what was taken in."""
+        return Verification(self._checkpoint(), self._entries, len(self._noted), len(self._seen - {*self.principals}))
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint({name: (balance.sequence, balance.seal) for name, balance in self._balances.items()})
+
+    def _take(self, entry: Entry, part: Changes) -> None:
+        self._auditor.take(entry)
+        part.entries.append(entry)
+        if entry.verb not in ("refuse", "close") and entry.called == entry.place:
+            hit = Hit(entry.account, entry.sequence, entry.verb, entry.request)
+            part.keys[key_owner(entry.verb, entry.principal), entry.key] = hit
+        if entry.note:
+            self._noted[entry.account, entry.sequence] = entry.note
+        self._seen.add(entry.principal)
+        self._entries += 1
+        if self._progress is not None and not self._entries % _EVERY:
+            self._progress(self._entries, 0)
+
+    def _close_all(self, part: Changes) -> None:
+        """Close every account in the same transaction: a crash must not leave a copy that can be spent from."""
+        identity = next((one for one, name in self.principals.items() if name == self._closed_by), "")
+        if not identity:
+            identity = secrets.token_hex(16)
+            self.principals[identity] = str(self._closed_by)
+        now = time.time_ns() // 1000
+        for name, balance in self._balances.items():
+            if not balance.closed:
+                place = f"{name}#{balance.sequence + 1}"
+                request = digest_of("close", [(name, "")])
+                fields = (
+                    identity,
+                    "close",
+                    place,
+                    "",
+                    "",
+                    "",
+                    request,
+                    "",
+                    text_of({"copy": "without a checkpoint"}),
+                )
+                part.entries.append(balance.write(max(now, balance.time), fields))
+                balance.closed = True
+                self._entries += 1
+
+
+def _pieces(snapshot: Snapshot) -> Iterator[Piece]:
+    for entry, _ in snapshot.records():
+        yield entry
+    yield from snapshot.notes()
+    yield from snapshot.principals().items()
+    yield Checkpoint({b.head.name: (b.sequence, b.seal) for b in snapshot.balances})

@@ -1,0 +1,224 @@
+"""What is written down: entries, each sealed over the one before it, and the texts that they are made of. Pure.
+
+An entry is fourteen short texts. Its seal is the SHA-256 of the seal before it and of the other thirteen, one per
+line, so a chain can be checked with any tool that knows SHA-256; no field holds a line break. A *leg* is what one
+account was asked for, with the accounts above it: `jan#5/all#17` says that entry 5 of `jan` and entry 17 of its
+parent `all` are the same charge. Every entry of a request names all the legs of the request; the first of them,
+`jan#5`, is what the request is called by: the name of a reservation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from odograph.core.decide import Price, Totals
+from odograph.core.guarantees import Guarantee, guarantee_from_dict
+from odograph.errors import InvalidGuarantee, InvalidPolicy, ReservationNotFound
+
+__all__ = [
+    "CHARGES",
+    "RESOLUTIONS",
+    "START",
+    "VERSION",
+    "Entry",
+    "Leg",
+    "check_key",
+    "check_name",
+    "check_note",
+    "checkpoint_of",
+    "digest_of",
+    "key_owner",
+    "legs_from_text",
+    "legs_to_text",
+    "moment",
+    "note_digest",
+    "place_of",
+    "price_from_text",
+    "price_to_text",
+    "sealed",
+    "text_of",
+    "totals_from_text",
+    "totals_to_text",
+]
+
+VERSION: Final = 1
+START: Final = "0" * 64  # the seal before an account's first entry
+CHARGES: Final = ("spend", "reserve")
+RESOLUTIONS: Final = ("commit", "void")
+
+_NAME: Final = re.compile(r"\w[\w.:@+-]{0,99}")
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")  # no database keeps these in a text
+_LONGEST_KEY: Final = 200
+_LONGEST_NOTE: Final = 10_000
+
+
+class Entry(NamedTuple):
+    """One line of an account's history: it was sealed when it was written, and never changes."""
+
+    version: int
+    account: str
+    sequence: int  # 0, 1, 2, ... in this account
+    time: int  # microseconds since 1970, UTC, by the store's clock; never earlier than the entry before
+    principal: str  # a random identity; the name is kept beside the ledger, where it can be erased
+    verb: str  # open, spend, reserve, commit, void, refuse, close
+    legs: str  # every account and sequence that the request wrote to
+    cost: str  # the guarantee, as text; empty where nothing is asked for
+    price: str  # whole units on each meter of this account, - where there is none
+    key: str  # the caller's, or a random one; for a commit or void the reservation
+    request: str  # the digest of verb, accounts and guarantees: the same key must come with the same
+    note: str  # the digest of a salt and the note's text, both kept beside the ledger; empty without a note
+    detail: str  # JSON, for the verbs that need more
+    seal: str
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What was asked for; None for an entry that asks for nothing."""
+        return guarantee_from_dict(json.loads(self.cost)) if self.cost else None
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the verb needs beyond the other fields."""
+        return json.loads(self.detail) if self.detail else {}
+
+    @property
+    def moment(self) -> datetime:
+        """When it was written, by the store's clock."""
+        return moment(self.time)
+
+    @property
+    def place(self) -> str:
+        """`account#sequence`: what other entries call this one."""
+        return f"{self.account}#{self.sequence}"
+
+    @property
+    def called(self) -> str:
+        """What the whole request is called by, in every account that it wrote to: the place of its first leg."""
+        return self.legs.partition(" ")[0].partition("/")[0]
+
+    def reseal(self, before: str) -> str:
+        """Return the seal that this entry must have after the seal before it."""
+        return sealed(before, self[:-1])
+
+
+def sealed(before: str, fields: Iterable[object]) -> str:
+    """Return the seal over the one before and an entry's other fields."""
+    return hashlib.sha256("\n".join([before, *map(str, fields)]).encode()).hexdigest()
+
+
+class Leg(NamedTuple):
+    """What one account was asked for: its own place, and those of the accounts above it."""
+
+    places: tuple[tuple[str, int], ...]
+
+    @property
+    def own(self) -> tuple[str, int]:
+        """The account that was asked, and its entry."""
+        return self.places[0]
+
+
+def legs_to_text(legs: Iterable[Leg]) -> str:
+    """Return the written form of a request's legs."""
+    return " ".join("/".join(f"{name}#{sequence}" for name, sequence in leg.places) for leg in legs)
+
+
+def legs_from_text(text: str) -> tuple[Leg, ...]:
+    """Read what `legs_to_text` wrote, or raise `ValueError`."""
+    return tuple(Leg(tuple(map(place_of, leg.split("/")))) for leg in text.split(" "))
+
+
+def place_of(text: str) -> tuple[str, int]:
+    """Read `account#sequence`, or raise `ReservationNotFound`."""
+    name, _, sequence = str(text).rpartition("#")
+    if not name or not sequence.isdecimal():
+        raise ReservationNotFound(f"an entry is named account#sequence, such as census#17, not {text!r}")
+    return name, int(sequence)
+
+
+def price_to_text(price: Price) -> str:
+    """Return the written form of a price: `12 0 - 7`."""
+    return " ".join(["-" if amount is None else str(amount) for amount in price.amounts])
+
+
+def price_from_text(text: str) -> Price:
+    """Read what `price_to_text` wrote, or raise `ValueError`."""
+    return Price(tuple([None if amount == "-" else int(amount) for amount in text.split(" ")]))
+
+
+def totals_to_text(totals: Totals) -> str:
+    """Return the written form of totals: steps, amounts, unpriced."""
+    amounts, unpriced, steps = totals
+    return f"{steps};{' '.join(map(str, amounts))};{' '.join(map(str, unpriced))}"
+
+
+def totals_from_text(text: str) -> Totals:
+    """Read what `totals_to_text` wrote, or raise `ValueError`."""
+    steps, amounts, unpriced = text.split(";")
+    return Totals(tuple(map(int, amounts.split(" "))), tuple(map(int, unpriced.split(" "))), int(steps))
+
+
+def text_of(form: Mapping[str, Any]) -> str:
+    """Return the one way to write a document: sorted fields, no spaces, no line breaks."""
+    return json.dumps(form, sort_keys=True, separators=(",", ":"))
+
+
+def digest_of(verb: str, legs: Sequence[tuple[str, str]]) -> str:
+    """Return the digest of a request: its verb, and each account with the text of what is asked of it."""
+    return hashlib.sha256("\n".join([verb, *(f"{account} {text}" for account, text in legs)]).encode()).hexdigest()
+
+
+def note_digest(salt: str, text: str) -> str:
+    """Return the digest of a note. Without the salt, which is erased with the text, it cannot be guessed from."""
+    return hashlib.sha256(f"{salt}\n{text}".encode()).hexdigest()
+
+
+def checkpoint_of(heads: Iterable[tuple[str, int, str]]) -> str:
+    """Return one hash over every account's name, last sequence and last seal."""
+    lines = [f"{name} {sequence} {seal}" for name, sequence, seal in sorted(heads)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def key_owner(verb: str, principal: str) -> str:
+    """Return whose key it is: a reservation is resolved once, whoever does it."""
+    return "" if verb in RESOLUTIONS else principal
+
+
+def moment(time: int) -> datetime:
+    """Return a time of the store as a date in UTC."""
+    seconds, micros = divmod(time, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
+
+
+def check_name(name: object, field: str = "name") -> str:
+    """Return an account's name if it can be one."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or unicodedata.normalize("NFC", name) != name:
+        raise InvalidPolicy(
+            f"{field} must be 1 to 100 letters, digits and any of . _ : @ + -, starting with a letter or digit;"
+            f" {name!r} is not"
+        )
+    return name
+
+
+def check_key(key: object, field: str = "key") -> str:
+    """Return a key if it can be one: a text on one line."""
+    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
+        raise InvalidGuarantee(
+            f"{field} must be a text of 1 to {_LONGEST_KEY} printable characters, and {key!r} is not;"
+            " nothing was charged"
+        )
+    return key
+
+
+def check_note(note: object) -> str:
+    """Return a note if it can be one."""
+    if not isinstance(note, str) or len(note) > _LONGEST_NOTE or _UNSTORABLE.search(note):
+        raise InvalidGuarantee(
+            f"note must be a text of at most {_LONGEST_NOTE:,} characters, none of them NUL or half a"
+            f" surrogate pair, and this {type(note).__name__} is not; nothing was charged"
+        )
+    return note

@@ -1,0 +1,167 @@
+"""A ledger in memory, for notebooks and tests: nothing is kept when the process ends."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from odograph.errors import LedgerError
+from odograph.ledger.entries import Entry, key_owner
+from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
+
+__all__ = ["MemorySnapshot", "MemoryStore"]
+
+
+class MemoryStore:
+    """Dictionaries behind one lock."""
+
+    def __init__(self, url: str = "memory://") -> None:
+        self.url = url
+        self._lock = threading.RLock()
+        self._balances: dict[str, Balance] = {}
+        self._entries: dict[str, list[Entry]] = {}
+        self._keys: dict[tuple[str, str], Hit] = {}
+        self._notes: dict[tuple[str, int], Note] = {}
+        self._principals: dict[str, str] = {}  # by identity
+
+    def create(self) -> None:
+        """Nothing has to be made."""
+
+    def write(self, wants: Wants, work: Work) -> None:
+        """Hand out copies, and take them in together when the work is done."""
+        with self._lock:
+            names = {*wants.accounts}
+            below = [*wants.trees]
+            for name in below:
+                below += [balance.head.name for balance in self._balances.values() if balance.head.parent == name]
+            names |= {*below}
+            for balance in self._balances.values():
+                if balance.head.dataset in wants.datasets:
+                    names.add(balance.head.name)
+            keys = {key: self._keys[key] for key in wants.keys if key in self._keys}
+            self._store(work(State(time.time_ns() // 1000, self._copies(names), keys)))
+
+    def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
+        """Take all the parts in, or none."""
+        with self._lock:
+            if self._balances:
+                raise LedgerError("the ledger is not empty: a copy can only be read into a new one")
+            staged = MemoryStore()
+            for part in parts:
+                staged._store(part)
+            self._balances, self._entries = staged._balances, staged._entries
+            self._keys, self._notes = staged._keys, staged._notes
+            self._principals |= principals
+
+    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+        """Copy balances at one moment."""
+        with self._lock:
+            return self._copies(sorted(self._balances) if names is None else names)
+
+    def entries(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some entries of an account."""
+        with self._lock:
+            return self._entries.get(account, [])[first : first + count]
+
+    def pending(self, account: str) -> list[Entry]:
+        """Read the reservations of an account that nobody has resolved."""
+        with self._lock:
+            reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
+            return [entry for entry in reserved if ("", entry.called) not in self._keys]
+
+    def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
+        """Read the notes of some entries."""
+        with self._lock:
+            found = (self._notes.get((account, sequence)) for sequence in range(first, first + count))
+            return {note.sequence: note for note in found if note is not None}
+
+    def principal(self, name: str) -> str:
+        """Return the identity of a principal."""
+        with self._lock:
+            for identity, known in self._principals.items():
+                if known == name:
+                    return identity
+            identity = secrets.token_hex(16)
+            self._principals[identity] = name
+            return identity
+
+    def principals(self) -> dict[str, str]:
+        """Read the names, by identity."""
+        with self._lock:
+            return {**self._principals}
+
+    def erase_note(self, account: str, sequence: int) -> bool:
+        """Erase a note."""
+        with self._lock:
+            return self._notes.pop((account, sequence), None) is not None
+
+    def erase_principal(self, name: str) -> bool:
+        """Erase a name."""
+        with self._lock:
+            found = [identity for identity, known in self._principals.items() if known == name]
+            for identity in found:
+                del self._principals[identity]
+            return bool(found)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[MemorySnapshot]:
+        """Look at a copy."""
+        with self._lock:
+            copies = [*self.balances().values()]
+            entries = {name: (*found,) for name, found in self._entries.items()}
+            seen = MemorySnapshot(copies, entries, {**self._keys}, [*self._notes.values()], self.principals())
+        yield seen
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _copies(self, names: Iterable[str]) -> dict[str, Balance]:
+        return {name: replace(self._balances[name]) for name in names if name in self._balances}
+
+    def _store(self, changes: Changes) -> None:
+        for balance in (*changes.opened, *changes.moved.values()):
+            self._balances[balance.head.name] = replace(balance)
+        for entry in changes.entries:
+            self._entries.setdefault(entry.account, []).append(entry)
+        self._keys |= changes.keys
+        self._notes |= {(note.account, note.sequence): note for note in changes.notes}
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySnapshot:
+    """A whole ledger, copied."""
+
+    balances: Sequence[Balance]
+    _entries: dict[str, tuple[Entry, ...]]
+    _keys: dict[tuple[str, str], Hit]
+    _notes: Sequence[Note]
+    _principals: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
+        return sum(map(len, self._entries.values()))
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return len(self._keys)
+
+    def records(self) -> Iterator[Record]:
+        """Every entry, account by account."""
+        for balance in self.balances:
+            for entry in self._entries.get(balance.head.name, ()):
+                hit = self._keys.get((key_owner(entry.verb, entry.principal), entry.key))
+                yield Record(entry, None if hit is None else (hit.account, hit.sequence))
+
+    def notes(self) -> Iterator[Note]:
+        """Every note that was not erased."""
+        return iter(self._notes)
+
+    def principals(self) -> dict[str, str]:
+        """The names that were not erased, by identity."""
+        return self._principals

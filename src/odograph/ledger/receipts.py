@@ -1,0 +1,165 @@
+"""What the verbs answer: receipts, the promise over linked accounts, history as people read it, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from odograph.core.guarantees import Guarantee
+from odograph.errors import LedgerCorrupt
+from odograph.ledger.entries import Entry, checkpoint_of
+
+__all__ = ["Checkpoint", "Lifetime", "Line", "Past", "Receipt", "Verification"]
+
+_FORM = 1
+
+
+class Lifetime(NamedTuple):
+    """What linked accounts promise together: the sum, because each of them is a fresh budget."""
+
+    accounts: tuple[str, ...]
+    epsilon: Fraction
+    delta: Fraction
+
+    def __str__(self) -> str:
+        return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {', '.join(self.accounts)}"
+
+
+class Line(NamedTuple):
+    """One account's part of a receipt."""
+
+    account: str
+    sequence: int
+    cost: Guarantee
+    seal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A durable charge. It pays for one run of the mechanism, whoever shows it and how often.
+
+    `repeated` says that the same key was used before: this is the first receipt again, and nothing was charged now.
+    """
+
+    verb: str
+    key: str
+    time: datetime
+    lines: tuple[Line, ...]
+    expires: datetime | None = None  # until when a reservation can be voided
+    lifetimes: tuple[Lifetime, ...] = field(default=(), compare=False)
+    repeated: bool = field(default=False, compare=False)
+
+    @property
+    def id(self) -> str:
+        """What the ledger calls it: `account#sequence` of the first account."""
+        return f"{self.lines[0].account}#{self.lines[0].sequence}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the receipt in plain types."""
+        return {
+            "id": self.id,
+            "verb": self.verb,
+            "key": self.key,
+            "time": self.time.isoformat(),
+            "accounts": [
+                {"account": line.account, "sequence": line.sequence, "cost": line.cost.to_dict(), "seal": line.seal}
+                for line in self.lines
+            ],
+            "expires": None if self.expires is None else self.expires.isoformat(),
+            "lifetimes": [lifetime_to_dict(lifetime) for lifetime in self.lifetimes],
+            "repeated": self.repeated,
+        }
+
+    def __str__(self) -> str:
+        done = {"spend": "spent", "reserve": "reserved", "commit": "committed", "void": "voided"}[self.verb]
+        costs = ", ".join(f"{line.cost} of {line.account}" for line in self.lines)
+        again = " before, nothing was charged now" if self.repeated else ""
+        promise = "".join(f"; lifetime promise {lifetime}" for lifetime in self.lifetimes)
+        return f"{done}{again}: {costs}; entry {self.id}, key {self.key}{promise}"
+
+
+def lifetime_to_dict(lifetime: Lifetime) -> dict[str, Any]:
+    """Return a lifetime promise in plain types."""
+    return {
+        "accounts": [*lifetime.accounts],
+        "epsilon": float(lifetime.epsilon),
+        "delta": float(lifetime.delta),
+    }
+
+
+class Past(NamedTuple):
+    """An entry as people read it: with the principal's name and the note, or `erased` in their place."""
+
+    entry: Entry
+    principal: str
+    note: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry in plain types, with its names."""
+        form = self.entry._asdict()
+        for name in ("cost", "detail"):
+            form[name] = json.loads(form[name]) if form[name] else None
+        return form | {"time": self.entry.moment.isoformat(), "principal": self.principal, "note": self.note}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where every account stood: kept elsewhere, it shows that nothing was removed or rewritten since.
+
+    `head` is one hash over all of it: enough to keep on paper, and to check this document by.
+    """
+
+    accounts: Mapping[str, tuple[int, str]]  # the last sequence and its seal, by name
+
+    @property
+    def head(self) -> str:
+        """One hash over every account's name, sequence and seal."""
+        return checkpoint_of((name, *place) for name, place in self.accounts.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that `from_dict` reads."""
+        places = {name: [str(sequence), seal] for name, (sequence, seal) in sorted(self.accounts.items())}
+        return {"form": _FORM, "head": self.head, "accounts": places}
+
+    @classmethod
+    def from_dict(cls, form: Mapping[str, Any]) -> Checkpoint:
+        """Read what `to_dict` wrote; anything else raises `LedgerCorrupt`."""
+        try:
+            if form["form"] != _FORM:
+                raise LedgerCorrupt(f"not a checkpoint of form {_FORM}")
+            found = cls({str(name): (int(number), str(seal)) for name, (number, seal) in form["accounts"].items()})
+            intact = found.head == form["head"]
+        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+            raise LedgerCorrupt(f"not a checkpoint of form {_FORM}: {problem}") from problem
+        if not intact:
+            raise LedgerCorrupt("the checkpoint's own hash does not fit its content: it was damaged or changed")
+        return found
+
+    def __str__(self) -> str:
+        return self.head
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a whole replay found in order."""
+
+    checkpoint: Checkpoint
+    entries: int
+    notes_erased: int
+    principals_erased: int
+
+    def __str__(self) -> str:
+        erased = [
+            f"{count} {what}{'s' * (count != 1)} erased"
+            for count, what in ((self.notes_erased, "note"), (self.principals_erased, "principal name"))
+            if count
+        ]
+        accounts = len(self.checkpoint.accounts)
+        counts = (
+            f"{self.entries} entr{'ies' if self.entries != 1 else 'y'} of {accounts} account{'s' * (accounts != 1)}"
+        )
+        return ", ".join([f"verified: {counts} follow from each other and add up", *erased])

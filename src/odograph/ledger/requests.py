@@ -1,0 +1,400 @@
+"""The writing verbs as pure steps: each looks at the state of a transaction and moves it on, or changes nothing.
+
+Every store runs the same steps in the order of arrival, so every store decides identically. The gate is asked here,
+with totals that were read inside the transaction, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+from odograph.core.compiled import Compiled
+from odograph.core.decide import Decision, Price, Totals, decide
+from odograph.core.guarantees import Guarantee
+from odograph.errors import (
+    AccountClosed,
+    AccountExists,
+    AccountNotFound,
+    IdempotencyConflict,
+    InvalidPolicy,
+    OdographError,
+    ReservationResolved,
+)
+from odograph.ledger.entries import (
+    START,
+    Entry,
+    Leg,
+    digest_of,
+    legs_to_text,
+    moment,
+    note_digest,
+    price_from_text,
+    price_to_text,
+    text_of,
+)
+from odograph.ledger.store import Balance, Changes, Head, Hit, Note, State, Wants
+
+__all__ = ["Ask", "Author", "Charge", "Close", "Made", "Open", "Outcome", "Refused", "Repeated", "Request", "Resolve"]
+
+
+class Made(NamedTuple):
+    """The request was carried out: the entries that it wrote."""
+
+    entries: tuple[Entry, ...]
+
+
+class Repeated(NamedTuple):
+    """The same request was carried out before, under the same key."""
+
+    hit: Hit
+
+
+class Refused(NamedTuple):
+    """The request did not fit: which leg, the refusal of which account, and the totals that were read."""
+
+    leg: int
+    decision: Decision
+    totals: dict[str, Totals]
+
+
+Outcome: TypeAlias = Made | Repeated | Refused | OdographError
+
+
+class Author(NamedTuple):
+    """Who writes, under which key, with which note: the part that all requests have in common."""
+
+    principal: str
+    key: str
+    note: str = ""
+    salt: str = ""
+
+
+class Request(Protocol):
+    """A writing verb with everything it needs; what it reads is wanted, what it does is one step."""
+
+    author: Author
+
+    @property
+    def wants(self) -> Wants:
+        """What must be read and locked."""
+        ...
+
+    def step(self, state: State, changes: Changes) -> Outcome:
+        """Carry the request out on the state and add to the changes, or raise and leave both as they were."""
+        ...
+
+
+class Ask(NamedTuple):
+    """What is asked of one account: the names and prices from the top down to it, and the guarantee."""
+
+    path: tuple[str, ...]
+    compiled: tuple[Compiled, ...]
+    prices: tuple[Price, ...]
+    cost: Guarantee
+    text: str  # the guarantee, written
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Spend or reserve: charge every leg on its whole path, all or nothing."""
+
+    author: Author
+    verb: str
+    asks: tuple[Ask, ...]
+    expires: int | None = None  # microseconds from now
+
+    @property
+    def digest(self) -> str:
+        """What the same key must come with."""
+        return digest_of(self.verb, [(ask.path[-1], ask.text) for ask in self.asks])
+
+    @property
+    def wants(self) -> Wants:
+        """Every account on the way, and the key."""
+        names = frozenset(name for ask in self.asks for name in ask.path)
+        return Wants(names, frozenset([(self.author.principal, self.author.key)]))
+
+    def step(self, state: State, changes: Changes) -> Outcome:
+        """Charge, or record the refusal; a refusal leaves the key free."""
+        request = self.digest
+        hit = _known(state, self.author, request)
+        if hit is not None:
+            return Repeated(hit)
+        for ask in self.asks:
+            _refuse_closed(state, ask.path)
+        after: dict[str, Totals] = {}
+        charged: list[list[Price]] = []
+        for i, ask in enumerate(self.asks):
+            prices = []
+            for name, compiled, price in zip(ask.path, ask.compiled, ask.prices, strict=True):
+                totals = after[name] if name in after else state.balances[name].totals
+                decision = decide(compiled.meters, totals, price, ask.cost)
+                if not decision.admitted:
+                    refused = Refused(i, decision._replace(account=name), _totals(state, self.asks))
+                    self._record(state, changes, request, name)
+                    return refused
+                after[name] = decision.totals_after
+                prices.append(decision.price)
+            charged.append(prices)
+        for name, totals in after.items():
+            state.balances[name].totals = totals
+        time = _time(state, [name for ask in self.asks for name in ask.path])
+        detail = "" if self.expires is None else text_of({"expires": str(time + self.expires)})
+        return self._write(state, changes, time, request, charged, detail)
+
+    def _write(
+        self,
+        state: State,
+        changes: Changes,
+        time: int,
+        request: str,
+        charged: list[list[Price]],
+        detail: str,
+    ) -> Made:
+        legs = _legs(state, [ask.path for ask in self.asks])
+        places = legs_to_text(legs)
+        entries: list[Entry] = []
+        author = self.author
+        for ask, prices in zip(self.asks, charged, strict=True):
+            for name, price in zip(ask.path, prices, strict=True):
+                balance = state.balances[name]
+                note = _note(changes, balance, author) if name == ask.path[-1] else ""
+                fields = (author.principal, self.verb, places, ask.text, price_to_text(price))
+                entries.append(balance.write(time, (*fields, author.key, request, note, detail)))
+                changes.moved[name] = balance
+        changes.entries += entries
+        _remember(state, changes, author.principal, author.key, Hit(*legs[0].own, self.verb, request))
+        return Made(tuple(entries))
+
+    def _record(self, state: State, changes: Changes, request: str, refuser: str) -> None:
+        """Write the refusal into the history of each account that was asked; it costs nothing."""
+        time = _time(state, [ask.path[-1] for ask in self.asks])
+        places = legs_to_text(_legs(state, [ask.path[-1:] for ask in self.asks]))
+        detail = text_of({"refused_by": refuser, "verb": self.verb})
+        for ask in self.asks:
+            balance = state.balances[ask.path[-1]]
+            note = _note(changes, balance, self.author)
+            price = price_to_text(ask.prices[-1])
+            fields = (
+                self.author.principal,
+                "refuse",
+                places,
+                ask.text,
+                price,
+                self.author.key,
+                request,
+                note,
+                detail,
+            )
+            changes.entries.append(balance.write(time, fields))
+            changes.moved[balance.head.name] = balance
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Commit or void a reservation: void takes back what was charged, and means that the mechanism was not run."""
+
+    author: Author  # its key is the reservation's place
+    verb: str
+    reserved: tuple[Entry, ...]  # every entry of the reservation, in the order in which they were written
+    legs: tuple[Leg, ...]
+
+    @property
+    def wants(self) -> Wants:
+        """Every account that the reservation charged, and whether it was resolved."""
+        return Wants(frozenset(entry.account for entry in self.reserved), frozenset([("", self.author.key)]))
+
+    def step(self, state: State, changes: Changes) -> Outcome:
+        """Resolve the reservation once; the same again is the same, the other way round is an error."""
+        request = digest_of(self.verb, [(self.author.key, "")])
+        hit = state.keys.get(("", self.author.key))
+        if hit is not None:
+            if hit.verb == self.verb:
+                return Repeated(hit)
+            done = "committed" if hit.verb == "commit" else "voided"
+            raise ReservationResolved(
+                f"reservation {self.author.key} was {done} before, by {hit.account}#{hit.sequence}"
+            )
+        time = _time(state, [entry.account for entry in self.reserved])
+        expires = self.reserved[0].details.get("expires")
+        if self.verb == "void" and expires is not None and time > int(expires):
+            raise ReservationResolved(
+                f"reservation {self.author.key} expired at {moment(int(expires)):%Y-%m-%d %H:%M:%S} UTC: its mechanism"
+                " may have run, so it can be committed and no longer voided"
+            )
+        legs = _legs(state, [[name for name, _ in reversed(leg.places)] for leg in self.legs])
+        places = legs_to_text(legs)
+        author = self.author
+        own = {leg.own for leg in legs}
+        for entry in self.reserved:
+            balance = state.balances[entry.account]
+            if self.verb == "void":
+                balance.totals = balance.totals.without(price_from_text(entry.price))
+            here = (entry.account, balance.sequence + 1)
+            note = _note(changes, balance, author) if here in own else ""
+            fields = (author.principal, self.verb, places, entry.cost, entry.price, author.key, request, note, "")
+            changes.entries.append(balance.write(time, fields))
+            changes.moved[entry.account] = balance
+        _remember(state, changes, "", author.key, Hit(*legs[0].own, self.verb, request))
+        return Made(tuple(changes.entries[-len(self.reserved) :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open an account: the compiled policy is its first entry."""
+
+    author: Author
+    head: Head
+    compiled: Compiled
+
+    @property
+    def detail(self) -> str:
+        """The document that the account is read from for ever after."""
+        return text_of({**self.head._asdict(), "compiled": self.compiled.to_dict()})
+
+    @property
+    def digest(self) -> str:
+        """The policy as it was asked for, not as it was compiled: a later version may compile it otherwise."""
+        asked = text_of({**self.head._asdict(), "policy": self.compiled.policy.to_dict()})
+        return digest_of("open", [(self.head.name, asked)])
+
+    @property
+    def wants(self) -> Wants:
+        """The account itself, its relatives, and a block of the same dataset."""
+        head = self.head
+        names = frozenset(filter(None, (head.name, head.parent, head.successor_of)))
+        datasets = frozenset(filter(None, [head.dataset]))
+        keys = frozenset([(self.author.principal, self.author.key)])
+        return Wants(names, keys, datasets=datasets, opens=True)
+
+    def step(self, state: State, changes: Changes) -> Outcome:
+        """Open the account, if its name is free and its relatives protect the same."""
+        head, request = self.head, self.digest
+        hit = _known(state, self.author, request)
+        if hit is not None:
+            return Repeated(hit)
+        if head.name in state.balances:
+            raise AccountExists(
+                f"there is an account {head.name!r} already: use ledger.account({head.name!r}). A new policy is a new"
+                f" account, opened with successor_of={head.name!r}"
+            )
+        for relative in filter(None, (head.parent, head.successor_of)):
+            if relative not in state.balances:
+                raise AccountNotFound(f"there is no account {relative!r}, so {head.name!r} was not opened")
+        if head.parent and state.balances[head.parent].closed:
+            raise AccountClosed(f"{head.parent!r} is closed, so nothing can be opened below it")
+        for other in state.balances.values():
+            same_dataset = head.dataset and other.head.dataset == head.dataset
+            if same_dataset or other.head.name in {head.parent, head.successor_of}:
+                _check_unit(head, other.head)
+        balance = Balance(head, -1, START, 0, self.compiled.start, closed=False)
+        author = self.author
+        note = _note(changes, balance, author)
+        place = f"{head.name}#0"
+        fields = (author.principal, "open", place, "", "", author.key, request, note, self.detail)
+        entry = balance.write(state.now, fields)
+        state.balances[head.name] = balance
+        changes.opened.append(balance)
+        changes.entries.append(entry)
+        _remember(state, changes, author.principal, author.key, Hit(head.name, 0, "open", request))
+        return Made((entry,))
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close an account and everything below it; closing what is closed changes nothing."""
+
+    author: Author
+    name: str
+
+    @property
+    def wants(self) -> Wants:
+        """The account and everything below it."""
+        return Wants(trees=frozenset([self.name]), opens=True)
+
+    def step(self, state: State, changes: Changes) -> Outcome:
+        """Close from the top down; reservations stay as they are."""
+        if self.name not in state.balances:
+            raise AccountNotFound(f"there is no account {self.name!r} in this ledger")
+        below = [self.name]
+        for name in below:
+            below += sorted(b.head.name for b in state.balances.values() if b.head.parent == name)
+        request = digest_of("close", [(self.name, "")])
+        written: list[Entry] = []
+        author = self.author
+        for balance in (state.balances[name] for name in below):
+            if balance.closed:
+                continue
+            time = _time(state, [balance.head.name])
+            note = _note(changes, balance, author) if balance.head.name == self.name else ""
+            place = f"{balance.head.name}#{balance.sequence + 1}"
+            fields = (author.principal, "close", place, "", "", "", request, note, "")
+            written.append(balance.write(time, fields))
+            balance.closed = True
+            changes.moved[balance.head.name] = balance
+        changes.entries += written
+        return Made(tuple(written))
+
+
+def _known(state: State, author: Author, request: str) -> Hit | None:
+    hit = state.keys.get((author.principal, author.key))
+    if hit is not None and hit.request != request:
+        raise IdempotencyConflict(
+            f"key {author.key!r} was used before for another request ({hit.verb}, {hit.account}#{hit.sequence});"
+            " nothing was charged. The same key must come with the same verb, accounts and guarantees"
+        )
+    return hit
+
+
+def _refuse_closed(state: State, path: Sequence[str]) -> None:
+    for name in path:
+        balance = state.balances.get(name)
+        if balance is None:
+            raise AccountNotFound(f"there is no account {name!r} in this ledger; nothing was charged")
+        if balance.closed:
+            raise AccountClosed(f"{name!r} is closed and takes no new charges; nothing was charged")
+
+
+def _totals(state: State, asks: Sequence[Ask]) -> dict[str, Totals]:
+    return {name: state.balances[name].totals for ask in asks for name in ask.path}
+
+
+def _time(state: State, names: Sequence[str]) -> int:
+    """The store's time, or the last entry's where that is later: one time for all the entries of a request."""
+    return max(state.now, *[state.balances[name].time for name in names])
+
+
+def _legs(state: State, paths: Sequence[Sequence[str]]) -> list[Leg]:
+    """Say where the next entries will be: an account that two legs pass gets two entries."""
+    following: dict[str, int] = {}
+    legs = []
+    for path in paths:
+        places = []
+        for name in path:
+            following[name] = following.get(name, state.balances[name].sequence) + 1
+            places.append((name, following[name]))
+        legs.append(Leg(tuple(reversed(places))))
+    return legs
+
+
+def _note(changes: Changes, balance: Balance, author: Author) -> str:
+    """Keep the note beside the entry that the account will write next; return what the entry says of it."""
+    if not author.note:
+        return ""
+    changes.notes.append(Note(balance.head.name, balance.sequence + 1, author.salt, author.note))
+    return note_digest(author.salt, author.note)
+
+
+def _remember(state: State, changes: Changes, owner: str, key: str, hit: Hit) -> None:
+    state.keys[owner, key] = hit
+    changes.keys[owner, key] = hit
+
+
+def _check_unit(own: Head, other: Head) -> None:
+    if (own.unit, own.neighbours) != (other.unit, other.neighbours):
+        raise InvalidPolicy(
+            f"{own.name!r} must protect the same unit and neighbours as {other.name!r}: {other.unit!r},"
+            f" {other.neighbours!r}, not {own.unit!r}, {own.neighbours!r}; it was not opened"
+        )

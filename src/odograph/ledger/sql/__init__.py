@@ -1,0 +1,35 @@
+"""The SQL, in files: per dialect a schema, its migrations, and named queries."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+__all__ = ["SCHEMA", "migrations", "queries", "schema"]
+
+SCHEMA: Final = 1  # the version that this code reads and writes: the number of migrations
+
+_NAMED: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def queries(dialect: str) -> dict[str, str]:
+    """Return the queries of a dialect, by name."""
+    parts = _NAMED.split(_text(dialect, "queries.sql"))[1:]
+    return {name: text.strip().removesuffix(";") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def migrations(dialect: str) -> list[str]:
+    """Return the scripts that lead from nothing to the current schema, in order."""
+    return [_text(dialect, "migrations", f"{number:04}.sql") for number in range(1, SCHEMA + 1)]
+
+
+def schema(dialect: str) -> str:
+    """Return the current schema in one piece, for reading; a test shows that the migrations lead to it."""
+    return _text(dialect, "schema.sql")
+
+
+def _text(*path: str) -> str:
+    return files(__package__).joinpath(*path).read_text(encoding="utf-8")

@@ -1,0 +1,80 @@
+-- From nothing to schema 1.
+
+CREATE TABLE accounts (
+    name         TEXT NOT NULL PRIMARY KEY,
+    parent       TEXT REFERENCES accounts (name),
+    successor_of TEXT REFERENCES accounts (name),
+    dataset      TEXT NOT NULL,
+    unit         TEXT NOT NULL,
+    neighbours   TEXT NOT NULL,
+    sequence     INTEGER NOT NULL,
+    seal         TEXT NOT NULL,
+    time         INTEGER NOT NULL,
+    totals       TEXT NOT NULL,
+    closed       INTEGER NOT NULL CHECK (closed IN (0, 1))
+) WITHOUT ROWID;
+
+CREATE INDEX accounts_below ON accounts (parent) WHERE parent IS NOT NULL;
+CREATE INDEX accounts_of_dataset ON accounts (dataset) WHERE dataset <> '';
+
+CREATE TABLE entries (
+    version   INTEGER NOT NULL,
+    account   TEXT NOT NULL REFERENCES accounts (name),
+    sequence  INTEGER NOT NULL,
+    time      INTEGER NOT NULL,
+    principal TEXT NOT NULL,
+    verb      TEXT NOT NULL CHECK (verb IN ('open', 'spend', 'reserve', 'commit', 'void', 'refuse', 'close')),
+    legs      TEXT NOT NULL,
+    cost      TEXT NOT NULL,
+    price     TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    request   TEXT NOT NULL,
+    note      TEXT NOT NULL,
+    detail    TEXT NOT NULL,
+    seal      TEXT NOT NULL,
+    PRIMARY KEY (account, sequence)
+) WITHOUT ROWID;
+
+CREATE INDEX entries_that_reserve ON entries (account, sequence) WHERE verb = 'reserve';
+
+-- Who may use which key no more: the same key leads to the first entry of the request that used it.
+CREATE TABLE keys (
+    owner    TEXT NOT NULL,
+    key      TEXT NOT NULL,
+    account  TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (owner, key),
+    FOREIGN KEY (account, sequence) REFERENCES entries (account, sequence)
+) WITHOUT ROWID;
+
+CREATE TABLE notes (
+    account  TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    salt     TEXT NOT NULL,
+    text     TEXT NOT NULL,
+    PRIMARY KEY (account, sequence),
+    FOREIGN KEY (account, sequence) REFERENCES entries (account, sequence)
+) WITHOUT ROWID;
+
+CREATE TABLE principals (
+    identity TEXT NOT NULL PRIMARY KEY,
+    name     TEXT NOT NULL UNIQUE
+) WITHOUT ROWID;
+
+CREATE TRIGGER entries_stay BEFORE UPDATE ON entries
+BEGIN SELECT RAISE(ABORT, 'entries are never changed'); END;
+
+CREATE TRIGGER entries_remain BEFORE DELETE ON entries
+BEGIN SELECT RAISE(ABORT, 'entries are never deleted'); END;
+
+CREATE TRIGGER keys_stay BEFORE UPDATE ON keys
+BEGIN SELECT RAISE(ABORT, 'keys are never changed'); END;
+
+CREATE TRIGGER keys_remain BEFORE DELETE ON keys
+BEGIN SELECT RAISE(ABORT, 'keys are never deleted'); END;
+
+CREATE TRIGGER accounts_stay BEFORE UPDATE OF name, parent, successor_of, dataset, unit, neighbours ON accounts
+BEGIN SELECT RAISE(ABORT, 'an account never changes its place'); END;
+
+CREATE TRIGGER accounts_remain BEFORE DELETE ON accounts
+BEGIN SELECT RAISE(ABORT, 'accounts are never deleted'); END;

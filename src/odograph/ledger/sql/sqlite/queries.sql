@@ -1,0 +1,91 @@
+-- name: account
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM accounts WHERE name = ?;
+
+-- name: accounts
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM accounts ORDER BY name;
+
+-- name: tree
+WITH RECURSIVE tree (name) AS (
+    VALUES (?)
+    UNION
+    SELECT accounts.name FROM accounts JOIN tree ON accounts.parent = tree.name
+)
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM accounts WHERE name IN (SELECT name FROM tree);
+
+-- name: block
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM accounts WHERE dataset = ? AND dataset <> '' LIMIT 1;
+
+-- name: key
+SELECT entries.account, entries.sequence, entries.verb, entries.request
+FROM keys JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence
+WHERE keys.owner = ? AND keys.key = ?;
+
+-- name: open_account
+INSERT INTO accounts (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed)
+VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: move_account
+UPDATE accounts SET sequence = ?, seal = ?, time = ?, totals = ?, closed = ? WHERE name = ?;
+
+-- name: append_entry
+INSERT INTO entries
+    (version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: remember_key
+INSERT INTO keys (owner, key, account, sequence) VALUES (?, ?, ?, ?);
+
+-- name: keep_note
+INSERT INTO notes (account, sequence, salt, text) VALUES (?, ?, ?, ?);
+
+-- name: entries
+SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
+FROM entries WHERE account = ? AND sequence >= ? ORDER BY sequence LIMIT ?;
+
+-- name: pending
+SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
+FROM entries
+WHERE account = ? AND verb = 'reserve' AND NOT EXISTS (
+    SELECT 1 FROM keys WHERE keys.owner = '' AND keys.key = substr(
+        entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
+    )
+)
+ORDER BY sequence;
+
+-- name: notes
+SELECT account, sequence, salt, text FROM notes WHERE account = ? AND sequence >= ? AND sequence < ?;
+
+-- name: all_notes
+SELECT account, sequence, salt, text FROM notes ORDER BY account, sequence;
+
+-- name: records
+SELECT
+    entries.version, entries.account, entries.sequence, entries.time, entries.principal, entries.verb, entries.legs,
+    entries.cost, entries.price, entries.key, entries.request, entries.note, entries.detail, entries.seal,
+    keys.account, keys.sequence
+FROM entries LEFT JOIN keys
+    ON keys.owner = CASE WHEN entries.verb IN ('commit', 'void') THEN '' ELSE entries.principal END
+    AND keys.key = entries.key
+ORDER BY entries.account, entries.sequence;
+
+-- name: sizes
+SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM keys);
+
+-- name: principal
+SELECT identity FROM principals WHERE name = ?;
+
+-- name: add_principal
+INSERT INTO principals (identity, name) VALUES (?, ?) ON CONFLICT (name) DO NOTHING;
+
+-- name: principals
+SELECT identity, name FROM principals;
+
+-- name: erase_note
+DELETE FROM notes WHERE account = ? AND sequence = ?;
+
+-- name: erase_principal
+DELETE FROM principals WHERE name = ?;

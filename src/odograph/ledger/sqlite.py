@@ -1,0 +1,380 @@
+"""A ledger in one SQLite file: nothing to start, several processes at once."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from odograph.errors import AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError, ServiceUnavailable
+from odograph.ledger.entries import Entry
+from odograph.ledger.sql import SCHEMA, migrations, queries
+from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
+from odograph.ledger.turn import Turn
+
+__all__ = ["SqliteSnapshot", "SqliteStore"]
+
+_SQL: Final = queries("sqlite")
+_APPLICATION: Final = 0x0D06_0001  # how the file says that it is a ledger
+_CHUNK: Final = 4096  # rows at a time, in a walk over everything
+
+
+class SqliteStore:
+    """One file, one writing and one reading connection, and a turn among processes."""
+
+    def __init__(self, path: Path, *, timeout: float = 10.0) -> None:
+        self.url = f"sqlite:///{path}"
+        self._path = path.absolute()  # the working folder may change
+        self._timeout = timeout
+        self._renew()
+
+    def create(self) -> None:
+        """Make the file, with the current schema, if there is none."""
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            if self._path.is_file() and not self._path.stat().st_size:
+                self._migrate()  # whoever made it was stopped before the first table
+            return
+        except OSError as problem:
+            raise LedgerError(f"no ledger can be made at {self._path}: {problem.strerror}") from problem
+        self._migrate()
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name must be as durable as what is in the file
+        finally:
+            os.close(folder)
+
+    def write(self, wants: Wants, work: Work) -> None:
+        """Decide and store under SQLite's write lock."""
+        with self._writing() as connection:
+            changes = work(_state(connection, wants))
+            if changes.entries:
+                _store(connection, changes)
+                _commit(connection)
+
+    def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
+        """Store the parts in one transaction."""
+        self.create()
+        with self._writing() as connection:
+            if connection.execute(_SQL["accounts"]).fetchone() is not None:
+                raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
+            connection.execute("PRAGMA defer_foreign_keys = ON")  # a child may come before its parent
+            for part in parts:
+                _store(connection, part)
+            connection.executemany(_SQL["add_principal"], principals.items())
+            _commit(connection)
+
+    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+        """Read balances at one moment."""
+        with self._reading() as connection:
+            if names is None:
+                rows = connection.execute(_SQL["accounts"]).fetchall()
+            else:
+                rows = [row for name in names for row in connection.execute(_SQL["account"], (name,))]
+        return {row[0]: Balance.read(row) for row in rows}
+
+    def entries(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some entries of an account."""
+        with self._reading() as connection:
+            return [Entry(*row) for row in connection.execute(_SQL["entries"], (account, first, count))]
+
+    def pending(self, account: str) -> list[Entry]:
+        """Read the reservations of an account that nobody has resolved."""
+        with self._reading() as connection:
+            return [Entry(*row) for row in connection.execute(_SQL["pending"], (account,))]
+
+    def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
+        """Read the notes of some entries."""
+        with self._reading() as connection:
+            rows = connection.execute(_SQL["notes"], (account, first, first + count)).fetchall()
+        return {note.sequence: note for note in map(Note._make, rows)}
+
+    def principal(self, name: str) -> str:
+        """Return the identity of a principal."""
+        with self._reading() as connection:
+            known = connection.execute(_SQL["principal"], (name,)).fetchone()
+        if known is None:
+            with self._writing() as connection:
+                connection.execute(_SQL["add_principal"], (secrets.token_hex(16), name))
+                known = connection.execute(_SQL["principal"], (name,)).fetchone()
+                _commit(connection)
+        identity: str = known[0]
+        return identity
+
+    def principals(self) -> dict[str, str]:
+        """Read the names, by identity."""
+        with self._reading() as connection:
+            return dict(connection.execute(_SQL["principals"]).fetchall())
+
+    def erase_note(self, account: str, sequence: int) -> bool:
+        """Erase a note."""
+        return self._erase("erase_note", (account, sequence))
+
+    def erase_principal(self, name: str) -> bool:
+        """Erase a name."""
+        return self._erase("erase_principal", (name,))
+
+    @contextmanager
+    def snapshot(self) -> Iterator[SqliteSnapshot]:
+        """Look at the file as it is now, on a connection of its own, while others go on writing."""
+        with _translated():
+            connection = self._connect()
+            try:
+                connection.execute("BEGIN")
+                yield SqliteSnapshot(connection)
+            finally:
+                connection.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._write_lock, self._read_lock:
+            if self._pid == os.getpid():
+                for connection in filter(None, (self._writer, self._reader)):
+                    connection.close()
+                if self._turn is not None:
+                    self._turn.close()
+            self._renew()
+
+    def _renew(self) -> None:
+        self._pid = os.getpid()
+        self._write_lock = threading.RLock()
+        self._read_lock = threading.RLock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._turn: Turn | None = None
+        self._file = (0, 0)
+
+    def _refuse_fork(self) -> None:
+        """Start anew in a forked process: SQLite's connections and locks belong to the process that made them."""
+        if self._pid != os.getpid():
+            _LEFT_ALONE.append((self._writer, self._reader, self._turn))  # closing them would disturb the parent
+            self._renew()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        self._refuse_fork()
+        with self._write_lock, _translated():
+            if self._writer is None:
+                self._writer = self._connect()
+                self._turn = Turn(self._path, self._timeout)
+                self._file = _identity(self._path)
+            connection = self._writer
+            with self._turn.taken():  # type: ignore[union-attr]  # made with the connection
+                if _identity(self._path) != self._file:
+                    self.close()
+                    raise LedgerError(
+                        f"{self.url} was moved or replaced while in use; nothing was charged. Try again"
+                    )
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        self._refuse_fork()
+        with self._read_lock, _translated():
+            if self._reader is None:
+                self._reader = self._connect()
+                self._reader.execute("PRAGMA query_only = ON")
+            self._reader.execute("BEGIN")
+            try:
+                yield self._reader
+            finally:
+                self._reader.execute("ROLLBACK")
+
+    def _connect(self) -> sqlite3.Connection:
+        """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
+        if not self._path.exists():
+            raise AccountNotFound(f"there is no ledger at {self._path}; opening an account makes one")
+        connection = self._open()
+        try:
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{self._path.as_uri()}?mode=rw",
+            uri=True,
+            timeout=self._timeout,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        for pragma in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON", "secure_delete = ON"):
+            connection.execute(f"PRAGMA {pragma}")
+        return connection
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != _APPLICATION:
+            raise LedgerError(f"{self._path} is not a ledger of Odograph; it was left as it is")
+        if version > SCHEMA:
+            raise LedgerError(
+                f"{self._path} has schema {version}, and this version of Odograph knows {SCHEMA}: upgrade Odograph."
+                " The file was left as it is"
+            )
+        if version < SCHEMA:
+            self._migrate()
+
+    def _migrate(self) -> None:
+        """Apply the migrations that the file lacks, together or not at all."""
+        with _translated():
+            connection = self._open()
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("BEGIN IMMEDIATE")
+                version = connection.execute("PRAGMA user_version").fetchone()[0]
+                for script in migrations("sqlite")[version:]:
+                    for statement in _statements(script):
+                        connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+                connection.execute("COMMIT")
+            finally:
+                connection.close()
+
+    def _erase(self, query: str, arguments: tuple[object, ...]) -> bool:
+        with self._writing() as connection:
+            erased = connection.execute(_SQL[query], arguments).rowcount > 0
+            _commit(connection)
+            # The text is overwritten in the file (secure_delete); this takes it out of the write-ahead log too.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return erased
+
+
+_LEFT_ALONE: list[object] = []
+
+
+class SqliteSnapshot:
+    """A whole ledger, inside one read transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.balances = [Balance.read(row) for row in connection.execute(_SQL["accounts"])]
+        self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone()
+
+    def records(self) -> Iterator[Record]:
+        """Every entry, account by account."""
+        cursor = self._connection.execute(_SQL["records"])
+        while rows := cursor.fetchmany(_CHUNK):
+            for row in rows:
+                yield Record(Entry._make(row[:14]), None if row[14] is None else row[14:])
+
+    def notes(self) -> Iterator[Note]:
+        """Every note that was not erased."""
+        return map(Note._make, self._connection.execute(_SQL["all_notes"]))
+
+    def principals(self) -> dict[str, str]:
+        """The names that were not erased, by identity."""
+        return dict(self._connection.execute(_SQL["principals"]).fetchall())
+
+
+def _state(connection: sqlite3.Connection, wants: Wants) -> State:
+    select = connection.execute
+    rows = [row for name in wants.accounts for row in select(_SQL["account"], (name,))]
+    rows += [row for name in wants.trees for row in select(_SQL["tree"], (name,))]
+    rows += [row for name in wants.datasets for row in select(_SQL["block"], (name,))]
+    keys = {key: Hit._make(row) for key in wants.keys for row in select(_SQL["key"], key)}
+    return State(time.time_ns() // 1000, {row[0]: Balance.read(row) for row in rows}, keys)
+
+
+def _store(connection: sqlite3.Connection, changes: Changes) -> None:
+    if changes.opened:
+        connection.executemany(_SQL["open_account"], [balance.row() for balance in changes.opened])
+    connection.executemany(_SQL["append_entry"], changes.entries)
+    moved = [(*balance.row()[6:], name) for name, balance in changes.moved.items()]
+    connection.executemany(_SQL["move_account"], moved)
+    connection.executemany(
+        _SQL["remember_key"], [(*key, hit.account, hit.sequence) for key, hit in changes.keys.items()]
+    )
+    if changes.notes:
+        connection.executemany(_SQL["keep_note"], changes.notes)
+
+
+def _commit(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as problem:
+        if _code(problem) != sqlite3.SQLITE_IOERR:
+            raise
+        # What reached the disk before it failed may be found there after a restart.
+        raise ServiceUnavailable(
+            f"the disk failed in the middle of a commit ({problem}); ask again with the same key to know the outcome"
+        ) from problem
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Say what SQLite's errors mean for the caller."""
+    try:
+        yield
+    except sqlite3.Error as problem:
+        raise _TRANSLATIONS.get(_code(problem), _unexpected)(problem) from problem
+
+
+def _code(problem: sqlite3.Error) -> int:
+    return getattr(problem, "sqlite_errorcode", 0) & 0xFF  # without what extends the code
+
+
+def _busy(_: sqlite3.Error) -> LedgerError:
+    return LedgerBusy("another program holds the ledger's file; nothing was charged. Try again")
+
+
+def _full(_: sqlite3.Error) -> LedgerError:
+    return LedgerError("the disk is full; nothing was charged. Make room and try again")
+
+
+def _unwritable(problem: sqlite3.Error) -> LedgerError:
+    return LedgerError(f"the ledger's file cannot be written ({problem}); nothing was charged")
+
+
+def _damaged(problem: sqlite3.Error) -> LedgerError:
+    return LedgerCorrupt(
+        f"the ledger's file is damaged ({problem}); nothing was charged. Restore a backup, with its checkpoint"
+    )
+
+
+def _unexpected(problem: sqlite3.Error) -> LedgerError:
+    return LedgerError(f"the ledger's file could not be used ({problem}); nothing was charged")
+
+
+_TRANSLATIONS: Final[dict[int, Callable[[sqlite3.Error], LedgerError]]] = {
+    sqlite3.SQLITE_BUSY: _busy,
+    sqlite3.SQLITE_LOCKED: _busy,
+    sqlite3.SQLITE_FULL: _full,
+    sqlite3.SQLITE_READONLY: _unwritable,
+    sqlite3.SQLITE_CANTOPEN: _unwritable,
+    sqlite3.SQLITE_PERM: _unwritable,
+    sqlite3.SQLITE_CORRUPT: _damaged,
+    sqlite3.SQLITE_NOTADB: _damaged,
+}
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split a script; the module's own `executescript` would commit what is open."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return 0, 0

@@ -1,0 +1,231 @@
+"""The Store protocol, and its contract in words.
+
+A store keeps entries, balances, keys and the erasable side tables. It decides nothing: `write` hands what was read
+inside one transaction to a function and stores what that returns, or nothing.
+
+1. **One transaction.** `write(wants, work)` locks the wanted accounts, reads their balances and keys under those
+   locks, calls `work(state)` once or more (again from the start if another process won a race), stores the changes,
+   and returns only when they are durable. If it raises, nothing was stored, with one exception:
+2. **Unknown outcomes.** If the store was lost at the very moment of committing, `ServiceUnavailable` is raised, and
+   the same key asked again tells what happened.
+3. **Nothing is cached** from one transaction to the next, except what never changes: entries.
+4. **Unique.** No two accounts have a name in common, and no two keys an owner and a text. Of two processes that try
+   at once, one is told what the other did.
+5. **Time** is the store's, read after the locks are held.
+6. **Snapshots.** `balances` and `records` see one moment, between transactions.
+7. Entries and keys are never updated or deleted; side tables are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from odograph.core.decide import Totals
+from odograph.errors import LedgerCorrupt
+from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, totals_to_text
+
+__all__ = ["Balance", "Changes", "Head", "Hit", "Note", "Record", "Snapshot", "State", "Store", "Wants", "Work"]
+
+
+class Wants(NamedTuple):
+    """What a group of requests needs to read before it can be decided."""
+
+    accounts: frozenset[str] = frozenset()
+    keys: frozenset[tuple[str, str]] = frozenset()  # owner and key
+    trees: frozenset[str] = frozenset()  # accounts wanted with everything below them
+    datasets: frozenset[str] = frozenset()  # datasets of which any one block is wanted
+    opens: bool = False  # whether accounts are opened or closed: such groups come one at a time
+
+    def __or__(self, other: Wants) -> Wants:  # type: ignore[override]  # tuples have no union
+        return Wants(
+            self.accounts | other.accounts,
+            self.keys | other.keys,
+            self.trees | other.trees,
+            self.datasets | other.datasets,
+            self.opens or other.opens,
+        )
+
+
+class Head(NamedTuple):
+    """What never changes about an account: where it stands among the others, and whom it protects."""
+
+    name: str
+    parent: str
+    successor_of: str
+    dataset: str
+    unit: str
+    neighbours: str
+
+
+@dataclass(slots=True)
+class Balance:
+    """What changes about an account. Derived from its entries, which is what `verify` checks."""
+
+    head: Head
+    sequence: int  # of the last entry
+    seal: str
+    time: int
+    totals: Totals
+    closed: bool
+
+    @classmethod
+    def read(cls, row: Sequence[Any]) -> Balance:
+        """Read a row of the accounts table."""
+        name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed = row
+        head = Head(name, parent or "", successor_of or "", dataset, unit, neighbours)
+        try:
+            return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed))
+        except ValueError as problem:
+            raise LedgerCorrupt(f"the stored totals of {name!r} are not totals: {totals!r}") from problem
+
+    def row(self) -> tuple[object, ...]:
+        """Return the row of the accounts table."""
+        return (*self.head, self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed)
+
+    def write(self, time: int, fields: Sequence[str]) -> Entry:
+        """Make the next entry of the account and move on to it; `fields` are those from the principal on."""
+        self.sequence += 1
+        self.time = time
+        body = (VERSION, self.head.name, self.sequence, time, *fields)
+        self.seal = sealed(self.seal, body)
+        return Entry(*body, self.seal)  # type: ignore[arg-type]  # the fields in their order
+
+
+class Hit(NamedTuple):
+    """Where a key was used, and for which request."""
+
+    account: str
+    sequence: int
+    verb: str
+    request: str
+
+
+class Note(NamedTuple):
+    """The text of a note, with the salt that makes its digest say nothing once both are erased."""
+
+    account: str
+    sequence: int
+    salt: str
+    text: str
+
+
+@dataclass(slots=True)
+class State:
+    """What a transaction read: balances by name, known keys, and the time. Requests move it on, one by one."""
+
+    now: int
+    balances: dict[str, Balance]
+    keys: dict[tuple[str, str], Hit]
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a transaction is to store; balances are those of the state, as far as the entries moved them."""
+
+    entries: list[Entry] = field(default_factory=list)
+    opened: list[Balance] = field(default_factory=list)
+    moved: dict[str, Balance] = field(default_factory=dict)
+    keys: dict[tuple[str, str], Hit] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+
+Work = Callable[[State], Changes]
+
+
+class Record(NamedTuple):
+    """An entry, and where its key points: None if the key is not known."""
+
+    entry: Entry
+    points_to: tuple[str, int] | None
+
+
+class Snapshot(Protocol):
+    """A whole ledger at one moment."""
+
+    @property
+    def balances(self) -> Sequence[Balance]:
+        """Every account, in the order of their names."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
+        ...
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        ...
+
+    def records(self) -> Iterator[Record]:
+        """Every entry, account by account in the order of their names, each from its first."""
+        ...
+
+    def notes(self) -> Iterator[Note]:
+        """Every note that was not erased."""
+        ...
+
+    def principals(self) -> dict[str, str]:
+        """The names that were not erased, by identity."""
+        ...
+
+
+class Store(Protocol):
+    """Where a ledger is kept."""
+
+    url: str  # without a password: what messages and pages may show
+
+    def create(self) -> None:
+        """Make the place for a ledger if there is none; nothing else does."""
+        ...
+
+    def write(self, wants: Wants, work: Work) -> None:
+        """Run one durable transaction, as the contract says."""
+        ...
+
+    def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
+        """Store the parts in one durable transaction; the ledger must be empty."""
+        ...
+
+    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+        """Read balances at one moment: of the named accounts that there are, or of all."""
+        ...
+
+    def entries(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some entries of an account, from a sequence on."""
+        ...
+
+    def pending(self, account: str) -> list[Entry]:
+        """Read the reservations that this account was asked for and that nobody has resolved."""
+        ...
+
+    def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
+        """Read the notes of some entries, by sequence, as far as they were not erased."""
+        ...
+
+    def principal(self, name: str) -> str:
+        """Return the identity of a principal, a new random one if the name is new."""
+        ...
+
+    def principals(self) -> dict[str, str]:
+        """Read the names that were not erased, by identity."""
+        ...
+
+    def erase_note(self, account: str, sequence: int) -> bool:
+        """Erase a note's text and salt; say whether there was one."""
+        ...
+
+    def erase_principal(self, name: str) -> bool:
+        """Erase a principal's name; say whether there was one. The identity in the entries stays."""
+        ...
+
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """Look at the whole ledger at one moment."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        ...

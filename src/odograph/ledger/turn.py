@@ -1,0 +1,77 @@
+"""Whose turn it is: a fair way for several processes to wait for one file.
+
+SQLite lets whoever asks first after a commit go next, and that is mostly the process that has just committed: in a
+trial one of eight processes got a single transaction in three seconds. So a process stands in two places in a row, by
+locks on two files beside the database: it waits for the place behind the one that writes, then for that one to be
+done. Whoever has just written finds the place behind taken, and cannot overtake. The locks end with their process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from odograph.errors import LedgerBusy
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover  Windows: SQLite's own lock is as safe, only less fair
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Turn"]
+
+_OFTEN: Final = 0.00005  # seconds between two looks, for the one that is next
+_SELDOM: Final = 0.001  # for those behind it
+
+
+class Turn:
+    """A place in front of a file, one process at a time. Within a process the caller sees to it."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._timeout = timeout
+        self._files = [_opened(path.with_name(f"{path.name}-{name}")) for name in ("next", "turn")] if fcntl else []
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the turn and hold it, or raise `LedgerBusy` after the timeout."""
+        if not self._files:  # pragma: no cover  Windows
+            yield
+            return
+        following, own = self._files
+        deadline = time.monotonic() + self._timeout
+        _wait(following, _SELDOM, deadline)
+        try:
+            _wait(own, _OFTEN, deadline)
+        finally:
+            fcntl.flock(following, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(own, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let go of the files; they stay where they are."""
+        while self._files:
+            os.close(self._files.pop())
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _wait(file: int, pause: float, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise LedgerBusy(
+                    "another process has been writing to this ledger for too long; nothing was charged. Try again"
+                ) from None
+            time.sleep(pause)
+        else:
+            return
