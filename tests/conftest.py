@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from hypothesis import settings
+from postgres_server import PostgresServer
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -20,7 +24,26 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL server, for the whole run."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> str:
+    """A new, empty database."""
+    name = f"ledger_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return urlsplit(postgres.url)._replace(path=f"/{name}").geturl()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where a new, empty ledger can be: every test that asks for this runs on every store."""
-    return {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/ledger.db"}[request.param]
+    if request.param == "postgres":
+        where: str = request.getfixturevalue("postgres_url")
+        return where
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/ledger.db"

@@ -25,9 +25,9 @@ def connect(
 ) -> Ledger:
     """Return the ledger at a URL; it is reached when it is first used, and made when its first account is opened.
 
-    `principal` is who writes: the operating system's user, if it is left out. `timeout` is how many seconds to wait for
-    another process before `LedgerBusy`. A PostgreSQL server that does not sync its disk loses what it acknowledged, and
-    is refused; tests may pass `accept_fsync_off`.
+    `principal` is who writes: the operating system's user, if it is left out. `timeout` is how many seconds to wait
+    for another process before `LedgerBusy`. A PostgreSQL server that does not sync its disk loses what it
+    acknowledged, and is refused; tests may pass `accept_fsync_off`.
     """
     found = _URL.fullmatch(url) if isinstance(url, str) else None
     scheme, rest = (found["scheme"], found["rest"]) if found else ("", "")

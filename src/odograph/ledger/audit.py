@@ -43,7 +43,7 @@ class _Request:
 
     places: set[tuple[str, int]]
     common: tuple[str, ...]
-    asked: dict[tuple[str, int], str]  # what was asked of each leg's own account
+    costs: dict[tuple[str, int], str]
 
 
 @dataclass(slots=True)
@@ -77,14 +77,7 @@ class Auditor:
         if own is None or own.head.name != entry.account:
             own = self._begin(entry)
         balance = own.balance
-        if entry.sequence != balance.sequence + 1:
-            raise _bad(entry, f"entry {balance.sequence + 1} is missing before it")
-        if entry.version != VERSION:
-            raise _bad(entry, f"its version is {entry.version}, and this version of Odograph knows {VERSION}")
-        if entry.reseal(balance.seal) != entry.seal:
-            raise _bad(entry, "its seal does not follow from its content and the entry before it")
-        if entry.time < balance.time:
-            raise _bad(entry, "it is earlier than the entry before it")
+        _check_follows(entry, balance)
         verb = entry.verb
         if verb in CHARGES:
             self._charge(own, entry)
@@ -166,38 +159,38 @@ class Auditor:
             own.balance.totals = own.balance.totals.without(price_from_text(entry.price))
 
     def _legs(self, entry: Entry) -> None:
-        """Check that all the entries of a request are there and agree, and that it asked for what its digest says."""
+        """Check that a request asked for what its digest says, and that its other entries are there and agree."""
         if entry.legs == entry.place:
             if entry.verb in CHARGES and entry.request != digest_of(entry.verb, [(entry.account, entry.cost)]):
                 raise _bad(entry, "its digest is not that of its request")
-            if entry.verb in CHARGES or entry.verb in RESOLUTIONS:
-                self._paths.setdefault((entry.account,), entry.place)
+            self._walk(entry, (entry.account,))
             return
-        common = (entry.verb, entry.request, str(entry.time), entry.principal, entry.key, entry.detail)
-        request = self._requests.get(entry.legs)
         try:
             legs = legs_from_text(entry.legs)
         except (OdographError, ValueError) as problem:
             raise _bad(entry, f"its legs cannot be read: {entry.legs!r}") from problem
+        common = (entry.verb, entry.request, str(entry.time), entry.principal, entry.key, entry.detail)
+        request = self._requests.get(entry.legs)
         if request is None:
-            places = {place for leg in legs for place in leg.places}
-            request = self._requests[entry.legs] = _Request(places, common, {})
-            if (
-                entry.verb in CHARGES or entry.verb in RESOLUTIONS
-            ):  # a refusal is written to the accounts that were asked, not to those above
-                for leg in legs:
-                    self._paths.setdefault(tuple(name for name, _ in leg.places), entry.place)
+            request = _Request({place for leg in legs for place in leg.places}, common, {})
+            self._requests[entry.legs] = request
+            for leg in legs:
+                self._walk(entry, tuple(name for name, _ in leg.places))
         here = (entry.account, entry.sequence)
         if here not in request.places or request.common != common:
             raise _bad(entry, "it does not agree with the entries that it says it was written with")
         request.places.remove(here)
-        if any(leg.own == here for leg in legs):
-            request.asked[here] = entry.cost
+        request.costs[here] = entry.cost
         if not request.places:
             del self._requests[entry.legs]
-            asked = [(leg.own[0], request.asked[leg.own]) for leg in legs]
+            asked = [(leg.own[0], request.costs[leg.own]) for leg in legs]
             if entry.verb in CHARGES and entry.request != digest_of(entry.verb, asked):
                 raise _bad(entry, "its digest is not that of its request")
+
+    def _walk(self, entry: Entry, path: tuple[str, ...]) -> None:
+        """Remember which way a charge went; a refusal is written only to the accounts that were asked."""
+        if entry.verb in CHARGES or entry.verb in RESOLUTIONS:
+            self._paths.setdefault(path, entry.place)
 
     def _path(self, name: str) -> tuple[str, ...]:
         path: list[str] = []
@@ -214,6 +207,17 @@ class Auditor:
             if kept[1] != entry.seal:
                 raise _bad(entry, "it is not the entry that the checkpoint knows: the history was rewritten")
             del self._checkpoint[entry.account]
+
+
+def _check_follows(entry: Entry, before: Balance) -> None:
+    if entry.sequence != before.sequence + 1:
+        raise _bad(entry, f"entry {before.sequence + 1} is missing before it")
+    if entry.version != VERSION:
+        raise _bad(entry, f"its version is {entry.version}, and this version of Odograph knows {VERSION}")
+    if entry.reseal(before.seal) != entry.seal:
+        raise _bad(entry, "its seal does not follow from its content and the entry before it")
+    if entry.time < before.time:
+        raise _bad(entry, "it is earlier than the entry before it")
 
 
 def _settle(own: _Account) -> None:

@@ -22,6 +22,7 @@ from odograph.errors import (
     LedgerCorrupt,
     OdographError,
     ReservationNotFound,
+    ServiceUnavailable,
 )
 from odograph.ledger.entries import (
     Entry,
@@ -61,7 +62,7 @@ class Opened:
         return tuple(one.head.name for one in self.path)
 
     def ask(self, cost: Guarantee) -> Ask:
-        """Price a guarantee on the whole path; remembered for the same object, because pricing is most of the work."""
+        """Price a guarantee on the whole path; remembered for the same object, as pricing is most of the work."""
         known = self._asks.get(id(cost))
         if known is not None and known.cost is cost:
             return known
@@ -148,7 +149,12 @@ class Books:
 
     def submit(self, request: Request) -> Made | Repeated | Refused:
         """Carry a request out durably."""
-        outcome = self.writer.submit(request)
+        try:
+            outcome = self.writer.submit(request)
+        except ServiceUnavailable as error:
+            raise ServiceUnavailable(f"{error} (key {request.author.key!r})") from error
+        if isinstance(outcome, ServiceUnavailable):
+            raise ServiceUnavailable(f"{outcome} (key {request.author.key!r})") from outcome
         if isinstance(outcome, OdographError):
             raise outcome
         return outcome

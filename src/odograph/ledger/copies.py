@@ -59,34 +59,34 @@ def lines(file: IO[str]) -> Iterator[Piece]:
     for number, line in enumerate(file, 1):
         try:
             form = json.loads(line)
-            if number == 1:
-                if (form.get("odograph"), form.get("form")) != ("ledger", _FORM):
-                    raise ValueError(f"it is not a ledger of form {_FORM}")
-            elif ended:
-                raise ValueError("the copy had ended before it")
-            elif "checkpoint" in form:
-                if int(form["entries"]) != entries:
-                    raise ValueError(f"{form['entries']} entries were written, and {entries} are here")
-                ended = True
-                yield Checkpoint.from_dict(form["checkpoint"])
-            else:
-                entries += "entry" in form
-                yield _piece(form)
+            piece = _piece(form, entries, ended=ended) if number > 1 else None
+            if number == 1 and (form["odograph"], form["form"]) != ("ledger", _FORM):
+                raise LedgerCorrupt(f"this is not a ledger of form {_FORM}; nothing was taken in")
         except (AttributeError, LookupError, TypeError, ValueError) as problem:
             raise LedgerCorrupt(f"line {number} cannot be read ({problem}); nothing was taken in") from problem
+        if piece is not None:
+            yield piece
+        entries += isinstance(piece, Entry)
+        ended = isinstance(piece, Checkpoint)
     if not ended:
         raise LedgerCorrupt(f"the copy was cut off after line {number}; nothing was taken in")
 
 
-def _piece(form: dict[str, Any]) -> Piece:
-    (kind, fields), *more = form.items()
-    if more or kind not in ("entry", "note", "principal"):
-        raise ValueError("it holds an entry, a note or a principal")
+def _piece(form: dict[str, Any], entries: int, *, ended: bool) -> Piece:
+    if ended:
+        raise ValueError("the copy had ended before it")
+    if "checkpoint" in form:
+        if int(form["entries"]) != entries:
+            raise ValueError(f"{form['entries']} entries were written, and {entries} are here")
+        return Checkpoint.from_dict(form["checkpoint"])
+    ((kind, fields),) = form.items()
     if any(not isinstance(value, str) for value in fields.values()):
         raise ValueError("every field is a text")
     if kind == "principal":
         return fields["identity"], fields["name"]
     numbers = {name: int(fields[name]) for name in _NUMBERS if name in fields}
+    if kind not in ("entry", "note"):
+        raise ValueError(f"{kind!r} is not known")
     return Entry(**(fields | numbers)) if kind == "entry" else Note(**(fields | numbers))
 
 

@@ -169,7 +169,7 @@ class Ledger:
     def restore(
         self, path: str | Path, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
     ) -> Verification:
-        """Read a backup into this ledger, which must be empty; as with `import_`, without a checkpoint all is closed."""
+        """Read a backup into this ledger, which must be empty; without a checkpoint all accounts are closed."""
         self._store.create()
         return copies.restore(self._store, Path(path), self.principal, checkpoint, progress)
 

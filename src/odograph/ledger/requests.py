@@ -74,7 +74,10 @@ class Author(NamedTuple):
 class Request(Protocol):
     """A writing verb with everything it needs; what it reads is wanted, what it does is one step."""
 
-    author: Author
+    @property
+    def author(self) -> Author:
+        """Who asks."""
+        ...
 
     @property
     def wants(self) -> Wants:
@@ -140,19 +143,11 @@ class Charge:
             charged.append(prices)
         for name, totals in after.items():
             state.balances[name].totals = totals
+        return self._write(state, changes, request, charged)
+
+    def _write(self, state: State, changes: Changes, request: str, charged: list[list[Price]]) -> Made:
         time = _time(state, [name for ask in self.asks for name in ask.path])
         detail = "" if self.expires is None else text_of({"expires": str(time + self.expires)})
-        return self._write(state, changes, time, request, charged, detail)
-
-    def _write(
-        self,
-        state: State,
-        changes: Changes,
-        time: int,
-        request: str,
-        charged: list[list[Price]],
-        detail: str,
-    ) -> Made:
         legs = _legs(state, [ask.path for ask in self.asks])
         places = legs_to_text(legs)
         entries: list[Entry] = []
@@ -221,8 +216,8 @@ class Resolve:
         expires = self.reserved[0].details.get("expires")
         if self.verb == "void" and expires is not None and time > int(expires):
             raise ReservationResolved(
-                f"reservation {self.author.key} expired at {moment(int(expires)):%Y-%m-%d %H:%M:%S} UTC: its mechanism"
-                " may have run, so it can be committed and no longer voided"
+                f"reservation {self.author.key} expired at {moment(int(expires)):%Y-%m-%d %H:%M:%S} UTC: its"
+                " mechanism may have run, so it can be committed and no longer voided"
             )
         legs = _legs(state, [[name for name, _ in reversed(leg.places)] for leg in self.legs])
         places = legs_to_text(legs)

@@ -39,7 +39,7 @@ class Wants(NamedTuple):
     datasets: frozenset[str] = frozenset()  # datasets of which any one block is wanted
     opens: bool = False  # whether accounts are opened or closed: such groups come one at a time
 
-    def __or__(self, other: Wants) -> Wants:  # type: ignore[override]  # tuples have no union
+    def __or__(self, other: Wants) -> Wants:
         return Wants(
             self.accounts | other.accounts,
             self.keys | other.keys,
@@ -91,7 +91,7 @@ class Balance:
         self.time = time
         body = (VERSION, self.head.name, self.sequence, time, *fields)
         self.seal = sealed(self.seal, body)
-        return Entry(*body, self.seal)  # type: ignore[arg-type]  # the fields in their order
+        return Entry._make((*body, self.seal))
 
 
 class Hit(NamedTuple):

@@ -1,8 +1,8 @@
 """Group commit: many requests, one durable transaction.
 
-Whoever finds nobody writing becomes the writer: it takes what is waiting, carries it out in one transaction on its own
-thread, and answers everyone only after the commit. What arrived meanwhile is the next group, and one of those who wait
-for it becomes its writer. So a lone caller commits on its own thread, and under load a commit is shared.
+Whoever finds nobody writing becomes the writer: it takes what is waiting, carries it out in one transaction on its
+own thread, and answers everyone only after the commit. What arrived meanwhile is the next group, and one of those who
+wait for it becomes its writer. So a lone caller commits on its own thread, and under load a commit is shared.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Writer:
         self._store = store
         self._group = group
         self._waiting = waiting
-        self._renew()
+        self._lock = threading.Lock()
+        self._busy = False
+        self._count = 0
+        self._clients: dict[str, deque[_Ticket]] = {}  # in the order of their turns
         _WRITERS.add(self)
 
     def submit(self, request: Request) -> Outcome:
@@ -77,11 +80,12 @@ class Writer:
         """How many requests wait."""
         return self._count
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Forget what waits: this is a forked process, and another thread of its parent may have been writing."""
         self._lock = threading.Lock()
         self._busy = False
         self._count = 0
-        self._clients: dict[str, deque[_Ticket]] = {}  # in the order of their turns
+        self._clients = {}
 
     def _enqueue(self, request: Request) -> _Ticket:
         client = request.author.principal
@@ -166,7 +170,7 @@ _WRITERS: WeakSet[Writer] = WeakSet()
 
 def _after_fork() -> None:
     for writer in _WRITERS:
-        writer._renew()  # noqa: SLF001  another thread of the parent process may have been writing
+        writer.renew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,0 +1,370 @@
+"""A ledger in PostgreSQL, for many machines. A group takes two round trips, and no state is left in the connection.
+
+The first trip begins, locks the accounts in the order of their names, and reads; the second appends, updates and
+commits. All of it works behind a pool that shares connections between transactions.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import errors as pg
+
+from odograph.errors import AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError, OdographError, ServiceUnavailable
+from odograph.ledger.entries import Entry
+from odograph.ledger.sql import SCHEMA, migrations, queries
+from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
+
+__all__ = ["PostgresSnapshot", "PostgresStore"]
+
+_SQL: Final = {name: text.encode() for name, text in queries("postgres").items()}
+_CHUNK: Final = 4096  # rows at a time, in a walk over everything
+_RACES: Final = 20  # how often a transaction is tried again after another process was first
+_IDLE: Final = "30s"  # a client that stops in the middle of a transaction must not hold the others up for ever
+
+_NO_TRANSACTION: Final = psycopg.pq.TransactionStatus.IDLE
+_Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class PostgresStore:
+    """One database, one writing and one reading connection; both are made again when they are lost."""
+
+    def __init__(self, url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> None:
+        parts = urlsplit(url)
+        shown = parts.netloc.rpartition("@")
+        user = shown[0].partition(":")[0]
+        self.url = urlunsplit(parts._replace(netloc=f"{user}@{shown[2]}" if user else shown[2], query=""))
+        self._conninfo = url
+        self._timeout = timeout
+        self._accept_fsync_off = accept_fsync_off
+        self._renew()
+
+    def create(self) -> None:
+        """Make the tables if there are none."""
+        with self._fresh() as connection:
+            self._migrate(connection)
+
+    def write(self, wants: Wants, work: Work) -> None:
+        """Decide and store under row locks; again from the start when another process was first."""
+        self._leave_fork()
+        with self._write_lock, self._translated():
+            for _ in range(_RACES):
+                try:
+                    changes = work(self._begin(wants))
+                    if changes.entries:
+                        self._finish(changes)
+                except (pg.UniqueViolation, pg.DeadlockDetected, pg.SerializationFailure):
+                    continue
+                finally:
+                    self._end()
+                return
+            raise LedgerBusy(f"other processes were first {_RACES} times in a row; nothing was charged. Try again")
+
+    def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
+        """Store the parts in one transaction."""
+        self.create()
+        with self._fresh() as connection, connection.transaction():
+            connection.execute(_SQL["settings"], (self._lock_timeout, "0"))
+            connection.execute(_SQL["one_at_a_time"])
+            connection.execute(_SQL["defer"])
+            if connection.execute(_SQL["accounts"]).fetchone() is not None:
+                raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
+            for part in parts:
+                for query, arguments in _statements(part):
+                    connection.execute(query, arguments)
+            for identity, name in principals.items():
+                connection.execute(_SQL["add_principal"], (identity, name))
+
+    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+        """Read balances at one moment."""
+        rows = self._read("accounts") if names is None else self._read("some_accounts", [*names])
+        return {row[0]: Balance.read(row) for row in rows}
+
+    def entries(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some entries of an account."""
+        return [Entry._make(row) for row in self._read("entries", account, first, count)]
+
+    def pending(self, account: str) -> list[Entry]:
+        """Read the reservations of an account that nobody has resolved."""
+        return [Entry._make(row) for row in self._read("pending", account)]
+
+    def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
+        """Read the notes of some entries."""
+        notes = map(Note._make, self._read("notes", account, first, first + count))
+        return {note.sequence: note for note in notes}
+
+    def principal(self, name: str) -> str:
+        """Return the identity of a principal."""
+        if not self._read("principal", name):
+            with self._fresh() as connection, connection.transaction():
+                connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE))
+                connection.execute(_SQL["add_principal"], (secrets.token_hex(16), name))
+        identity: str = self._read("principal", name)[0][0]
+        return identity
+
+    def principals(self) -> dict[str, str]:
+        """Read the names, by identity."""
+        return dict(self._read("principals"))
+
+    def erase_note(self, account: str, sequence: int) -> bool:
+        """Erase a note; PostgreSQL overwrites the place when it is vacuumed."""
+        return self._erase("erase_note", account, sequence)
+
+    def erase_principal(self, name: str) -> bool:
+        """Erase a name; PostgreSQL overwrites the place when it is vacuumed."""
+        return self._erase("erase_principal", name)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[PostgresSnapshot]:
+        """Look at the database as it is now, on a connection of its own, while others go on writing."""
+        with self._fresh() as connection:
+            self._require_ledger(connection)
+            connection.execute(_SQL["snapshot"])
+            yield PostgresSnapshot(connection)
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._write_lock, self._read_lock:
+            for connection in filter(None, (self._writer, self._reader)):
+                if self._pid == os.getpid():
+                    connection.close()
+            self._renew()
+
+    def _renew(self) -> None:
+        self._pid = os.getpid()
+        self._write_lock = threading.RLock()
+        self._read_lock = threading.RLock()
+        self._writer: _Connection | None = None
+        self._reader: _Connection | None = None
+
+    def _leave_fork(self) -> None:
+        """Start anew in a forked process: the parent still speaks through these connections."""
+        if self._pid != os.getpid():
+            _LEFT_ALONE.append((self._writer, self._reader))
+            self._renew()
+
+    @property
+    def _lock_timeout(self) -> str:
+        return f"{max(1, int(self._timeout * 1000))}ms"
+
+    def _connect(self) -> _Connection:
+        seconds = max(2, int(self._timeout))  # less is taken for none
+        try:
+            connection = psycopg.connect(
+                self._conninfo,
+                autocommit=True,
+                prepare_threshold=None,  # a prepared statement is state, and a pool may hand the next one to others
+                connect_timeout=seconds,
+                application_name="odograph",
+                tcp_user_timeout=1000 * seconds,
+            )
+        except psycopg.OperationalError as problem:
+            raise LedgerBusy(f"{self.url} cannot be reached ({_line(problem)}); nothing was charged") from problem
+        except psycopg.Error as problem:
+            raise LedgerError(f"{self.url} is not a database that can be used ({_line(problem)})") from problem
+        if not self._accept_fsync_off and connection.execute(_SQL["fsync"]).fetchone() == ("off",):
+            connection.close()
+            raise LedgerError(
+                f"{self.url} runs with fsync=off, so a crash of its machine loses what it acknowledged; it is refused."
+                " A test may connect with accept_fsync_off=True"
+            )
+        return connection
+
+    def _require_ledger(self, connection: _Connection) -> None:
+        """See that the tables are there, and bring them to the current schema."""
+        if connection.execute(_SQL["ledger_there"]).fetchone() != (True,):
+            raise AccountNotFound(f"there is no ledger in {self.url}; opening an account makes one")
+        row = connection.execute(_SQL["version"]).fetchone()
+        if row is None or row[0] < SCHEMA:
+            self._migrate(connection)
+        elif row[0] > SCHEMA:
+            raise LedgerError(
+                f"{self.url} has schema {row[0]}, and this version of Odograph knows {SCHEMA}: upgrade Odograph. The"
+                " ledger was left as it is"
+            )
+
+    def _migrate(self, connection: _Connection) -> None:
+        """Apply the migrations that the database lacks, together or not at all."""
+        with connection.transaction():
+            connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE))
+            connection.execute(_SQL["one_at_a_time"])
+            there = connection.execute(_SQL["ledger_there"]).fetchone() == (True,)
+            row = connection.execute(_SQL["version"]).fetchone() if there else None
+            missing = migrations("postgres")[row[0] if row else 0 :]
+            for script in missing:
+                connection.execute(script.encode())
+            if missing:
+                connection.execute(_SQL["clear_version"])
+                connection.execute(_SQL["set_version"], (SCHEMA,))
+
+    @contextmanager
+    def _fresh(self) -> Iterator[_Connection]:
+        """Use a connection once: for what is rare, or takes long."""
+        connection = self._connect()
+        with self._translated(), connection:
+            yield connection
+
+    def _read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        self._leave_fork()
+        with self._read_lock, self._translated():
+            try:
+                return self._reading().execute(_SQL[query], arguments).fetchall()
+            except psycopg.OperationalError:
+                if self._reader is None or not self._reader.closed:
+                    raise
+                # The server went away since the last time, and may be back.
+                return self._reading().execute(_SQL[query], arguments).fetchall()
+
+    def _reading(self) -> _Connection:
+        if self._reader is None or self._reader.closed:
+            self._reader = self._connect()
+            self._require_ledger(self._reader)
+        return self._reader
+
+    def _writing(self) -> _Connection:
+        if self._writer is None or self._writer.closed:
+            self._writer = self._connect()
+            self._require_ledger(self._writer)
+        return self._writer
+
+    def _begin(self, wants: Wants) -> State:
+        """Take the first trip: begin, lock, read. It has no effect yet, so a lost connection is made again, once."""
+        try:
+            return _locked(self._writing(), wants, self._lock_timeout)
+        except psycopg.OperationalError:
+            if self._writer is None or not self._writer.closed:
+                raise
+            return _locked(self._writing(), wants, self._lock_timeout)
+
+    def _finish(self, changes: Changes) -> None:
+        """Take the second trip: append, update, commit."""
+        connection = self._writing()
+        cursor = connection.cursor()
+        try:
+            with connection.pipeline():
+                for query, arguments in _statements(changes):
+                    connection.execute(query, arguments)
+                cursor.execute(_SQL["commit"])
+        except psycopg.OperationalError as problem:
+            if not connection.closed:
+                raise
+            raise ServiceUnavailable(
+                f"{self.url} was lost in the middle of a commit; ask again with the same key to know the outcome"
+            ) from problem
+        if cursor.statusmessage != "COMMIT":
+            raise LedgerError(f"{self.url} did not commit ({cursor.statusmessage}); nothing was charged")
+
+    def _end(self) -> None:
+        """Leave no transaction open; a connection that cannot end its own is closed, which ends it."""
+        connection = self._writer
+        if connection is None or connection.closed or connection.info.transaction_status == _NO_TRANSACTION:
+            return
+        try:
+            connection.execute(b"ROLLBACK")
+        except psycopg.Error:
+            connection.close()
+
+    def _erase(self, query: str, *arguments: object) -> bool:
+        with self._fresh() as connection:
+            self._require_ledger(connection)
+            return connection.execute(_SQL[query], arguments).rowcount > 0
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Say what PostgreSQL's errors mean for the caller."""
+        try:
+            yield
+        except OdographError:
+            raise
+        except (pg.LockNotAvailable, pg.QueryCanceled) as problem:
+            raise LedgerBusy("another process holds the account; nothing was charged. Try again") from problem
+        except (pg.DiskFull, pg.ReadOnlySqlTransaction, pg.InsufficientPrivilege) as problem:
+            raise LedgerError(f"{self.url} cannot be written ({_line(problem)}); nothing was charged") from problem
+        except (pg.DataCorrupted, pg.IndexCorrupted) as problem:
+            raise LedgerCorrupt(f"{self.url} is damaged ({_line(problem)}); nothing was charged") from problem
+        except psycopg.OperationalError as problem:
+            raise LedgerBusy(f"{self.url} was lost ({_line(problem)}); nothing was charged. Try again") from problem
+        except psycopg.Error as problem:
+            raise LedgerError(f"{self.url} could not be used ({_line(problem)}); nothing was charged") from problem
+
+
+_LEFT_ALONE: list[object] = []
+
+
+class PostgresSnapshot:
+    """A whole ledger, inside one read transaction."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
+        self.balances = [Balance.read(row) for row in connection.execute(_SQL["accounts"])]
+        self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone() or (0, 0)
+
+    def records(self) -> Iterator[Record]:
+        """Every entry, account by account."""
+        with self._connection.cursor("records") as cursor:
+            cursor.itersize = _CHUNK
+            for row in cursor.execute(_SQL["records"]):
+                yield Record(Entry._make(row[:14]), None if row[14] is None else row[14:])
+
+    def notes(self) -> Iterator[Note]:
+        """Every note that was not erased."""
+        return map(Note._make, self._connection.execute(_SQL["all_notes"]))
+
+    def principals(self) -> dict[str, str]:
+        """The names that were not erased, by identity."""
+        return dict(self._connection.execute(_SQL["principals"]).fetchall())
+
+
+def _locked(connection: _Connection, wants: Wants, lock_timeout: str) -> State:
+    with connection.pipeline() as pipeline:
+        execute = connection.execute
+        execute(_SQL["begin"])
+        execute(_SQL["settings"], (lock_timeout, _IDLE))
+        if wants.opens:
+            execute(_SQL["one_at_a_time"])
+        if wants.trees:
+            accounts = execute(_SQL["lock_trees"], ([*wants.trees], [*wants.accounts]))
+        else:
+            accounts = execute(_SQL["lock"], ([*wants.accounts],))
+        blocks = execute(_SQL["blocks"], ([*wants.datasets],)) if wants.datasets else None
+        owners, texts = [owner for owner, _ in wants.keys], [key for _, key in wants.keys]
+        keys = execute(_SQL["keys"], (owners, texts))
+        now = execute(_SQL["now"])
+        pipeline.sync()
+        rows = [*accounts.fetchall(), *(blocks.fetchall() if blocks else ())]
+        hits = {(row[0], row[1]): Hit._make(row[2:]) for row in keys.fetchall()}
+        moment = (now.fetchone() or (0,))[0]
+    return State(moment, {row[0]: Balance.read(row) for row in rows}, hits)
+
+
+def _statements(changes: Changes) -> Iterator[tuple[bytes, Sequence[object]]]:
+    """Return what to execute, each with its columns as arrays."""
+    if changes.opened:
+        yield _SQL["open_accounts"], _columns([balance.row() for balance in changes.opened])
+    if changes.entries:
+        yield _SQL["append_entries"], _columns(changes.entries)
+    if changes.moved:
+        moved = [(name, *balance.row()[6:]) for name, balance in changes.moved.items()]
+        yield _SQL["move_accounts"], _columns(moved)
+    if changes.keys:
+        yield (
+            _SQL["remember_keys"],
+            _columns([(*key, hit.account, hit.sequence) for key, hit in changes.keys.items()]),
+        )
+    if changes.notes:
+        yield _SQL["keep_notes"], _columns(changes.notes)
+
+
+def _columns(rows: Sequence[Sequence[object]]) -> list[list[object]]:
+    return [[*column] for column in zip(*rows, strict=True)]
+
+
+def _line(problem: psycopg.Error) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__

@@ -1,0 +1,157 @@
+-- name: begin
+BEGIN;
+
+-- name: settings
+SELECT
+    set_config('synchronous_commit', 'on', true),
+    set_config('lock_timeout', %s, true),
+    set_config('idle_in_transaction_session_timeout', %s, true);
+
+-- name: one_at_a_time
+SELECT pg_advisory_xact_lock(7310046181401);
+
+-- name: lock
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM odograph.accounts
+WHERE name = ANY (%s::text[])
+ORDER BY name
+FOR UPDATE;
+
+-- name: lock_trees
+WITH RECURSIVE tree (name) AS (
+    SELECT unnest(%s::text[]) COLLATE "C"
+    UNION
+    SELECT accounts.name FROM odograph.accounts JOIN tree ON accounts.parent = tree.name
+)
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM odograph.accounts
+WHERE name = ANY (%s::text[]) OR name IN (SELECT name FROM tree)
+ORDER BY name
+FOR UPDATE;
+
+-- name: blocks
+SELECT DISTINCT ON (dataset)
+    name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM odograph.accounts
+WHERE dataset = ANY (%s::text[]) AND dataset <> ''
+ORDER BY dataset, name;
+
+-- name: keys
+SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
+FROM unnest(%s::text[], %s::text[]) AS wanted (owner, key)
+JOIN odograph.keys ON keys.owner = wanted.owner AND keys.key = wanted.key
+JOIN odograph.entries ON entries.account = keys.account AND entries.sequence = keys.sequence;
+
+-- name: now
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+
+-- name: open_accounts
+INSERT INTO odograph.accounts
+    (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed)
+SELECT name, nullif(parent, ''), nullif(successor_of, ''), dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM unnest(
+    %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
+    %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::boolean[]
+) AS opened (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed);
+
+-- name: move_accounts
+UPDATE odograph.accounts
+SET sequence = moved.sequence, seal = moved.seal, time = moved.time, totals = moved.totals, closed = moved.closed
+FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::boolean[])
+    AS moved (name, sequence, seal, time, totals, closed)
+WHERE accounts.name = moved.name;
+
+-- name: append_entries
+INSERT INTO odograph.entries
+    (version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal)
+SELECT * FROM unnest(
+    %s::integer[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[],
+    %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]
+);
+
+-- name: remember_keys
+INSERT INTO odograph.keys (owner, key, account, sequence)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[]);
+
+-- name: keep_notes
+INSERT INTO odograph.notes (account, sequence, salt, text)
+SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]);
+
+-- name: commit
+COMMIT;
+
+-- name: defer
+SET CONSTRAINTS ALL DEFERRED;
+
+-- name: some_accounts
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM odograph.accounts WHERE name = ANY (%s::text[]) ORDER BY name;
+
+-- name: accounts
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+FROM odograph.accounts ORDER BY name;
+
+-- name: entries
+SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
+FROM odograph.entries WHERE account = %s AND sequence >= %s ORDER BY sequence LIMIT %s;
+
+-- name: pending
+SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
+FROM odograph.entries
+WHERE account = %s AND verb = 'reserve' AND NOT EXISTS (
+    SELECT 1 FROM odograph.keys
+    WHERE keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
+)
+ORDER BY sequence;
+
+-- name: notes
+SELECT account, sequence, salt, text FROM odograph.notes WHERE account = %s AND sequence >= %s AND sequence < %s;
+
+-- name: all_notes
+SELECT account, sequence, salt, text FROM odograph.notes ORDER BY account, sequence;
+
+-- name: records
+SELECT
+    entries.version, entries.account, entries.sequence, entries.time, entries.principal, entries.verb, entries.legs,
+    entries.cost, entries.price, entries.key, entries.request, entries.note, entries.detail, entries.seal,
+    keys.account, keys.sequence
+FROM odograph.entries LEFT JOIN odograph.keys
+    ON keys.owner = CASE WHEN entries.verb IN ('commit', 'void') THEN '' ELSE entries.principal END
+    AND keys.key = entries.key
+ORDER BY entries.account, entries.sequence;
+
+-- name: sizes
+SELECT (SELECT count(*) FROM odograph.entries), (SELECT count(*) FROM odograph.keys);
+
+-- name: principal
+SELECT identity FROM odograph.principals WHERE name = %s;
+
+-- name: add_principal
+INSERT INTO odograph.principals (identity, name) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING;
+
+-- name: principals
+SELECT identity, name FROM odograph.principals;
+
+-- name: erase_note
+DELETE FROM odograph.notes WHERE account = %s AND sequence = %s;
+
+-- name: erase_principal
+DELETE FROM odograph.principals WHERE name = %s;
+
+-- name: ledger_there
+SELECT to_regclass('odograph.schema_version') IS NOT NULL;
+
+-- name: version
+SELECT version FROM odograph.schema_version;
+
+-- name: set_version
+INSERT INTO odograph.schema_version (version) VALUES (%s);
+
+-- name: clear_version
+DELETE FROM odograph.schema_version;
+
+-- name: fsync
+SHOW fsync;
+
+-- name: snapshot
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
