@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from odograph.core.compiled import Compiled, compiled_from_dict, price
@@ -129,10 +129,11 @@ class Books:
         self, verb: str, costs: Mapping[str, Guarantee], author: Author, expires: int | None = None
     ) -> Receipt:
         """Charge all or nothing and return the receipt, or raise `BudgetExceeded` with what would fit."""
-        outcome = self.submit(Charge(author, verb, self.asks(costs), expires))
+        asks = self.asks(costs)
+        outcome = self.submit(Charge(author, verb, asks, expires))
         if isinstance(outcome, Refused):
-            raise BudgetExceeded(self.offer(self.asks(costs), outcome))
-        return self.receipt(outcome)
+            raise BudgetExceeded(self.offer(asks, outcome))
+        return self.receipt(outcome, [ask.cost for ask in asks])
 
     def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
         """Commit or void a reservation."""
@@ -183,8 +184,11 @@ class Books:
         path = [Place(name, one, totals[name]) for name, one in zip(ask.path, ask.compiled, strict=True)]
         return with_offer(path, decision, decision.account)
 
-    def receipt(self, outcome: Made | Repeated) -> Receipt:
-        """Make a receipt: the same one from the entries just written and from those of the first time."""
+    def receipt(self, outcome: Made | Repeated, costs: Sequence[Guarantee] = ()) -> Receipt:
+        """Make a receipt: the same one from the entries just written and from those of the first time.
+
+        `costs` are what the legs were asked for, if that is known and need not be read from the entries.
+        """
         if isinstance(outcome, Made):
             first = outcome.entries[0]
             written = {(entry.account, entry.sequence): entry for entry in outcome.entries}
@@ -192,12 +196,12 @@ class Books:
             first = self.entry(outcome.hit.account, outcome.hit.sequence)
             written = {}
         lines = []
-        for leg in legs_from_text(first.legs):
+        for i, leg in enumerate(legs_from_text(first.legs)):
             entry = written.get(leg.own) or self.entry(*leg.own)
-            guarantee = entry.guarantee
-            if guarantee is None:
+            cost = costs[i] if costs else entry.guarantee
+            if cost is None:
                 raise LedgerCorrupt(f"entry {entry.place} charges for nothing")
-            lines.append(Line(entry.account, entry.sequence, guarantee, entry.seal))
+            lines.append(Line(entry.account, entry.sequence, cost, entry.seal))
         linked = tuple(self.lifetime(line.account) for line in lines if self.opened(line.account).head.successor_of)
         expires = first.details.get("expires")
         return Receipt(

@@ -103,12 +103,14 @@ class Entry(NamedTuple):
 
     def reseal(self, before: str) -> str:
         """Return the seal that this entry must have after the seal before it."""
-        return sealed(before, self[:-1])
+        return sealed(before, self)
 
 
-def sealed(before: str, fields: Iterable[object]) -> str:
-    """Return the seal over the one before and an entry's other fields."""
-    return hashlib.sha256("\n".join([before, *map(str, fields)]).encode()).hexdigest()
+def sealed(before: str, fields: Sequence[object]) -> str:
+    """Return the seal over the one before and the first thirteen fields of an entry."""
+    v, a, n, t, p, verb, legs, cost, price, key, request, note, detail = fields[:13]
+    text = f"{before}\n{v}\n{a}\n{n}\n{t}\n{p}\n{verb}\n{legs}\n{cost}\n{price}\n{key}\n{request}\n{note}\n{detail}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Leg(NamedTuple):

@@ -172,7 +172,7 @@ class PostgresStore:
         if not self._accept_fsync_off and connection.execute(_SQL["fsync"]).fetchone() == ("off",):
             connection.close()
             raise LedgerError(
-                f"{self.url} runs with fsync=off, so a crash of its machine loses what it acknowledged; it is refused."
+                f"{self.url} runs with fsync=off, so a crash of its machine loses what it acknowledged; refused."
                 " A test may connect with accept_fsync_off=True"
             )
         return connection

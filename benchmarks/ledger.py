@@ -1,0 +1,243 @@
+"""What a durable spend costs: this ledger beside bare sqlite3, one transaction each, and pgbench, in one run.
+
+*Bare* sqlite3 does the same durable work with values that were computed before: it updates the account's row and
+inserts the entry's and the key's into the same tables, one transaction each, with no gate, no seal and no checks.
+Rounds take turns; ratios are of operations per second, with their spread. Latencies are those of one call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import secrets
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psycopg
+
+import odograph as odo
+from odograph.ledger.books import Books
+from odograph.ledger.entries import Entry
+from odograph.ledger.requests import Author, Charge
+from odograph.ledger.sql import queries
+from odograph.ledger.sqlite import SqliteStore
+from odograph.ledger.writer import Writer, carry_out
+from timing import ratio
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from postgres_server import PostgresServer
+
+ROUNDS = 7
+POLICY = odo.Policy(1000, "1e-6", rule="zcdp")  # so roomy that nothing is refused
+COST = odo.PureDP("1e-6")
+CLOCK = time.perf_counter
+
+Run = Callable[[], "Load"]
+
+
+class Load(NamedTuple):
+    """Operations per second, and how long single calls took."""
+
+    rate: float
+    latencies: list[float]
+
+
+def alone(spend: Callable[[], object], calls: int) -> Load:
+    """Call again and again from one thread."""
+    taken = []
+    start = CLOCK()
+    for _ in range(calls):
+        before = CLOCK()
+        spend()
+        taken.append(CLOCK() - before)
+    return Load(calls / (CLOCK() - start), taken)
+
+
+def together(spends: Sequence[Callable[[], object]], calls: int) -> Load:
+    """Call from a thread for each, at once."""
+    loads: list[Load] = []
+    gate = threading.Barrier(len(spends) + 1)
+
+    def work(spend: Callable[[], object]) -> None:
+        gate.wait()
+        loads.append(alone(spend, calls))
+
+    threads = [threading.Thread(target=work, args=(spend,)) for spend in spends]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    start = CLOCK()
+    for thread in threads:
+        thread.join()
+    return Load(calls * len(spends) / (CLOCK() - start), [one for load in loads for one in load.latencies])
+
+
+def report(title: str, pairs: Sequence[tuple[Load, Load]], wanted: float) -> None:
+    """Print the ratio of the first to the second over the rounds, and the latencies of the first."""
+    ours = [load for load, _ in pairs]
+    latencies = sorted(one for load in ours for one in load.latencies)
+    rate, floor = (statistics.median(load[i].rate for load in pairs) for i in (0, 1))
+    p50, p99 = (1e3 * latencies[int(len(latencies) * part)] for part in (0.5, 0.99)) if latencies else (0.0, 0.0)
+    print(f"{title:66}{ratio([(a.rate, b.rate) for a, b in pairs])}, wanted {wanted}")
+    print(f"{'':66}  {rate:,.0f} a second against {floor:,.0f}; p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+
+
+def taking_turns(first: Run, second: Run) -> list[tuple[Load, Load]]:
+    """Run both in every round, the one that begins by turns."""
+    pairs = []
+    for turn in range(ROUNDS):
+        a, b = (first(), second()) if turn % 2 else (second(), first())[::-1]
+        pairs.append((a, b))
+    return pairs
+
+
+@contextmanager
+def bare(path: Path) -> Iterator[Callable[[], object]]:
+    """Yield a bare durable update and insert on the ledger's own tables."""
+    SqliteStore(path).create()
+    with odo.connect(f"sqlite:///{path}") as ledger:
+        account = ledger.open_account("bare", POLICY)
+        account.spend(COST, key="first")
+        example: Entry = account.history(1, 1)[0].entry
+    sql = queries("sqlite")
+    numbers = count(2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        totals = connection.execute("SELECT totals FROM accounts").fetchone()[0]
+
+        def write() -> None:
+            number = next(numbers)
+            connection.execute("BEGIN IMMEDIATE")
+            moved = (number, example.seal, example.time, totals, 0, "bare")
+            connection.execute(sql["move_account"], moved)
+            connection.execute(sql["append_entry"], example._replace(sequence=number))
+            connection.execute(sql["remember_key"], (example.principal, f"key-{number}", "bare", number))
+            connection.execute("COMMIT")
+
+        yield write
+
+
+def sqlite(folder: Path) -> None:
+    """Compare one client, and 64 threads, with bare sqlite3."""
+    with bare(folder / "bare.db") as floor, odo.connect(f"sqlite:///{folder}/ours.db") as ledger:
+        account = ledger.open_account("hot", POLICY)
+        numbers = count()
+
+        def spend() -> None:
+            account.spend(COST, key=f"key-{next(numbers)}")
+
+        def one() -> Load:
+            return alone(spend, 1000)
+
+        def many() -> Load:
+            return together([spend] * 64, 50)
+
+        def least() -> Load:
+            return alone(floor, 1000)
+
+        report("SQLite, one client, over bare sqlite3", taking_turns(one, least), 0.75)
+        report("SQLite, 64 threads, over bare sqlite3 from one", taking_turns(many, least), 2.5)
+        print(f"{'':66}  {ledger.verify()}")
+
+
+def postgres() -> None:
+    """Compare 32 threads of one process with one transaction each, and with pgbench."""
+    with PostgresServer() as server, odo.connect(server.url) as ledger:
+        accounts = [ledger.open_account(f"account-{i}", POLICY) for i in range(32)]
+        hot = accounts[0]
+        numbers = count()
+        singles = [odo.connect(server.url) for _ in range(32)]
+        others = [single.account("account-0") for single in singles]
+
+        def spending(account: odo.LedgerAccount) -> Callable[[], object]:
+            return lambda: account.spend(COST, key=f"key-{next(numbers)}")
+
+        def grouped() -> Load:
+            return together([spending(hot)] * 32, 100)
+
+        def one_each() -> Load:
+            return together([spending(other) for other in others], 20)
+
+        def spread() -> Load:
+            return together([spending(account) for account in accounts], 100)
+
+        report("PostgreSQL, 32 threads on one account, over one transaction each", taking_turns(grouped, one_each), 5)
+        run = pgbench(server)
+        report("PostgreSQL, 32 threads on different accounts, over pgbench -N", taking_turns(spread, run), 0.8)
+        for single in singles:
+            single.close()
+        print(f"{'':66}  {ledger.verify()}")
+
+
+def pgbench(server: PostgresServer) -> Run:
+    """Return pgbench's simple update with 32 clients, in a database of its own."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE bench")
+    parts = urlsplit(server.url)
+    program, where = str(server.bin("pgbench")), parts._replace(path="/bench").geturl()
+
+    def call(*flags: str) -> str:
+        done = subprocess.run([program, *flags, where], capture_output=True, text=True, check=True)  # noqa: S603
+        return done.stdout
+
+    call("-i", "-q", "-s", "32")
+
+    def run() -> Load:
+        found = re.search(r"tps = ([\d.]+)", call("-N", "-n", "-c", "32", "-j", "2", "-T", "2"))
+        return Load(float(found[1]) if found else 0.0, [])
+
+    return run
+
+
+def verify(folder: Path, entries: int) -> None:
+    """Time the replay of a ledger with many entries."""
+    store = SqliteStore(folder / "many.db")
+    with odo.connect(f"sqlite:///{folder}/many.db") as ledger:
+        ledger.open_account("many", POLICY)
+        books = Books(store, Writer(store), "benchmark")
+        asks = books.asks({"many": COST})
+        for start in range(0, entries, 2000):
+            authors = [Author(books.identity(), f"key-{i}") for i in range(start, start + 2000)]
+            carry_out(store, [Charge(author, "spend", asks) for author in authors])
+        rates = []
+        for _ in range(ROUNDS):
+            before = CLOCK()
+            found = ledger.verify()
+            rates.append(found.entries / (CLOCK() - before))
+    store.close()
+    rates.sort()
+    median = statistics.median(rates)
+    print(f"{'verify, entries a second':66}{median:8,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f}), wanted 100,000")
+
+
+def main() -> None:
+    """Print the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["sqlite", "postgres", "verify"])
+    only = parser.parse_args().only
+    print(f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {os.cpu_count()} cores; {ROUNDS} rounds")
+    with tempfile.TemporaryDirectory(prefix=f"bench-{secrets.token_hex(4)}-", dir=".") as name:
+        folder = Path(name)
+        if only in (None, "sqlite"):
+            sqlite(folder)
+        if only in (None, "verify"):
+            verify(folder, 200_000)
+    if only in (None, "postgres"):
+        postgres()
+
+
+if __name__ == "__main__":
+    main()
