@@ -228,7 +228,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["sqlite", "postgres", "verify"])
     only = parser.parse_args().only
-    print(f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {os.cpu_count()} cores; {ROUNDS} rounds")
+    versions = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
+    print(f"{versions}, {os.cpu_count()} cores; {ROUNDS} rounds")
     with tempfile.TemporaryDirectory(prefix=f"bench-{secrets.token_hex(4)}-", dir=".") as name:
         folder = Path(name)
         if only in (None, "sqlite"):

@@ -38,7 +38,7 @@ class Reservation:
     @classmethod
     def of(cls, books: Books, reservation: str) -> Reservation:
         """Return a reservation by its id, or raise `ReservationNotFound`."""
-        return cls(books, books.receipt(Made(books.reserved(reservation)[0])))
+        return cls(books, books.receipt(Made(*books.reserved(reservation))))
 
     @property
     def expires(self) -> datetime | None:

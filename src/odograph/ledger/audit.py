@@ -7,7 +7,6 @@ asked there, and once per entry only to name the first that does not fit.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,15 +46,22 @@ class _Request:
 
 
 @dataclass(slots=True)
+class _Same:
+    """Charges that are written alike: checked once, and counted since the gate was last asked."""
+
+    price: Price
+    count: int = 0
+
+
+@dataclass(slots=True)
 class _Account:
     """One account, as its entries so far tell."""
 
     head: Head
     compiled: Compiled
     balance: Balance
-    known: dict[tuple[str, str], Price] = field(default_factory=dict)  # by the texts of cost and price
-    run: Counter[Price] = field(default_factory=Counter)  # charges since the gate was last asked
-    since: list[Entry] = field(default_factory=list)
+    known: dict[tuple[str, ...], _Same] = field(default_factory=dict)  # by the texts that were checked
+    since: list[Entry] = field(default_factory=list)  # charges since the gate was last asked
     reserved: dict[str, list[tuple[str, int | None]]] = field(
         default_factory=dict
     )  # price and expiry, by reservation
@@ -79,15 +85,17 @@ class Auditor:
         balance = own.balance
         _check_follows(entry, balance)
         verb = entry.verb
+        alone = entry.legs == entry.place
         if verb in CHARGES:
-            self._charge(own, entry)
+            self._charge(own, entry, alone=alone)
         elif verb in RESOLUTIONS:
             self._resolve(own, entry)
         elif verb == "close" and not balance.closed:
             balance.closed = True
         elif verb != "refuse" and not (verb == "open" and entry.sequence == 0):
             raise _bad(entry, f"{verb!r} cannot stand here")
-        self._legs(entry)
+        if not alone:
+            self._legs(entry)
         balance.sequence, balance.seal, balance.time = entry.sequence, entry.seal, entry.time
         if self._checkpoint:
             self._compare(entry)
@@ -129,13 +137,16 @@ class Auditor:
             _settle(self._current)
             self._current = None
 
-    def _charge(self, own: _Account, entry: Entry) -> None:
+    def _charge(self, own: _Account, entry: Entry, *, alone: bool) -> None:
         if own.balance.closed:
             raise _bad(entry, "the account was closed before it")
-        asked = own.known.get((entry.cost, entry.price))
-        if asked is None:
-            asked = own.known[entry.cost, entry.price] = _checked_price(own.compiled, entry)
-        own.run[asked] += 1
+        written = (entry.verb, entry.cost, entry.price, entry.request if alone else "")
+        same = own.known.get(written)
+        if same is None:
+            same = own.known[written] = _Same(_checked_price(own.compiled, entry))
+            if alone:
+                self._check_alone(entry)
+        same.count += 1
         own.since.append(entry)
         if len(own.since) >= _EVERY:
             _settle(own)
@@ -159,12 +170,7 @@ class Auditor:
             own.balance.totals = own.balance.totals.without(price_from_text(entry.price))
 
     def _legs(self, entry: Entry) -> None:
-        """Check that a request asked for what its digest says, and that its other entries are there and agree."""
-        if entry.legs == entry.place:
-            if entry.verb in CHARGES and entry.request != digest_of(entry.verb, [(entry.account, entry.cost)]):
-                raise _bad(entry, "its digest is not that of its request")
-            self._walk(entry, (entry.account,))
-            return
+        """Check that a request's other entries are there and agree, and that it asked for what its digest says."""
         try:
             legs = legs_from_text(entry.legs)
         except (OdographError, ValueError) as problem:
@@ -183,9 +189,15 @@ class Auditor:
         request.costs[here] = entry.cost
         if not request.places:
             del self._requests[entry.legs]
-            asked = [(leg.own[0], request.costs[leg.own]) for leg in legs]
+            asked = tuple((leg.own[0], request.costs[leg.own]) for leg in legs)
             if entry.verb in CHARGES and entry.request != digest_of(entry.verb, asked):
                 raise _bad(entry, "its digest is not that of its request")
+
+    def _check_alone(self, entry: Entry) -> None:
+        """Check that a charge of one account asked for what its digest says."""
+        if entry.request != digest_of(entry.verb, ((entry.account, entry.cost),)):
+            raise _bad(entry, "its digest is not that of its request")
+        self._walk(entry, (entry.account,))
 
     def _walk(self, entry: Entry, path: tuple[str, ...]) -> None:
         """Remember which way a charge went; a refusal is written only to the accounts that were asked."""
@@ -222,30 +234,32 @@ def _check_follows(entry: Entry, before: Balance) -> None:
 
 def _settle(own: _Account) -> None:
     """Ask the gate whether the charges since it was last asked all fit, and move the totals on."""
-    if not own.run:
+    if not own.since:
         return
     totals = own.balance.totals
     amounts, unpriced, steps = [*totals.amounts], [*totals.unpriced], totals.steps
-    for asked, count in own.run.items():
-        steps += count
-        for i, amount in enumerate(asked.amounts):
+    for same in own.known.values():
+        steps += same.count
+        for i, amount in enumerate(same.price.amounts):
             if amount is None:
-                unpriced[i] += count
+                unpriced[i] += same.count
             else:
-                amounts[i] += amount * count
+                amounts[i] += amount * same.count
+        same.count = 0
     after = Totals(tuple(amounts), tuple(unpriced), steps)
     free = Price((0,) * len(amounts))
     if max(amounts) > CEILING or not decide(own.compiled.meters, after, free).admitted:
         after = _one_by_one(own)
     own.balance.totals = after
-    own.run.clear()
     own.since.clear()
+    if len(own.known) > _EVERY:
+        own.known.clear()  # a ledger whose every charge is different is checked in bounded memory
 
 
 def _one_by_one(own: _Account) -> Totals:
     totals = own.balance.totals
     for entry in own.since:
-        decision = decide(own.compiled.meters, totals, own.known[entry.cost, entry.price])
+        decision = decide(own.compiled.meters, totals, price_from_text(entry.price))
         if not decision.admitted:
             raise _bad(entry, "it passes the limit of its account")
         totals = decision.totals_after
@@ -302,9 +316,10 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
 
 def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:
     """Check that the key of an entry leads to the request that used it; count each request once."""
-    if points_to is None or f"{points_to[0]}#{points_to[1]}" != entry.called:
+    own = points_to == (entry.account, entry.sequence)
+    if points_to is None or (entry.place if own else f"{points_to[0]}#{points_to[1]}") != entry.called:
         raise _bad(entry, f"its key {entry.key!r} does not lead to it")
-    return points_to == (entry.account, entry.sequence)
+    return own
 
 
 def _compare_balances(stored: Iterable[Balance], replayed: dict[str, Balance]) -> None:

@@ -190,20 +190,20 @@ class Books:
         `costs` are what the legs were asked for, if that is known and need not be read from the entries.
         """
         if isinstance(outcome, Made):
-            first = outcome.entries[0]
+            first, legs = outcome.entries[0], outcome.legs
             written = {(entry.account, entry.sequence): entry for entry in outcome.entries}
         else:
             first = self.entry(outcome.hit.account, outcome.hit.sequence)
-            written = {}
+            legs, written = legs_from_text(first.legs), {}
         lines = []
-        for i, leg in enumerate(legs_from_text(first.legs)):
+        for i, leg in enumerate(legs):
             entry = written.get(leg.own) or self.entry(*leg.own)
             cost = costs[i] if costs else entry.guarantee
             if cost is None:
                 raise LedgerCorrupt(f"entry {entry.place} charges for nothing")
             lines.append(Line(entry.account, entry.sequence, cost, entry.seal))
         linked = tuple(self.lifetime(line.account) for line in lines if self.opened(line.account).head.successor_of)
-        expires = first.details.get("expires")
+        expires = first.details.get("expires") if first.detail else None
         return Receipt(
             first.verb,
             first.key,

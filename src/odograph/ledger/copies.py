@@ -214,7 +214,7 @@ class _Intake:
         for name, balance in self._balances.items():
             if not balance.closed:
                 place = f"{name}#{balance.sequence + 1}"
-                request = digest_of("close", [(name, "")])
+                request = digest_of("close", ((name, ""),))
                 fields = (
                     identity,
                     "close",

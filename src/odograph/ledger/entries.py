@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from odograph.core.decide import Price, Totals
@@ -169,7 +170,8 @@ def text_of(form: Mapping[str, Any]) -> str:
     return json.dumps(form, sort_keys=True, separators=(",", ":"))
 
 
-def digest_of(verb: str, legs: Sequence[tuple[str, str]]) -> str:
+@lru_cache(maxsize=1024)
+def digest_of(verb: str, legs: tuple[tuple[str, str], ...]) -> str:
     """Return the digest of a request: its verb, and each account with the text of what is asked of it."""
     return hashlib.sha256("\n".join([verb, *(f"{account} {text}" for account, text in legs)]).encode()).hexdigest()
 

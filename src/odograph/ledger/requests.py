@@ -40,9 +40,10 @@ __all__ = ["Ask", "Author", "Charge", "Close", "Made", "Open", "Outcome", "Refus
 
 
 class Made(NamedTuple):
-    """The request was carried out: the entries that it wrote."""
+    """The request was carried out: the entries that it wrote, and where its legs are among them."""
 
     entries: tuple[Entry, ...]
+    legs: tuple[Leg, ...] = ()
 
 
 class Repeated(NamedTuple):
@@ -111,7 +112,7 @@ class Charge:
     @property
     def digest(self) -> str:
         """What the same key must come with."""
-        return digest_of(self.verb, [(ask.path[-1], ask.text) for ask in self.asks])
+        return digest_of(self.verb, tuple([(ask.path[-1], ask.text) for ask in self.asks]))
 
     @property
     def wants(self) -> Wants:
@@ -161,7 +162,7 @@ class Charge:
                 changes.moved[name] = balance
         changes.entries += entries
         _remember(state, changes, author.principal, author.key, Hit(*legs[0].own, self.verb, request))
-        return Made(tuple(entries))
+        return Made(tuple(entries), tuple(legs))
 
     def _record(self, state: State, changes: Changes, request: str, refuser: str) -> None:
         """Write the refusal into the history of each account that was asked; it costs nothing."""
@@ -203,7 +204,7 @@ class Resolve:
 
     def step(self, state: State, changes: Changes) -> Outcome:
         """Resolve the reservation once; the same again is the same, the other way round is an error."""
-        request = digest_of(self.verb, [(self.author.key, "")])
+        request = digest_of(self.verb, ((self.author.key, ""),))
         hit = state.keys.get(("", self.author.key))
         if hit is not None:
             if hit.verb == self.verb:
@@ -233,7 +234,7 @@ class Resolve:
             changes.entries.append(balance.write(time, fields))
             changes.moved[entry.account] = balance
         _remember(state, changes, "", author.key, Hit(*legs[0].own, self.verb, request))
-        return Made(tuple(changes.entries[-len(self.reserved) :]))
+        return Made(tuple(changes.entries[-len(self.reserved) :]), tuple(legs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class Open:
     def digest(self) -> str:
         """The policy as it was asked for, not as it was compiled: a later version may compile it otherwise."""
         asked = text_of({**self.head._asdict(), "policy": self.compiled.policy.to_dict()})
-        return digest_of("open", [(self.head.name, asked)])
+        return digest_of("open", ((self.head.name, asked),))
 
     @property
     def wants(self) -> Wants:
@@ -316,7 +317,7 @@ class Close:
         below = [self.name]
         for name in below:
             below += sorted(b.head.name for b in state.balances.values() if b.head.parent == name)
-        request = digest_of("close", [(self.name, "")])
+        request = digest_of("close", ((self.name, ""),))
         written: list[Entry] = []
         author = self.author
         for balance in (state.balances[name] for name in below):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from odograph.errors import AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
@@ -22,6 +22,7 @@ __all__ = ["SqliteSnapshot", "SqliteStore"]
 
 _SQL: Final = queries("sqlite")
 _APPLICATION: Final = 0x0D06_0001  # how the file says that it is a ledger
+_T = TypeVar("_T")
 _CHUNK: Final = 4096  # rows at a time, in a walk over everything
 
 
@@ -54,16 +55,19 @@ class SqliteStore:
 
     def write(self, wants: Wants, work: Work) -> None:
         """Decide and store under SQLite's write lock."""
-        with self._writing() as connection:
+
+        def transaction(connection: sqlite3.Connection) -> None:
             changes = work(_state(connection, wants))
             if changes.entries:
                 _store(connection, changes)
                 _commit(connection)
 
+        self._transact(transaction)
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
-        self.create()
-        with self._writing() as connection:
+
+        def transaction(connection: sqlite3.Connection) -> None:
             if connection.execute(_SQL["accounts"]).fetchone() is not None:
                 raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
             connection.execute("PRAGMA defer_foreign_keys = ON")  # a child may come before its parent
@@ -71,6 +75,9 @@ class SqliteStore:
                 _store(connection, part)
             connection.executemany(_SQL["add_principal"], principals.items())
             _commit(connection)
+
+        self.create()
+        self._transact(transaction)
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances at one moment."""
@@ -99,15 +106,16 @@ class SqliteStore:
 
     def principal(self, name: str) -> str:
         """Return the identity of a principal."""
+
+        def transaction(connection: sqlite3.Connection) -> str:
+            connection.execute(_SQL["add_principal"], (secrets.token_hex(16), name))
+            identity: str = connection.execute(_SQL["principal"], (name,)).fetchone()[0]
+            _commit(connection)
+            return identity
+
         with self._reading() as connection:
             known = connection.execute(_SQL["principal"], (name,)).fetchone()
-        if known is None:
-            with self._writing() as connection:
-                connection.execute(_SQL["add_principal"], (secrets.token_hex(16), name))
-                known = connection.execute(_SQL["principal"], (name,)).fetchone()
-                _commit(connection)
-        identity: str = known[0]
-        return identity
+        return self._transact(transaction) if known is None else known[0]
 
     def principals(self) -> dict[str, str]:
         """Read the names, by identity."""
@@ -125,7 +133,7 @@ class SqliteStore:
     @contextmanager
     def snapshot(self) -> Iterator[SqliteSnapshot]:
         """Look at the file as it is now, on a connection of its own, while others go on writing."""
-        with _translated():
+        with _translating():
             connection = self._connect()
             try:
                 connection.execute("BEGIN")
@@ -158,32 +166,34 @@ class SqliteStore:
             _LEFT_ALONE.append((self._writer, self._reader, self._turn))  # closing them would disturb the parent
             self._renew()
 
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Call the work in a write transaction, in turn with other processes; what it does not commit is undone."""
         self._refuse_fork()
-        with self._write_lock, _translated():
-            if self._writer is None:
-                self._writer = self._connect()
-                self._turn = Turn(self._path, self._timeout)
-                self._file = _identity(self._name)
-            connection = self._writer
-            with self._turn.taken():  # type: ignore[union-attr]  # made with the connection
-                if _identity(self._name) != self._file:
-                    self.close()
-                    raise LedgerError(
-                        f"{self.url} was moved or replaced while in use; nothing was charged. Try again"
-                    )
-                connection.execute("BEGIN IMMEDIATE")
-                try:
-                    yield connection
-                finally:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
+        with self._write_lock:
+            try:
+                if self._writer is None or self._turn is None:
+                    self._writer, self._turn = self._connect(), Turn(self._path, self._timeout)
+                    self._file = _identity(self._name)
+                connection = self._writer
+                with self._turn:
+                    if _identity(self._name) != self._file:
+                        self.close()
+                        raise LedgerError(
+                            f"{self.url} was moved or replaced while in use; nothing was charged. Try again"
+                        )
+                    connection.execute("BEGIN IMMEDIATE")
+                    try:
+                        return work(connection)
+                    finally:
+                        if connection.in_transaction:
+                            connection.execute("ROLLBACK")
+            except sqlite3.Error as problem:
+                raise _translated(problem) from problem
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         self._refuse_fork()
-        with self._read_lock, _translated():
+        with self._read_lock, _translating():
             if self._reader is None:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
@@ -229,10 +239,12 @@ class SqliteStore:
             )
         if version < SCHEMA:
             self._migrate()
+        if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            connection.execute("PRAGMA journal_mode = WAL")  # a copy made by other tools may have lost it
 
     def _migrate(self) -> None:
         """Apply the migrations that the file lacks, together or not at all."""
-        with _translated():
+        with _translating():
             connection = self._open()
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -248,12 +260,14 @@ class SqliteStore:
                 connection.close()
 
     def _erase(self, query: str, arguments: tuple[object, ...]) -> bool:
-        with self._writing() as connection:
+        def transaction(connection: sqlite3.Connection) -> bool:
             erased = connection.execute(_SQL[query], arguments).rowcount > 0
             _commit(connection)
             # The text is overwritten in the file (secure_delete); this takes it out of the write-ahead log too.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return erased
+            return erased
+
+        return self._transact(transaction)
 
 
 _LEFT_ALONE: list[object] = []
@@ -286,8 +300,9 @@ class SqliteSnapshot:
 def _state(connection: sqlite3.Connection, wants: Wants) -> State:
     select = connection.execute
     rows = [row for name in wants.accounts for row in select(_SQL["account"], (name,))]
-    rows += [row for name in wants.trees for row in select(_SQL["tree"], (name,))]
-    rows += [row for name in wants.datasets for row in select(_SQL["block"], (name,))]
+    if wants.opens:
+        rows += [row for name in wants.trees for row in select(_SQL["tree"], (name,))]
+        rows += [row for name in wants.datasets for row in select(_SQL["block"], (name,))]
     keys = {key: Hit._make(row) for key in wants.keys for row in select(_SQL["key"], key)}
     return State(time.time_ns() // 1000, {row[0]: Balance.read(row) for row in rows}, keys)
 
@@ -295,12 +310,12 @@ def _state(connection: sqlite3.Connection, wants: Wants) -> State:
 def _store(connection: sqlite3.Connection, changes: Changes) -> None:
     if changes.opened:
         connection.executemany(_SQL["open_account"], [balance.row() for balance in changes.opened])
-    connection.executemany(_SQL["append_entry"], changes.entries)
-    moved = [(*balance.row()[6:], name) for name, balance in changes.moved.items()]
-    connection.executemany(_SQL["move_account"], moved)
-    connection.executemany(
-        _SQL["remember_key"], [(*key, hit.account, hit.sequence) for key, hit in changes.keys.items()]
-    )
+    for entry in changes.entries:
+        connection.execute(_SQL["append_entry"], entry)
+    for name, balance in changes.moved.items():
+        connection.execute(_SQL["move_account"], (*balance.row()[6:], name))
+    for (owner, key), hit in changes.keys.items():
+        connection.execute(_SQL["remember_key"], (owner, key, hit.account, hit.sequence))
     if changes.notes:
         connection.executemany(_SQL["keep_note"], changes.notes)
 
@@ -317,13 +332,17 @@ def _commit(connection: sqlite3.Connection) -> None:
         ) from problem
 
 
+def _translated(problem: sqlite3.Error) -> LedgerError:
+    """Say what an error of SQLite means for the caller."""
+    return _TRANSLATIONS.get(_code(problem), _unexpected)(problem)
+
+
 @contextmanager
-def _translated() -> Iterator[None]:
-    """Say what SQLite's errors mean for the caller."""
+def _translating() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as problem:
-        raise _TRANSLATIONS.get(_code(problem), _unexpected)(problem) from problem
+        raise _translated(problem) from problem
 
 
 def _code(problem: sqlite3.Error) -> int:

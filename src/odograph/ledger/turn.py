@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from odograph.errors import LedgerBusy
@@ -35,11 +34,9 @@ class Turn:
         self._timeout = timeout
         self._files = [_opened(path.with_name(f"{path.name}-{name}")) for name in ("next", "turn")] if fcntl else []
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Wait for the turn and hold it, or raise `LedgerBusy` after the timeout."""
         if not self._files:  # pragma: no cover  Windows
-            yield
             return
         following, own = self._files
         deadline = time.monotonic() + self._timeout
@@ -48,10 +45,13 @@ class Turn:
             _wait(own, _OFTEN, deadline)
         finally:
             fcntl.flock(following, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            fcntl.flock(own, fcntl.LOCK_UN)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let the next one write."""
+        if self._files:
+            fcntl.flock(self._files[1], fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Let go of the files; they stay where they are."""

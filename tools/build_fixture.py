@@ -1,0 +1,60 @@
+"""Write a ledger of the current schema into tests/fixtures, with everything in it that later versions must read.
+
+Run once per released schema, and never again: the file is kept as that version wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+import odograph as odo
+from odograph.ledger.sql import SCHEMA
+
+FOLDER = Path(__file__).parents[1] / "tests" / "fixtures"
+
+
+def fill(ledger: odo.Ledger) -> None:
+    """Use every verb, every rule and every kind of guarantee."""
+    policy = odo.Policy(3, "1e-6", delta_steps="1e-7", rule="zcdp")
+    ledger.open_account("everyone", policy, note="the cap of all")
+    for name in ("jan", "feb"):
+        ledger.open_account(name, policy, parent="everyone", dataset="visits")
+    ledger.open_account("exact", odo.Policy(1, "1e-6"))
+    ledger.open_account("curves", odo.Policy(3, "1e-6", rule="renyi"), successor_of="exact")
+    ledger.open_account("sums", odo.Policy(1, 0, rule="basic"))
+    costs: list[odo.Guarantee] = [odo.PureDP("0.1"), odo.ApproxDP(0.1, "1e-9"), odo.ProbDP(0.1, "1e-9")]
+    costs += [odo.ZCDP("1/300"), odo.GDP(0.05), odo.parallel({"north": odo.PureDP(0.1), "south": odo.PureDP(0.2)})]
+    for i, cost in enumerate(costs):
+        ledger.account("jan").spend(cost, key=f"q-{i}", note=f"question {i}")
+    ledger.account("curves").spend(odo.RDP((2, 4, 8), (0.01, 0.02, 0.05)), key="a curve")
+    ledger.spend({"jan": odo.PureDP(0.05), "feb": odo.PureDP("0.06")}, key="both")
+    ledger.account("exact").spend(odo.gaussian(sigma=25))
+    with suppress(odo.BudgetExceeded):
+        ledger.account("sums").spend(odo.PureDP(2), key="too much")
+    ledger.account("feb").reserve(odo.PureDP(0.01), key="voided").void("the data were late")
+    ledger.account("feb").reserve(odo.PureDP(0.01), key="committed", expires=3600).commit()
+    ledger.account("feb").reserve(odo.PureDP(0.01), key="pending", expires=3600)
+    ledger.acting_as("gone").account("sums").spend(odo.PureDP(0.1), note="forgotten")
+    ledger.erase_principal("gone")
+    ledger.erase_note("sums#2")
+    ledger.account("sums").close(note="done")
+
+
+def main() -> None:
+    """Write the file, its export and its checkpoint."""
+    path = FOLDER / f"ledger-schema-{SCHEMA}.db"
+    with odo.connect("memory://", principal="fixture") as ledger:
+        fill(ledger)
+        checkpoint = ledger.backup(path)
+        with path.with_suffix(".jsonl").open("w") as file:
+            ledger.export(file)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")  # one file, with nothing beside it
+    path.with_suffix(".checkpoint.json").write_text(json.dumps(checkpoint.to_dict(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
