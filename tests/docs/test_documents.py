@@ -29,7 +29,10 @@ def printed(code: str, names: dict[str, object] | None = None) -> str:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_examples_print_what_the_document_says(document: Path) -> None:
+def test_examples_print_what_the_document_says(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # an example may write a file
     names: dict[str, object] = {}  # an example goes on where the one before it stopped
     for code, expected in _CODE.findall(document.read_text()):
         assert printed(code, names) == expected
