@@ -56,7 +56,7 @@ class Session:
     def __enter__(self) -> Self:
         if _RUNNING.get():
             raise UnprovenComposition(f"a session cannot be opened inside the mechanism {_RUNNING.get()}")
-        if any(_top(other.account) is _top(self.account) for other in _OPEN.get()):
+        if any(_top(other.account) == _top(self.account) for other in _OPEN.get()):
             raise UnprovenComposition(
                 "a session on this account is open already, and nested sessions are not proven: use the open one"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from odograph.core.compiled import Compiled, compare, reading
 from odograph.core.decide import Decision, Price, Totals
@@ -14,7 +14,7 @@ from odograph.core.odometers import Reading
 from odograph.core.offers import G, Quote, used
 from odograph.core.paths import Place, ask_path, largest_on_path, quote_path
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound, IdempotencyConflict, InvalidGuarantee
+from odograph.errors import AccountClosed, AccountNotFound, IdempotencyConflict, InvalidGuarantee
 from odograph.figures import account_card, draw_account
 from odograph.ledger.books import Books, Opened
 from odograph.ledger.entries import CHARGES, price_from_text
@@ -180,7 +180,10 @@ class LedgerAccount:
 
     def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
-        return largest_on_path(self._places(), kind, times)
+        try:
+            return largest_on_path(self._places(), kind, times)
+        except AccountClosed:
+            return None
 
     def reading(self) -> Reading:
         """Read the policy's odometer: valid at all times at once, and the only licensed one."""
@@ -226,6 +229,27 @@ class LedgerAccount:
         """Take no new charges any more, here and below; reservations can still be resolved."""
         self._books.submit(Close(self._books.author(None, note), self.name))
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LedgerAccount):
+            return NotImplemented
+        mine, theirs = self._books.store, other._books.store
+        return self.name == other.name and (mine is theirs or mine.url == theirs.url != "memory://")
+
+    def __hash__(self) -> int:
+        return hash((self._books.store.url, self.name))
+
+    def __copy__(self) -> LedgerAccount:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LedgerAccount:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"an account of a ledger is not sent to another process: there, use odograph.connect(...).account("
+            f"{self.name!r})"
+        )
+
     def __repr__(self) -> str:
         policy, balance = self.policy, self._balance()
         steps = balance.totals.steps
@@ -246,7 +270,12 @@ class LedgerAccount:
         return found
 
     def _places(self) -> list[Place]:
-        return self._opened.places(self._books.store.balances(self._opened.names))
+        """Read the path; an account that is closed, here or above, admits nothing."""
+        balances = self._books.store.balances(self._opened.names)
+        for name in self._opened.names:
+            if balances[name].closed:
+                raise AccountClosed(f"{name!r} is closed and takes no new charges")
+        return self._opened.places(balances)
 
 
 def microseconds(expires: timedelta | float | None) -> int | None:

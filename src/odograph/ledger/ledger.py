@@ -13,7 +13,7 @@ from odograph.core.compiled import Compiled
 from odograph.core.decide import Decision, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.policy import Policy
-from odograph.errors import InvalidPolicy
+from odograph.errors import AccountClosed, InvalidPolicy
 from odograph.ledger import copies
 from odograph.ledger.account import LedgerAccount, Reservation, microseconds
 from odograph.ledger.audit import Progress, audit
@@ -77,6 +77,8 @@ class Ledger:
             raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6), not {policy!r}")
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
         unit, neighbours = compiled.policy.unit, compiled.policy.neighbours
+        if not unit.isprintable():
+            raise InvalidPolicy(f"Policy.unit must be printable text in a ledger, and {unit!r} is not")
         self._store.create()
         head = Head(name, parent, successor_of, dataset, unit, neighbours)
         self._books.submit(Open(self._books.author(key, note), head, compiled))
@@ -114,6 +116,9 @@ class Ledger:
         """Say whether several accounts would admit their costs together; spend nothing."""
         asks = self._books.asks(costs)
         read = self._store.balances({name for ask in asks for name in ask.path})
+        for name, balance in read.items():
+            if balance.closed:
+                raise AccountClosed(f"{name!r} is closed and takes no new charges")
         totals = {name: balance.totals for name, balance in read.items()}
         after = dict(totals)
         for i, ask in enumerate(asks):

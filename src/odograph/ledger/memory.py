@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from odograph.errors import LedgerError
+from odograph.errors import AccountClosed, LedgerError
 from odograph.ledger.entries import Entry, key_owner
 from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
 
@@ -21,6 +22,7 @@ class MemoryStore:
 
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
+        self._pid = os.getpid()
         self._lock = threading.RLock()
         self._balances: dict[str, Balance] = {}
         self._entries: dict[str, list[Entry]] = {}
@@ -33,6 +35,8 @@ class MemoryStore:
 
     def write(self, wants: Wants, work: Work) -> None:
         """Hand out copies, and take them in together when the work is done."""
+        if self._pid != os.getpid():
+            raise AccountClosed("this ledger in memory is a copy in a forked process, and a copy is no second budget")
         with self._lock:
             names = {*wants.accounts}
             below = [*wants.trees]

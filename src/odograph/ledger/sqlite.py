@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -38,20 +38,25 @@ class SqliteStore:
 
     def create(self) -> None:
         """Make the file, with the current schema, if there is none."""
-        try:
-            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        except FileExistsError:
-            if self._path.is_file() and not self._path.stat().st_size:
-                self._migrate()  # whoever made it was stopped before the first table
+        if self._path.exists():
             return
+        new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        try:
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            try:
+                self._migrate(new)
+                # Complete, or not there at all; and never in place of another.
+                with suppress(FileExistsError):
+                    os.link(new, self._path)
+            finally:
+                new.unlink()
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # the name must be as durable as what is in the file
+            finally:
+                os.close(folder)
         except OSError as problem:
             raise LedgerError(f"no ledger can be made at {self._path}: {problem.strerror}") from problem
-        self._migrate()
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the name must be as durable as what is in the file
-        finally:
-            os.close(folder)
 
     def write(self, wants: Wants, work: Work) -> None:
         """Decide and store under SQLite's write lock."""
@@ -189,6 +194,8 @@ class SqliteStore:
                             connection.execute("ROLLBACK")
             except sqlite3.Error as problem:
                 raise _translated(problem) from problem
+            except OSError as problem:
+                raise LedgerError(f"{self.url} cannot be written ({problem}); nothing was charged") from problem
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -215,9 +222,9 @@ class SqliteStore:
             raise
         return connection
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, path: Path | None = None) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"{self._path.as_uri()}?mode=rw",
+            f"{(path or self._path).as_uri()}?mode=rw",
             uri=True,
             timeout=self._timeout,
             isolation_level=None,
@@ -231,7 +238,8 @@ class SqliteStore:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if application != _APPLICATION:
-            raise LedgerError(f"{self._path} is not a ledger of Odograph; it was left as it is")
+            empty = "" if self._path.stat().st_size else ": it is empty, and a ledger never is"
+            raise LedgerError(f"{self._path} is not a ledger of Odograph{empty}; it was left as it is")
         if version > SCHEMA:
             raise LedgerError(
                 f"{self._path} has schema {version}, and this version of Odograph knows {SCHEMA}: upgrade Odograph."
@@ -242,10 +250,10 @@ class SqliteStore:
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             connection.execute("PRAGMA journal_mode = WAL")  # a copy made by other tools may have lost it
 
-    def _migrate(self) -> None:
+    def _migrate(self, path: Path | None = None) -> None:
         """Apply the migrations that the file lacks, together or not at all."""
         with _translating():
-            connection = self._open()
+            connection = self._open(path)
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("BEGIN IMMEDIATE")
