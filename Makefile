@@ -16,7 +16,7 @@ menu:
 	@echo "make check     formatting, lint, types, architecture"
 	@echo "make format    rewrite files in the project's format"
 	@echo "make figures   draw the paper's figures and ours into figures/"
-	@echo "make bench     measure costs side by side with the floor"
+	@echo "make bench     measure costs side by side with peers and the floor"
 	@echo "make table     recompute the shipped table of exact budgets (an hour)"
 	@echo "make clean     remove the virtual environment and caches"
 
@@ -82,6 +82,7 @@ figures: $(VENV)/stamp
 bench: $(VENV)/training
 	@$(BIN)/python benchmarks/decide.py
 	@$(BIN)/python benchmarks/accountant.py
+	@$(BIN)/python benchmarks/ledger.py
 
 table: $(VENV)/stamp
 	@$(BIN)/python tools/build_table.py

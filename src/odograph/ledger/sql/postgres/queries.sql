@@ -38,8 +38,8 @@ ORDER BY dataset, name;
 
 -- name: keys
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
-FROM unnest(%s::text[], %s::text[]) AS wanted (owner, key)
-JOIN odograph.keys ON keys.owner = wanted.owner AND keys.key = wanted.key
+FROM json_array_elements(%s::json) AS wanted (row)
+JOIN odograph.keys ON keys.owner = row ->> 0 AND keys.key = row ->> 1
 JOIN odograph.entries ON entries.account = keys.account AND entries.sequence = keys.sequence;
 
 -- name: now
@@ -48,34 +48,35 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 -- name: open_accounts
 INSERT INTO odograph.accounts
     (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed)
-SELECT name, nullif(parent, ''), nullif(successor_of, ''), dataset, unit, neighbours, sequence, seal, time, totals, closed
-FROM unnest(
-    %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],
-    %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::boolean[]
-) AS opened (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed);
+SELECT
+    row ->> 0, nullif(row ->> 1, ''), nullif(row ->> 2, ''), row ->> 3, row ->> 4, row ->> 5,
+    (row ->> 6)::bigint, row ->> 7, (row ->> 8)::bigint, row ->> 9, (row ->> 10)::boolean
+FROM json_array_elements(%s::json) AS opened (row);
 
 -- name: move_accounts
 UPDATE odograph.accounts
-SET sequence = moved.sequence, seal = moved.seal, time = moved.time, totals = moved.totals, closed = moved.closed
-FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::text[], %s::boolean[])
-    AS moved (name, sequence, seal, time, totals, closed)
-WHERE accounts.name = moved.name;
+SET sequence = (row ->> 1)::bigint, seal = row ->> 2, time = (row ->> 3)::bigint, totals = row ->> 4,
+    closed = (row ->> 5)::boolean
+FROM json_array_elements(%s::json) AS moved (row)
+WHERE accounts.name = row ->> 0;
 
 -- name: append_entries
 INSERT INTO odograph.entries
     (version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal)
-SELECT * FROM unnest(
-    %s::integer[], %s::text[], %s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[],
-    %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[]
-);
+SELECT
+    (row ->> 0)::integer, row ->> 1, (row ->> 2)::bigint, (row ->> 3)::bigint, row ->> 4, row ->> 5, row ->> 6,
+    row ->> 7, row ->> 8, row ->> 9, row ->> 10, row ->> 11, row ->> 12, row ->> 13
+FROM json_array_elements(%s::json) AS appended (row);
 
 -- name: remember_keys
 INSERT INTO odograph.keys (owner, key, account, sequence)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[]);
+SELECT row ->> 0, row ->> 1, row ->> 2, (row ->> 3)::bigint
+FROM json_array_elements(%s::json) AS remembered (row);
 
 -- name: keep_notes
 INSERT INTO odograph.notes (account, sequence, salt, text)
-SELECT * FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::text[]);
+SELECT row ->> 0, (row ->> 1)::bigint, row ->> 2, row ->> 3
+FROM json_array_elements(%s::json) AS kept (row);
 
 -- name: commit
 COMMIT;
