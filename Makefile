@@ -10,7 +10,7 @@ JOBS   ?= 2
 .PHONY: menu demo test test-all check format figures table bench clean
 
 menu:
-	@echo "make demo      run an adaptive private analysis, step by step"
+	@echo "make demo      an adaptive private analysis, killed in the middle and resumed"
 	@echo "make test      run the test suite (long simulations reduced)"
 	@echo "make test-all  run the test suite in full"
 	@echo "make check     formatting, lint, types, architecture"

@@ -17,6 +17,7 @@ _MISSING: Final = {
     "opacus": _TRAINING,
     "opendp": "OpenDP is not installed: pip install 'odograph[mechanisms]'",
     "psycopg": "a ledger in PostgreSQL needs psycopg: pip install 'odograph[postgres]'",
+    "statsmodels": "the demo's data come with statsmodels: pip install 'odograph[examples]'",
     "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in an environment of its own (NumPy 1)",
     "torch": _TRAINING,
 }

@@ -7,7 +7,17 @@ import pytest
 from odograph.errors import MissingExtra
 from odograph.extras import load
 
-LIBRARIES = ["diffprivlib", "dp_accounting", "matplotlib", "opacus", "opendp", "tmlt", "torch"]
+LIBRARIES = [
+    "diffprivlib",
+    "dp_accounting",
+    "matplotlib",
+    "opacus",
+    "opendp",
+    "psycopg",
+    "statsmodels",
+    "tmlt",
+    "torch",
+]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -1,182 +1,265 @@
-"""`odograph demo`: an adaptive private analysis in memory. Every next question is chosen from the answers so far.
+"""`odograph demo`: an adaptive private analysis whose process is killed and started again, with a durable ledger.
 
-A year of clinic visits holds an outbreak. Rough weekly counts find the weeks, finer daily counts the days, and
-finer ones still the district. Each question is charged first and answered by OpenDP's noise second.
+The analyst (`drill`) is a process of its own. This one lets it run question by question, shows what it does, kills it
+after a question was charged and before it was answered, starts it again, and counts charges and answers at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import json as jsons
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-from rich.console import Console
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
 
-from odograph.accountant import Accountant
 from odograph.budgets import compile_policy
-from odograph.core.decide import Decision
+from odograph.cli.drill import ACCOUNT, ANSWERS, LEDGER, POLICY
+from odograph.cli.options import AsJson, say
+from odograph.cli.plot import save_picture
+from odograph.connect import connect
 from odograph.core.guarantees import Guarantee, PureDP
-from odograph.core.offers import how_many, quote, used
+from odograph.core.offers import how_many, quote
 from odograph.core.policy import Policy
-from odograph.errors import InvalidGuarantee
+from odograph.errors import LedgerError, OdographError
 from odograph.extras import load
-from odograph.session import Session, session
+from odograph.ledger.account import LedgerAccount
 
-__all__ = ["Clinic", "Desk", "demo"]
+__all__ = ["ANALYST", "Report", "demo", "investigate", "tally"]
 
-PEOPLE: Final = 20_000
-WEEKS: Final = 52
-DISTRICTS: Final = ("Abbey", "Bridge", "Castle", "Docks", "Elms", "Ford", "Grove", "Hill")
-_SICK_DAYS: Final = slice(31 * 7 + 2, 32 * 7 + 3)  # Wednesday of week 31 to Wednesday of week 32
-_SICK_DISTRICT: Final = DISTRICTS.index("Docks")
-ROUGH, FINER, FINEST = PureDP(0.01), PureDP(0.04), PureDP(0.05)
+ANALYST: Final = (sys.executable, "-m", "odograph.cli.drill")
+KILLED_AFTER: Final = 17  # the question whose charge is the last thing that the first process does
+_SMALL: Final = PureDP(0.01)
+_RULES: Final = ("basic", "paper", "zcdp", "exact")
 
-
-@dataclass(frozen=True, slots=True)
-class Clinic:
-    """Who came on which day, and who lives where."""
-
-    came: NDArray[np.bool_]  # a row per person, a column per day
-    district: NDArray[np.int64]
-
-    @classmethod
-    def made_up(cls) -> Clinic:
-        """Return the same invented people every time."""
-        made = np.random.default_rng(2203)
-        district = made.integers(len(DISTRICTS), size=PEOPLE)
-        chance = np.full((PEOPLE, WEEKS * 7), 0.015)
-        chance[district == _SICK_DISTRICT, _SICK_DAYS] += 0.12
-        return cls(made.random(chance.shape) < chance, district)
-
-    def in_week(self, week: int) -> int:
-        """How many people came in the week. One person more or less changes it by at most 1."""
-        return int(self.came[:, 7 * week : 7 * week + 7].any(axis=1).sum())
-
-    def on_day(self, day: int) -> int:
-        """How many people came on the day: sensitivity 1."""
-        return int(self.came[:, day].sum())
-
-    def by_district(self, day: int) -> list[int]:
-        """How many came on the day, by district. One person is in one district: L1 sensitivity 1."""
-        counts = np.bincount(self.district[self.came[:, day]], minlength=len(DISTRICTS))
-        return [int(count) for count in counts]
-
-    def ill(self, district: int, days: Sequence[int]) -> int:
-        """How many people of the district came on any of the days: sensitivity 1."""
-        return int(self.came[self.district == district][:, list(days)].any(axis=1).sum())
+Event = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """Where questions are asked: every answer is a run of the session, with OpenDP's noise."""
+@dataclass
+class Report:
+    """What happened, for people and programs."""
 
-    account: Accountant
-    session: Session
-    opendp: Any
+    folder: Path
+    rows: list[Event] = field(default_factory=list)  # a question each, and how it was answered
+    killed: str = ""  # the key of the question that was charged and not answered
+    reused: int = 0  # answers that the second process found written down
+    refusal: str = ""
+    found: str = ""
+    finished: bool = False
 
-    def count(self, truth: int, cost: PureDP) -> int:
-        """Answer a count of sensitivity 1."""
-        noise = self._laplace(self.opendp.atom_domain(T=int), self.opendp.absolute_distance(T=int), cost)
-        return int(self.session.run(noise, truth, cost=cost))
+    def take(self, event: Event) -> None:
+        """Take in what the analyst tells."""
+        kind = event["event"]
+        if kind == "refused":
+            self.refusal = event["message"]
+        elif kind == "found":
+            self.found = event["answer"]
+        elif kind == "charged":
+            self.reused += event["answered"]
+            if all(row["key"] != event["key"] for row in self.rows):
+                told = {name: event[name] for name in ("key", "question", "short", "group", "epsilon")}
+                self.rows.append({**told, "answer": "", "loss": None, "left": None})
+        elif kind == "answered":
+            row = next(row for row in self.rows if row["key"] == event["key"])
+            if not row["answer"]:
+                row.update(answer=event["answer"], loss=event["loss"], left=event["left"])
 
-    def histogram(self, truth: list[int], cost: PureDP) -> list[int]:
-        """Answer counts that together have L1 sensitivity 1."""
-        domain = self.opendp.vector_domain(self.opendp.atom_domain(T=int))
-        return list(self.session.run(self._laplace(domain, self.opendp.l1_distance(T=int), cost), truth, cost=cost))
-
-    def left(self) -> str:
-        """What is left of the budget."""
-        return f"{1 - used(self.account.compiled, self.account.totals):.0%}"
-
-    def _laplace(self, domain: object, metric: object, cost: PureDP) -> Any:  # noqa: ANN401  OpenDP has no types
-        # A little more noise than 1/epsilon, so that OpenDP's own bound, rounded up, is still within the cost.
-        epsilon = float(cost.epsilon)
-        mechanism = self.opendp.m.make_laplace(domain, metric, scale=(1 + 2**-40) / epsilon)
-        if mechanism.map(d_in=1) > epsilon:
-            raise InvalidGuarantee(f"the mechanism costs {mechanism.map(d_in=1)!r}, more than its {cost!r}")
-        return mechanism
-
-
-def demo() -> None:
-    """Run an adaptive private analysis, step by step."""
-    opendp = load("opendp.prelude")
-    opendp.enable_features("contrib")
-    account = Accountant(Policy(epsilon=1, delta="1e-6"))
-    console = Console(highlight=False)
-    console.print(f"A year of clinic visits by {PEOPLE:,} people. When and where was the outbreak?")
-    console.print("Promise: (1, 1e-6)-DP, though the answers choose every next question and cost.\n")
-    table = Table("question", "cost", "answer", "left", box=None, pad_edge=False, header_style="bold")
-    with session(account) as opened:
-        refusal = _investigate(Desk(account, opened, opendp), Clinic.made_up(), table)
-    console.print(table)
-    console.print(f"\n[bold]The refusal, in full:[/] {refusal}")
-    console.print(f"[bold]The odometer:[/] {account.reading()}")
-    asked = [entry.guarantee for entry in account.history]
-    console.print(f"[bold]These {len(asked)} questions elsewhere:[/] {_elsewhere(asked)}")
-
-
-def _investigate(desk: Desk, clinic: Clinic, table: Table) -> Decision:
-    """Narrow the outbreak down, a row of the table for each stage; return the refusal."""
-    weeks = _weeks(desk, clinic, table)
-    days = _days(desk, clinic, table, weeks)
-    place = _district(desk, clinic, table, days)
-    question = f"patients from {DISTRICTS[place]}?"
-    greedy = PureDP(0.25)
-    refusal = desk.account.decide(greedy)
-    table.add_row(question, "0.25", "refused, with an offer", desk.left())
-    if isinstance(refusal.largest, PureDP):
-        offer = refusal.largest
-        answer = desk.count(clinic.ill(place, range(7 * weeks[0], 7 * weeks[-1] + 7)), offer)
-        table.add_row("the same, as offered", f"{float(offer.epsilon):.4f}", f"{answer} people", desk.left())
-    return refusal
+    def table(self, height: int) -> RenderableType:
+        """Return the table: all of it once it is finished, and as many of the last rows as fit before."""
+        table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
+        for name, width in (("", 4), ("question", 33), ("cost", 7), ("noisy answer", 0), ("reading", 7), ("left", 4)):
+            # What does not fit is cut, so that a question is a line; the answer has the room that is left.
+            table.add_column(name, no_wrap=True, overflow="ellipsis", width=width or None, ratio=None if width else 1)
+        shown = self.rows if self.finished else self.rows[-max(3, height // 2) :]
+        group = ""
+        for row in shown:
+            if row["group"] != group:
+                group = row["group"]
+                table.add_row("", f"of {group}", style="italic")
+            reading = "" if row["loss"] is None else f"{row['loss']:.3f}"
+            left = "" if row["left"] is None else f"{row['left']:.0%}"
+            table.add_row(row["key"], f"  {row['short']}", f"{row['epsilon']:.4g}", row["answer"], reading, left)
+            if row["key"] == self.killed:
+                again = f"{self.reused} answers reused" if self.reused else "starting again"
+                table.add_row("", "^ charged; then killed by SIGKILL", "", again, style="bold red")
+        return table
 
 
-def _weeks(desk: Desk, clinic: Clinic, table: Table) -> list[int]:
-    """Look at every week roughly; return those that stand out."""
-    counts = [desk.count(clinic.in_week(week), ROUGH) for week in range(WEEKS)]
-    usual = int(np.median(counts))
-    highest = sorted(range(WEEKS), key=lambda week: -counts[week])[:3]
-    # The noise has a scale of 100, and five of those above the usual is hardly ever noise.
-    chosen = sorted(week for week in highest if week == highest[0] or counts[week] > usual + 500)
-    answer = ", ".join(f"{week + 1}: {counts[week]}" for week in chosen)
-    table.add_row("which weeks stand out?", f"{WEEKS} x {ROUGH.epsilon}", f"{answer} (usual {usual})", desk.left())
-    return chosen
+def demo(
+    *,
+    folder: Annotated[
+        Path | None, typer.Option(help="A new folder to work in; odograph-demo-1, -2, ... here if left out.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Run an adaptive private analysis on real data, kill it in the middle, and resume it.
 
-
-def _days(desk: Desk, clinic: Clinic, table: Table, weeks: list[int]) -> list[int]:
-    """Look at the days of the chosen weeks with more budget; return the worst three."""
-    days = [day for week in weeks for day in range(7 * week, 7 * week + 7)]
-    counts = {day: desk.count(clinic.on_day(day), FINER) for day in days}
-    worst = sorted(sorted(days, key=lambda day: -counts[day])[:3])
-    answer = ", ".join(f"{day + 1}: {counts[day]}" for day in worst)
-    table.add_row("which days in them?", f"{len(days)} x {FINER.epsilon}", answer, desk.left())
-    return worst
-
-
-def _district(desk: Desk, clinic: Clinic, table: Table, days: list[int]) -> int:
-    """Look at the districts on the chosen days with more budget still; return the worst."""
-    counts = np.sum([desk.histogram(clinic.by_district(day), FINEST) for day in days], axis=0)
-    worst = int(counts.argmax())
-    answer = f"{DISTRICTS[worst]}: {counts[worst]} (others about {int(np.median(counts))})"
-    table.add_row("which district then?", f"{len(days)} x {FINEST.epsilon}", answer, desk.left())
-    return worst
-
-
-def _elsewhere(asked: Sequence[Guarantee]) -> str:
-    """Put the same questions, in the same order, to the other filters; and then the rough one again and again."""
-    filters = {
-        rule: compile_policy(Policy(epsilon=1, delta="1e-6", rule=rule)) for rule in ("basic", "paper", "exact")
-    }
-    stops = {
-        rule: sum(decision.admitted for decision in quote(other, other.start, asked).decisions)
-        for rule, other in filters.items()
-    }
-    many = {rule: how_many(other, other.start, ROUGH) for rule, other in filters.items()}
-    return (
-        f"basic composition stops after {stops['basic']}, the paper's filter after {stops['paper']}.\n"
-        f"[bold]Weekly counts alone:[/] basic composition admits {many['basic']}, "
-        f"the paper's filter {many['paper']}, this one {many['exact']}."
+    No charge is lost and none is made twice. The ledger, the answers and a plot stay in the folder.
+    """
+    for library in ("opendp", "statsmodels", "matplotlib"):  # before a folder is made
+        load(library)
+    report = Report(_new_folder(folder))
+    console = Console(highlight=False, markup=False, emoji=False, quiet=json)
+    console.print("Who sees a doctor most often? Asked of the RAND Health Insurance Experiment.")
+    console.print(
+        f"Promise: ({POLICY.epsilon:g}, {POLICY.delta:g})-DP for each person-year, though every next question,"
     )
+    console.print("and what is spent on it, is chosen from the noisy answers so far.\n")
+    if console.is_terminal:
+        with Live(get_renderable=lambda: report.table(console.height), console=console) as live:
+            investigate(report, live.refresh)
+            report.finished = True
+    else:
+        investigate(report)
+        report.finished = True
+        console.print(report.table(console.height))
+    form = _examined(report)
+    say(form, _ending(form), as_json=json)
+    # Not in the table, which would break the lines: they are to be copied.
+    console.print(
+        f"\nexport ODOGRAPH_URL={form['url']}\nodograph show {ACCOUNT}\nodograph history {ACCOUNT}", soft_wrap=True
+    )
+
+
+def investigate(
+    report: Report,
+    refresh: Callable[[], object] = lambda: None,
+    *,
+    analyst: Sequence[str] = ANALYST,
+    killed_after: int = KILLED_AFTER,
+) -> None:
+    """Let an analyst work, kill it when a question was charged, and let another go on in the same folder."""
+    with _started(analyst, report.folder) as process:
+        for event in _events(process):
+            report.take(event)
+            refresh()
+            if event["event"] == "charged":
+                if len(report.rows) == killed_after:
+                    report.killed = event["key"]
+                    process.send_signal(signal.SIGKILL)
+                    break
+                _let_run(process)
+    if process.returncode != -signal.SIGKILL:
+        raise OdographError(f"the analyst ended before it was killed, with exit code {process.returncode}")
+    refresh()
+    with _started(analyst, report.folder) as process:
+        for event in _events(process):
+            report.take(event)
+            refresh()
+            if event["event"] == "charged" and not event["answered"]:
+                _let_run(process)
+    if process.returncode != 0:
+        raise OdographError(f"the resumed analyst failed, with exit code {process.returncode}")
+
+
+def tally(account: LedgerAccount, folder: Path) -> int:
+    """Return how many charges there are, if each paid for one answer; else raise and say which did not."""
+    charged = Counter(past.note for past in account.history(0, 1000) if past.entry.verb == "spend")
+    lines = (folder / ANSWERS).read_text(encoding="utf-8").splitlines()
+    answered = Counter(jsons.loads(line)["question"] for line in lines)
+    for question in [*charged, *answered]:
+        if (charged[question], answered[question]) != (1, 1):
+            raise LedgerError(
+                f"{question!r} was charged {charged[question]} times and answered {answered[question]} times"
+            )
+    return charged.total()
+
+
+def _new_folder(folder: Path | None) -> Path:
+    if folder is not None:
+        folder.mkdir(parents=True)
+        return folder
+    for number in range(1, 1000):
+        made = Path(f"odograph-demo-{number}")
+        try:
+            made.mkdir()
+        except FileExistsError:
+            continue
+        return made
+    raise LedgerError("there are a thousand folders of this demo here; remove some")
+
+
+def _started(analyst: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    # In a group of its own: an interrupt from the keyboard is for this process, and its end is the other's end.
+    return subprocess.Popen(  # noqa: S603  our own code
+        [*analyst, str(folder)], stdin=pipe, stdout=pipe, text=True, encoding="utf-8", process_group=0
+    )
+
+
+def _events(process: subprocess.Popen[str]) -> Iterator[Event]:
+    for line in process.stdout or ():
+        yield jsons.loads(line)
+
+
+def _let_run(process: subprocess.Popen[str]) -> None:
+    if process.stdin is not None:
+        process.stdin.write("run\n")
+        process.stdin.flush()
+
+
+def _examined(report: Report) -> dict[str, Any]:
+    """Look at what is in the folder now: verify the ledger, count charges and answers, draw the reading."""
+    with connect(f"sqlite:///{report.folder / LEDGER}") as ledger:
+        account = ledger.account(ACCOUNT)
+        charges = tally(account, report.folder)
+        verified = ledger.verify()
+        plot = report.folder / "reading.png"
+        save_picture(account, plot)
+        spent = [past.entry.guarantee for past in account.history(0, 1000) if past.entry.verb == "spend"]
+        return {
+            "folder": str(report.folder),
+            "url": ledger.url,
+            "questions": report.rows,
+            "killed": {"signal": "SIGKILL", "after": report.killed},
+            "answers_reused": report.reused,
+            "charges": charges,
+            "refusal": report.refusal,
+            "found": report.found,
+            "reading": str(account.reading()),
+            "admitted": _elsewhere([cost for cost in spent if cost is not None]),
+            "plot": str(plot),
+            "verified": str(verified),
+        }
+
+
+def _elsewhere(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
+    """Put the same costs in the same order to every rule; and then a small one again and again."""
+    admitted = {}
+    for rule in _RULES:
+        other = compile_policy(Policy(POLICY.epsilon, POLICY.delta, unit=POLICY.unit, rule=rule))
+        same = sum(decision.admitted for decision in quote(other, other.start, asked).decisions)
+        admitted[rule] = {"these": same, "small": how_many(other, other.start, _SMALL)}
+    return admitted
+
+
+def _ending(form: dict[str, Any]) -> Table:
+    admitted = form["admitted"]
+    these = ", ".join(f"{rule} {counts['these']}" for rule, counts in admitted.items())
+    small = ", ".join(f"{rule} {counts['small']}" for rule, counts in admitted.items())
+    charges, reused = form["charges"], form["answers_reused"]
+    killed = (
+        f"after {form['killed']['after']} was charged and before it was answered. The resumed process asked the same"
+        f" keys, got the same receipts, and reused {reused} released answers: {charges} questions, {charges} charges,"
+        " none lost, none made twice"
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_row()
+    grid.add_row("found", form["found"])
+    grid.add_row("refused", form["refusal"])
+    grid.add_row("odometer", form["reading"])
+    grid.add_row("killed", killed)
+    grid.add_row("each rule", f"of these {charges} questions, admitted before the first refusal: {these}")
+    grid.add_row("", f"of questions at epsilon {float(_SMALL.epsilon):g}: {small}")
+    grid.add_row("plot", form["plot"])
+    grid.add_row("verify", form["verified"])
+    return grid

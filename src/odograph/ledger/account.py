@@ -198,8 +198,9 @@ class LedgerAccount:
         for field, value in (("first", first), ("count", count)):
             if isinstance(value, bool) or not isinstance(value, int) or (field == "count" and value < 1):
                 raise InvalidGuarantee(f"{field} must be a whole number, count at least 1, and {value!r} is not")
-        if first < 0:
-            first = max(0, self.size + first)
+        size = self.size
+        first = max(0, size + first) if first < 0 else min(first, size)
+        count = min(count, size - first)
         store = self._books.store
         notes, names = store.notes(self.name, first, count), store.principals()
         return tuple(

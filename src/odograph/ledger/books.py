@@ -166,7 +166,10 @@ class Books:
             raise InvalidGuarantee(
                 f"costs must name at least one account, as in {{'jan': PureDP(0.1)}}, and {costs!r} does not"
             )
-        return tuple(self.opened(name).ask(cost) for name, cost in costs.items())
+        for name in costs:
+            check_name(name, "account")
+        # In the order of the names, so that the same request is the same however it was written.
+        return tuple([self.opened(name).ask(costs[name]) for name in sorted(costs)])
 
     def offer(self, asks: tuple[Ask, ...], refused: Refused) -> Decision:
         """Return a refusal with the largest request that would fit there, if the others stay as they are."""

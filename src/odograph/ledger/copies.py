@@ -94,24 +94,15 @@ def backup(snapshot: Snapshot, path: Path, progress: Progress | None = None) -> 
     """Copy a ledger into a new SQLite file, as it is."""
     if path.exists():
         raise LedgerError(f"there is a file at {path} already; a backup is a new file")
-    store = SqliteStore(path)
-    try:
-        store.create()
-        return _take_in(store, _pieces(snapshot), None, None, progress).checkpoint
-    except BaseException:
-        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
-            path.with_name(name).unlink(missing_ok=True)
-        raise
-    finally:
-        store.close()
-        for name in (f"{path.name}-next", f"{path.name}-turn"):
-            path.with_name(name).unlink(missing_ok=True)
+    return _take_in(SqliteStore(path), _pieces(snapshot), None, None, progress).checkpoint
 
 
 def restore(
     store: Store, path: Path, principal: str, checkpoint: Checkpoint | None, progress: Progress | None = None
 ) -> Verification:
     """Read a backup into an empty ledger."""
+    if not path.exists():
+        raise LedgerError(f"there is no backup at {path}; nothing was restored")
     source = SqliteStore(path)
     try:
         with source.snapshot() as snapshot:

@@ -55,6 +55,7 @@ RESOLUTIONS: Final = ("commit", "void")
 
 _NAME: Final = re.compile(r"\w[\w.:@+-]{0,99}")
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")  # no database keeps these in a text
+_LONGEST_NUMBER: Final = 18  # digits: more would not fit the stores, and no account has so many entries
 _LONGEST_KEY: Final = 200
 _LONGEST_NOTE: Final = 10_000
 
@@ -138,7 +139,7 @@ def legs_from_text(text: str) -> tuple[Leg, ...]:
 def place_of(text: str) -> tuple[str, int]:
     """Read `account#sequence`, or raise `ReservationNotFound`."""
     name, _, sequence = str(text).rpartition("#")
-    if not name or not sequence.isdecimal():
+    if not name or not sequence.isdecimal() or len(sequence) > _LONGEST_NUMBER:
         raise ReservationNotFound(f"an entry is named account#sequence, such as census#17, not {text!r}")
     return name, int(sequence)
 

@@ -163,7 +163,6 @@ class Ledger:
         A copy may be older than its original, and would give spent budget back. So it is refused if it is behind the
         checkpoint, and without one every account is closed.
         """
-        self._store.create()
         return copies.take_in(self._store, copies.lines(file), self.principal, checkpoint, progress)
 
     def backup(self, path: str | Path, *, progress: Progress | None = None) -> Checkpoint:
@@ -175,7 +174,6 @@ class Ledger:
         self, path: str | Path, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
     ) -> Verification:
         """Read a backup into this ledger, which must be empty; without a checkpoint all accounts are closed."""
-        self._store.create()
         return copies.restore(self._store, Path(path), self.principal, checkpoint, progress)
 
     def erase_note(self, entry: str) -> bool:

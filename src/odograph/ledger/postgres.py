@@ -70,8 +70,8 @@ class PostgresStore:
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
-        self.create()
         with self._fresh() as connection, connection.transaction():
+            self._migrate(connection)
             connection.execute(_SQL["settings"], (self._lock_timeout, "0"))
             connection.execute(_SQL["one_at_a_time"])
             connection.execute(_SQL["defer"])

@@ -25,6 +25,10 @@ class Lifetime(NamedTuple):
     epsilon: Fraction
     delta: Fraction
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the promise in plain types."""
+        return {"accounts": [*self.accounts], "epsilon": float(self.epsilon), "delta": float(self.delta)}
+
     def __str__(self) -> str:
         return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {', '.join(self.accounts)}"
 
@@ -70,7 +74,7 @@ class Receipt:
                 for line in self.lines
             ],
             "expires": None if self.expires is None else self.expires.isoformat(),
-            "lifetimes": [lifetime_to_dict(lifetime) for lifetime in self.lifetimes],
+            "lifetimes": [lifetime.to_dict() for lifetime in self.lifetimes],
             "repeated": self.repeated,
         }
 
@@ -80,15 +84,6 @@ class Receipt:
         again = " before, nothing was charged now" if self.repeated else ""
         promise = "".join(f"; lifetime promise {lifetime}" for lifetime in self.lifetimes)
         return f"{done}{again}: {costs}; entry {self.id}, key {self.key}{promise}"
-
-
-def lifetime_to_dict(lifetime: Lifetime) -> dict[str, Any]:
-    """Return a lifetime promise in plain types."""
-    return {
-        "accounts": [*lifetime.accounts],
-        "epsilon": float(lifetime.epsilon),
-        "delta": float(lifetime.delta),
-    }
 
 
 class Past(NamedTuple):

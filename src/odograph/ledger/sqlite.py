@@ -8,13 +8,15 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
+from weakref import WeakSet
 
-from odograph.errors import AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError, ServiceUnavailable
+from odograph.errors import AccountNotFound, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
 from odograph.ledger.sql import SCHEMA, migrations, queries
+from odograph.ledger.sqlite_errors import code_of, translated, translating
 from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
 from odograph.ledger.turn import Turn
 
@@ -34,29 +36,18 @@ class SqliteStore:
         self._path = path.absolute()  # the working folder may change
         self._name = str(self._path)
         self._timeout = timeout
-        self._renew()
+        self._write_lock = threading.RLock()
+        self._read_lock = threading.RLock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._turn: Turn | None = None
+        self._file = (0, 0)
+        _STORES.add(self)
 
     def create(self) -> None:
         """Make the file, with the current schema, if there is none."""
-        if self._path.exists():
-            return
-        new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
-        try:
-            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            try:
-                self._migrate(new)
-                # Complete, or not there at all; and never in place of another.
-                with suppress(FileExistsError):
-                    os.link(new, self._path)
-            finally:
-                new.unlink()
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)  # the name must be as durable as what is in the file
-            finally:
-                os.close(folder)
-        except OSError as problem:
-            raise LedgerError(f"no ledger can be made at {self._path}: {problem.strerror}") from problem
+        if not self._path.exists():
+            self._make(lambda _: None)
 
     def write(self, wants: Wants, work: Work) -> None:
         """Decide and store under SQLite's write lock."""
@@ -81,8 +72,10 @@ class SqliteStore:
             connection.executemany(_SQL["add_principal"], principals.items())
             _commit(connection)
 
-        self.create()
-        self._transact(transaction)
+        if self._path.exists():
+            self._transact(transaction)
+        elif not self._make(transaction):
+            raise LedgerError(f"another process has just made {self.url}: a copy can only be read into a new ledger")
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances at one moment."""
@@ -138,7 +131,7 @@ class SqliteStore:
     @contextmanager
     def snapshot(self) -> Iterator[SqliteSnapshot]:
         """Look at the file as it is now, on a connection of its own, while others go on writing."""
-        with _translating():
+        with translating():
             connection = self._connect()
             try:
                 connection.execute("BEGIN")
@@ -147,45 +140,56 @@ class SqliteStore:
                 connection.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; they are made again when they are needed."""
         with self._write_lock, self._read_lock:
-            if self._pid == os.getpid():
-                for connection in filter(None, (self._writer, self._reader)):
-                    connection.close()
-                if self._turn is not None:
-                    self._turn.close()
-            self._renew()
+            for connection in filter(None, (self._writer, self._reader)):
+                connection.close()
+            if self._turn is not None:
+                self._turn.close()
+            self._writer = self._reader = None
+            self._turn = None
 
-    def _renew(self) -> None:
-        self._pid = os.getpid()
-        self._write_lock = threading.RLock()
-        self._read_lock = threading.RLock()
-        self._writer: sqlite3.Connection | None = None
-        self._reader: sqlite3.Connection | None = None
-        self._turn: Turn | None = None
-        self._file = (0, 0)
+    def before_fork(self) -> None:
+        """Let nothing of SQLite into a forked process: what it remembers of its locks would be wrong there."""
+        self._write_lock.acquire()
+        self._read_lock.acquire()
+        self.close()
 
-    def _refuse_fork(self) -> None:
-        """Start anew in a forked process: SQLite's connections and locks belong to the process that made them."""
-        if self._pid != os.getpid():
-            _LEFT_ALONE.append((self._writer, self._reader, self._turn))  # closing them would disturb the parent
-            self._renew()
+    def after_fork(self) -> None:
+        """Go on, in both processes; each makes its own connections."""
+        self._read_lock.release()
+        self._write_lock.release()
+
+    def _make(self, fill: Callable[[sqlite3.Connection], None]) -> bool:
+        """Make the file complete or not at all, and never in place of another; say whether it is this one."""
+        new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        try:
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            try:
+                self._migrate(new)
+                with translating(), closing(self._open(new)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    fill(connection)
+                os.link(new, self._path)
+                _sync_folder(self._path.parent)  # the name must be as durable as what is in the file
+            finally:
+                for name in (new.name, f"{new.name}-wal", f"{new.name}-shm"):
+                    new.with_name(name).unlink(missing_ok=True)
+        except FileExistsError:
+            return False
+        except OSError as problem:
+            raise LedgerError(f"no ledger can be made at {self._path}: {problem.strerror}") from problem
+        return True
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Call the work in a write transaction, in turn with other processes; what it does not commit is undone."""
-        self._refuse_fork()
         with self._write_lock:
             try:
                 if self._writer is None or self._turn is None:
                     self._writer, self._turn = self._connect(), Turn(self._path, self._timeout)
-                    self._file = _identity(self._name)
                 connection = self._writer
                 with self._turn:
-                    if _identity(self._name) != self._file:
-                        self.close()
-                        raise LedgerError(
-                            f"{self.url} was moved or replaced while in use; nothing was charged. Try again"
-                        )
+                    self._check_place()
                     connection.execute("BEGIN IMMEDIATE")
                     try:
                         return work(connection)
@@ -193,22 +197,30 @@ class SqliteStore:
                         if connection.in_transaction:
                             connection.execute("ROLLBACK")
             except sqlite3.Error as problem:
-                raise _translated(problem) from problem
+                raise translated(problem) from problem
             except OSError as problem:
                 raise LedgerError(f"{self.url} cannot be written ({problem}); nothing was charged") from problem
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        self._refuse_fork()
-        with self._read_lock, _translating():
+        with self._read_lock, translating():
             if self._reader is None:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
-            self._reader.execute("BEGIN")
+            connection = self._reader
+            self._check_place()
+            connection.execute("BEGIN")
             try:
-                yield self._reader
+                yield connection
             finally:
-                self._reader.execute("ROLLBACK")
+                connection.execute("ROLLBACK")
+
+    def _check_place(self) -> None:
+        """See that the file is still the one that was opened: what is written to another one would be lost."""
+        if _identity(self._name) != self._file:
+            raise LedgerError(
+                f"{self.url} was moved or replaced while in use; nothing was charged. If it was meant, connect again"
+            )
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
@@ -220,6 +232,8 @@ class SqliteStore:
         except BaseException:
             connection.close()
             raise
+        if not self._writer and not self._reader:
+            self._file = _identity(self._name)
         return connection
 
     def _open(self, path: Path | None = None) -> sqlite3.Connection:
@@ -252,7 +266,7 @@ class SqliteStore:
 
     def _migrate(self, path: Path | None = None) -> None:
         """Apply the migrations that the file lacks, together or not at all."""
-        with _translating():
+        with translating():
             connection = self._open(path)
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -278,7 +292,23 @@ class SqliteStore:
         return self._transact(transaction)
 
 
-_LEFT_ALONE: list[object] = []
+_STORES: WeakSet[SqliteStore] = WeakSet()
+_FORKING: list[SqliteStore] = []
+
+
+def _before_fork() -> None:
+    _FORKING[:] = sorted(_STORES, key=id)
+    for store in _FORKING:
+        store.before_fork()
+
+
+def _after_fork() -> None:
+    while _FORKING:
+        _FORKING.pop().after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class SqliteSnapshot:
@@ -332,63 +362,12 @@ def _commit(connection: sqlite3.Connection) -> None:
     try:
         connection.execute("COMMIT")
     except sqlite3.OperationalError as problem:
-        if _code(problem) != sqlite3.SQLITE_IOERR:
+        if code_of(problem) != sqlite3.SQLITE_IOERR:
             raise
         # What reached the disk before it failed may be found there after a restart.
         raise ServiceUnavailable(
             f"the disk failed in the middle of a commit ({problem}); ask again with the same key to know the outcome"
         ) from problem
-
-
-def _translated(problem: sqlite3.Error) -> LedgerError:
-    """Say what an error of SQLite means for the caller."""
-    return _TRANSLATIONS.get(_code(problem), _unexpected)(problem)
-
-
-@contextmanager
-def _translating() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as problem:
-        raise _translated(problem) from problem
-
-
-def _code(problem: sqlite3.Error) -> int:
-    return getattr(problem, "sqlite_errorcode", 0) & 0xFF  # without what extends the code
-
-
-def _busy(_: sqlite3.Error) -> LedgerError:
-    return LedgerBusy("another program holds the ledger's file; nothing was charged. Try again")
-
-
-def _full(_: sqlite3.Error) -> LedgerError:
-    return LedgerError("the disk is full; nothing was charged. Make room and try again")
-
-
-def _unwritable(problem: sqlite3.Error) -> LedgerError:
-    return LedgerError(f"the ledger's file cannot be written ({problem}); nothing was charged")
-
-
-def _damaged(problem: sqlite3.Error) -> LedgerError:
-    return LedgerCorrupt(
-        f"the ledger's file is damaged ({problem}); nothing was charged. Restore a backup, with its checkpoint"
-    )
-
-
-def _unexpected(problem: sqlite3.Error) -> LedgerError:
-    return LedgerError(f"the ledger's file could not be used ({problem}); nothing was charged")
-
-
-_TRANSLATIONS: Final[dict[int, Callable[[sqlite3.Error], LedgerError]]] = {
-    sqlite3.SQLITE_BUSY: _busy,
-    sqlite3.SQLITE_LOCKED: _busy,
-    sqlite3.SQLITE_FULL: _full,
-    sqlite3.SQLITE_READONLY: _unwritable,
-    sqlite3.SQLITE_CANTOPEN: _unwritable,
-    sqlite3.SQLITE_PERM: _unwritable,
-    sqlite3.SQLITE_CORRUPT: _damaged,
-    sqlite3.SQLITE_NOTADB: _damaged,
-}
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -399,6 +378,14 @@ def _statements(script: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -187,7 +187,7 @@ class Store(Protocol):
         ...
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
-        """Store the parts in one durable transaction; the ledger must be empty."""
+        """Store the parts in one durable transaction, making the place if need be; the ledger must be empty."""
         ...
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:

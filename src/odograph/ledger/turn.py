@@ -32,7 +32,9 @@ class Turn:
 
     def __init__(self, path: Path, timeout: float) -> None:
         self._timeout = timeout
-        self._files = [_opened(path.with_name(f"{path.name}-{name}")) for name in ("next", "turn")] if fcntl else []
+        self._files: list[int] = []
+        for name in ("next", "turn") if fcntl else ():
+            self._files.append(_opened(path.with_name(f"{path.name}-{name}")))
 
     def __enter__(self) -> None:
         """Wait for the turn and hold it, or raise `LedgerBusy` after the timeout."""
@@ -52,6 +54,9 @@ class Turn:
         """Let the next one write."""
         if self._files:
             fcntl.flock(self._files[1], fcntl.LOCK_UN)
+
+    def __del__(self) -> None:
+        self.close()
 
     def close(self) -> None:
         """Let go of the files; they stay where they are."""

@@ -1,0 +1,65 @@
+"""What SQLite's errors mean for the caller."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
+
+__all__ = ["code_of", "translated", "translating"]
+
+
+def translated(problem: sqlite3.Error) -> LedgerError:
+    """Say what an error of SQLite means for the caller."""
+    return _TRANSLATIONS.get(code_of(problem), _unexpected)(problem)
+
+
+@contextmanager
+def translating() -> Iterator[None]:
+    """Translate what is raised inside."""
+    try:
+        yield
+    except sqlite3.Error as problem:
+        raise translated(problem) from problem
+
+
+def code_of(problem: sqlite3.Error) -> int:
+    """Return SQLite's code for an error, without what extends it."""
+    return getattr(problem, "sqlite_errorcode", 0) & 0xFF
+
+
+def _busy(_: sqlite3.Error) -> LedgerError:
+    return LedgerBusy("another program holds the ledger's file; nothing was charged. Try again")
+
+
+def _full(_: sqlite3.Error) -> LedgerError:
+    return LedgerError("the disk is full; nothing was charged. Make room and try again")
+
+
+def _unwritable(problem: sqlite3.Error) -> LedgerError:
+    return LedgerError(f"the ledger's file cannot be written ({problem}); nothing was charged")
+
+
+def _damaged(problem: sqlite3.Error) -> LedgerError:
+    return LedgerCorrupt(
+        f"the ledger's file is damaged ({problem}); nothing was charged. Restore a backup, with its checkpoint"
+    )
+
+
+def _unexpected(problem: sqlite3.Error) -> LedgerError:
+    return LedgerError(f"the ledger's file could not be used ({problem}); nothing was charged")
+
+
+_TRANSLATIONS: Final[dict[int, Callable[[sqlite3.Error], LedgerError]]] = {
+    sqlite3.SQLITE_BUSY: _busy,
+    sqlite3.SQLITE_LOCKED: _busy,
+    sqlite3.SQLITE_FULL: _full,
+    sqlite3.SQLITE_READONLY: _unwritable,
+    sqlite3.SQLITE_CANTOPEN: _unwritable,
+    sqlite3.SQLITE_PERM: _unwritable,
+    sqlite3.SQLITE_CORRUPT: _damaged,
+    sqlite3.SQLITE_NOTADB: _damaged,
+}

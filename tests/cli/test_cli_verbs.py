@@ -1,0 +1,401 @@
+"""The verbs of the command line do what the library's do, and leave with the exit code of the error table."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import odograph as odo
+from odograph.cli import options
+from odograph.cli.app import app
+from odograph.cli.plot import chart
+
+URL = "sqlite:///privacy.db"
+THREE = odo.parallel([odo.PureDP(0.01)] * 3)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ODOGRAPH_URL", "ODOGRAPH_PRINCIPAL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def done(*arguments: str) -> str:
+    code, output, errors = run(*arguments)
+    assert (code, errors) == (0, ""), errors
+    return output
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    (line,) = done(*arguments, "--json").splitlines()
+    form = json.loads(line)
+    assert isinstance(form, dict)
+    return form
+
+
+def failed(expected: int, *arguments: str) -> str:
+    code, output, errors = run(*arguments)
+    assert (code, output) == (expected, ""), (code, output, errors)
+    (line,) = errors.splitlines()
+    assert line.startswith("odograph: ")
+    return line
+
+
+def opened(name: str = "census", *more: str) -> None:
+    done("open", name, "--epsilon", "1", "--delta", "1e-6", *more)
+
+
+def test_spending_is_what_the_library_reads() -> None:
+    opened()
+    assert "spent: PureDP(0.05) of census; entry census#1, key q-17" in done(
+        "spend", "census", "--pure", "0.05", "--key", "q-17", "--note", "rows", "--principal", "ana"
+    )
+    with odo.connect(URL) as ledger:
+        (past,) = ledger.account("census").history(1)
+        assert (past.entry.verb, past.entry.guarantee) == ("spend", odo.PureDP("0.05"))
+        assert (past.entry.key, past.principal, past.note) == ("q-17", "ana", "rows")
+
+
+def test_the_same_key_charges_once() -> None:
+    opened()
+    ask = ("spend", "census", "--pure", "0.05", "--key", "q-17")
+    first, again = document(*ask), document(*ask)
+    assert (first["repeated"], again["repeated"]) == (False, True)
+    assert first["id"] == again["id"] == "census#1"
+    assert document("show", "census")["steps"] == 1
+    assert "used before for another request" in failed(5, "spend", "census", "--pure", "0.06", "--key", "q-17")
+
+
+@pytest.mark.parametrize(
+    ("cost", "guarantee"),
+    [
+        (["--pure", "0.05"], odo.PureDP("0.05")),
+        (["--pure", "1/30"], odo.PureDP("1/30")),
+        (["--approx", "0.05,1e-9"], odo.ApproxDP("0.05", "1e-9")),
+        (["--prob", "0.05, 1e-9"], odo.ProbDP("0.05", "1e-9")),
+        (["--zcdp", "0.001"], odo.ZCDP("0.001")),
+        (["--zcdp", "0.001,1e-9"], odo.ZCDP("0.001", "1e-9")),
+        (["--gdp", "0.04"], odo.GDP("0.04")),
+        (["--gaussian-sigma", "25"], odo.gaussian(25)),
+        (["--gaussian-sigma", "25", "--sensitivity", "2"], odo.gaussian(25, 2)),
+        (["--laplace-scale", "30", "--sensitivity", "0.5"], odo.laplace(30, "0.5")),
+        (["--json-cost", json.dumps(THREE.to_dict())], THREE),
+    ],
+)
+def test_every_kind_of_cost_is_read_exactly(cost: list[str], guarantee: odo.Guarantee) -> None:
+    opened("census", "--rule", "zcdp", "--delta-steps", "1e-7")
+    receipt = document("spend", "census", *cost)
+    assert odo.guarantee_from_dict(receipt["accounts"][0]["cost"]) == guarantee
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        ([], "say what it costs by one of --pure"),
+        (["--pure", "0.1", "--gdp", "0.1"], "not --pure and --gdp together"),
+        (["--pure", "much"], "PureDP.epsilon must be a finite number, and 'much' is not"),
+        (["--pure", "-1"], "must not be negative"),
+        (["--pure", "0.1,0.2"], "--pure takes EPSILON, and '0.1,0.2' is not that"),
+        (["--approx", "0.1"], "--approx takes EPSILON,DELTA"),
+        (["--pure", "0.1", "--sensitivity", "2"], "--sensitivity goes with --gaussian-sigma or --laplace-scale"),
+        (["--json-cost", "{"], "--json-cost is not JSON"),
+        (["--json-cost", "{}"], "not a guarantee of form 1"),
+        (["--cost", "census=pure:0.1"], "--cost names its account itself"),
+        (["--nonsense"], "No such option"),
+    ],
+)
+def test_a_wrong_cost_is_one_line_and_charges_nothing(cost: list[str], message: str) -> None:
+    opened()
+    assert message in failed(2, "spend", "census", *cost)
+    assert document("show", "census")["entries"] == 1
+
+
+def test_several_accounts_are_charged_together_or_not_at_all() -> None:
+    for name in ("jan", "feb"):
+        opened(name)
+    done("spend", "jan", "feb", "--pure", "0.1")
+    done("spend", "--cost", "jan=pure:0.2", "--cost", "feb=approx:0.3,0")
+    assert "refused by 'feb'" in failed(3, "spend", "--cost", "jan=pure:0.1", "--cost", "feb=pure:0.9")
+    assert "'jan' is named twice" in failed(2, "spend", "jan", "feb", "jan", "--pure", "0.1")
+    assert "ACCOUNT=KIND:NUMBERS" in failed(2, "spend", "--cost", "jan:0.1")
+    assert "name at least one account" in failed(2, "spend", "--pure", "0.1")
+    spent = {name: document("show", name)["meters"]["epsilon"]["spent"] for name in ("jan", "feb")}
+    assert spent == pytest.approx({"jan": 0.3, "feb": 0.4})
+
+
+def test_a_refusal_says_what_would_fit_and_that_fits() -> None:
+    opened()
+    code, output, errors = run("spend", "census", "--pure", "1.5", "--json")
+    assert (code, output) == (3, "")
+    error = json.loads(errors)["error"]
+    assert error["code"] == "BudgetExceeded"
+    assert error["message"].startswith("refused by 'census': PureDP(1.5) needs epsilon 1.5 of 1")
+    assert error["decision"]["largest"] == odo.PureDP(1).to_dict()
+    done("spend", "census", "--json-cost", json.dumps(error["decision"]["largest"]))
+    assert "refuse" in done("history", "census")
+
+
+def test_decide_spends_nothing_and_leaves_as_a_refusal_does() -> None:
+    opened()
+    assert done("decide", "census", "--gaussian-sigma", "25").startswith("admitted: GDP(0.04); left: exact")
+    code, output, errors = run("decide", "census", "--pure", "1.5", "--json")
+    assert (code, errors) == (3, "")
+    assert json.loads(output)["admitted"] is False
+    opened("other")
+    assert done("decide", "census", "other", "--pure", "0.1") == (
+        "admitted: PureDP(0.1) of census, PureDP(0.1) of other\n"
+    )
+    assert document("show", "census")["entries"] == 1
+
+
+def test_largest() -> None:
+    opened()
+    assert done("largest", "census") == "PureDP(1.0)\n"
+    with odo.connect(URL) as ledger:
+        account = ledger.account("census")
+        ten = account.largest(odo.PureDP, times=10)
+        like = account.largest(odo.parallel([odo.PureDP(1), odo.PureDP(2)]))
+    assert ten is not None
+    assert document("largest", "census", "--times", "10")["largest"] == ten.to_dict()
+    cost = json.dumps(odo.parallel([odo.PureDP(1), odo.PureDP(2)]).to_dict())
+    assert done("largest", "census", "--json-cost", cost) == f"{like}\n"
+    assert done("largest", "census", "--kind", "approx", "--delta", "1e-9").startswith("none")
+    assert "there is no kind 'pur'" in failed(2, "largest", "census", "--kind", "pur")
+    assert "--delta goes with" in failed(2, "largest", "census", "--delta", "1e-9")
+
+
+def test_reservations_are_committed_or_voided_once() -> None:
+    opened()
+    text = done("reserve", "census", "--pure", "0.1", "--expires", "3600")
+    assert "odograph commit census#1" in text
+    assert "odograph void census#1 --reason WHY" in text
+    assert document("reserve", "census", "--pure", "0.2")["id"] == "census#2"
+    assert [pending["id"] for pending in document("show", "census")["pending"]] == ["census#1", "census#2"]
+    assert "committed: PureDP(0.1)" in done("commit", "census#1")
+    assert "before, nothing was charged now" in done("commit", "census#1")
+    assert "was committed before" in failed(5, "void", "census#1", "--reason", "no")
+    assert "'--reason'" in failed(2, "void", "census#2")
+    assert "void needs a reason" in failed(2, "void", "census#2", "--reason", " ")
+    assert "voided: PureDP(0.2)" in done("void", "census#2", "--reason", "the query was withdrawn")
+    assert "there is no reservation" in failed(5, "commit", "census#7")
+    shown = document("show", "census")
+    assert (shown["pending"], shown["steps"]) == ([], 1)
+
+
+def test_the_card_says_it_all() -> None:
+    opened("top")
+    opened("census", "--parent", "top", "--dataset", "people")
+    opened("later", "--successor-of", "census")
+    done("reserve", "census", "--pure", "0.1", "--expires", "3600")
+    card = done("show", "census")
+    for part in (
+        "(1, 1e-06)-DP for each person (add-remove)",
+        "exact; budget from the shipped table",
+        "lifetime promise",
+        "(2, 2e-06)-DP over census, later",
+        "of the budget in 1 step",
+        "epsilon: 0.1 spent, 0.9 left",
+        "loss at most 0.1",
+        "it does not make the run (0.1, 1e-06)-DP",
+        "PureDP(0.9), GDP(",
+        "census#1: PureDP(0.1) of census, voidable until",
+        "parent            top",
+        "dataset           people",
+    ):
+        assert part in card
+    form = document("show", "top")
+    assert form["children"] == ["census"]
+    assert [row["account"] for row in document("accounts")["accounts"]] == ["census", "later", "top"]
+    assert "below" in done("accounts")
+
+
+def test_what_is_closed_takes_no_charge() -> None:
+    opened("top")
+    opened("census", "--parent", "top")
+    done("reserve", "census", "--pure", "0.1")
+    assert done("close", "top", "--note", "the year is over") == "closed top, and every account below it\n"
+    assert done("close", "top") == "top was closed before\n"
+    for verb in ("spend", "reserve", "decide"):
+        assert "is closed" in failed(5, verb, "census", "--pure", "0.1")
+    assert done("largest", "census").startswith("none")
+    assert "nothing: it is closed" in done("show", "census")
+    done("commit", "census#1")
+
+
+def test_history_comes_in_pages_and_prints_notes_as_they_are() -> None:
+    opened()
+    for i in range(5):
+        done("spend", "census", "--pure", "0.01", "--key", f"q-{i}", "--note", f"[red]note {i}\x1b[2J")
+    page = done("history", "census", "--count", "2")
+    assert "q-4" in page
+    assert "q-2" not in page
+    assert "entries 4 to 5 of 6" in page
+    assert "[red]note 4 [2J" in page
+    assert "\x1b" not in page
+    sequences = [
+        entry["sequence"] for entry in document("history", "census", "--first", "1", "--count", "3")["entries"]
+    ]
+    assert sequences == [1, 2, 3]
+    assert "no entries from 99 on" in done("history", "census", "--first", "99")
+    assert "count at least 1" in failed(2, "history", "census", "--count", "0")
+
+
+def test_erased_texts_are_gone_and_the_ledger_still_verifies() -> None:
+    opened()
+    done("spend", "census", "--pure", "0.01", "--note", "about Bob", "--principal", "ana")
+    assert done("erase", "note", "census#1") == "erased the note census#1\n"
+    assert "there is no note 'census#1'" in failed(5, "erase", "note", "census#1")
+    done("erase", "principal", "ana")
+    assert "nobody" in failed(5, "erase", "principal", "nobody")
+    assert "'note', 'principal'" in failed(2, "erase", "entry", "census#1")
+    assert "1 note erased, 1 principal name erased" in done("verify")
+    assert "Bob" not in done("history", "census")
+
+
+def test_the_reading_is_drawn_in_the_terminal_and_as_a_picture() -> None:
+    opened()
+    assert done("plot", "census") == "census has spent nothing yet\n"
+    for cost in ("0.1", "0.2"):
+        done("spend", "census", "--pure", cost)
+    voided = document("reserve", "census", "--pure", "0.3")["id"]
+    done("void", voided, "--reason", "not run")
+    text = done("plot", "census")
+    assert "promise" in text
+    assert "█" in text
+    assert document("plot", "census")["losses"] == pytest.approx([0.1, 0.3])
+    assert done("plot", "census", "--out", "reading.png") == "wrote reading.png\n"
+    assert Path("reading.png").read_bytes().startswith(b"\x89PNG")
+    assert ".png, .svg, .pdf" in failed(2, "plot", "census", "--out", "reading.doc")
+
+
+def test_a_chart_fits_its_width_and_shows_the_last_loss() -> None:
+    lines = chart([i / 100 for i in range(1, 101)], 2.0, 40, plain=True)
+    assert max(map(len, lines)) <= 40 + 10 + len(" promise")
+    assert all(line.isascii() for line in lines)
+    # The promise is twice the last loss: the last column is filled half way up, the first hardly.
+    filled = [line[10:50] for line in lines]
+    assert sum(row.endswith("#") for row in filled) in (5, 6)
+    assert sum(row.startswith("#") for row in filled) == 0
+    assert [len(line) for line in chart([float("inf")], 1.0, 40)]
+
+
+def test_the_url_and_the_principal_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODOGRAPH_URL", "sqlite:///elsewhere.db")
+    monkeypatch.setenv("ODOGRAPH_PRINCIPAL", "ana")
+    opened()
+    assert Path("elsewhere.db").exists()
+    assert not Path("privacy.db").exists()
+    assert document("history", "census")["entries"][0]["principal"] == "ana"
+
+
+def test_a_typo_in_a_path_makes_no_file() -> None:
+    reading = [
+        ("show", "census"),
+        ("accounts",),
+        ("history", "census"),
+        ("verify",),
+        ("checkpoint",),
+        ("checkpoint", "--out", "kept.json"),
+        ("plot", "census"),
+        ("plot", "census", "--out", "reading.png"),
+        ("export",),
+        ("export", "--out", "copy.jsonl"),
+        ("backup", "copy.db"),
+        ("erase", "note", "census#1"),
+        ("close", "census"),
+        ("commit", "census#1"),
+        ("void", "census#1", "--reason", "no"),
+        ("largest", "census"),
+        ("spend", "census", "--pure", "0.1"),
+        ("reserve", "census", "--pure", "0.1"),
+        ("decide", "census", "--pure", "0.1"),
+    ]
+    for command in reading:
+        assert "there is no ledger at" in failed(5, *command, "--url", "sqlite:///typo.db")
+        assert os.listdir() == [], command  # noqa: PTH208  names are enough
+    for command in (("import", "typo.jsonl"), ("verify", "--checkpoint", "typo.json")):
+        assert "typo.json" in failed(2, *command)
+        assert os.listdir() == []  # noqa: PTH208  as above
+    assert "there is no backup at typo.db" in failed(5, "restore", "typo.db")
+    assert os.listdir() == []  # noqa: PTH208  as above
+    opened()  # which is the one that makes a file, and is seen to
+    assert "privacy.db" in os.listdir()  # noqa: PTH208  as above
+
+
+def test_a_ledger_that_would_end_with_the_command_is_refused() -> None:
+    assert "would end with this command" in failed(
+        5, "open", "x", "--epsilon", "1", "--delta", "1e-6", "--url", "memory://"
+    )
+    assert "is not where a ledger can be" in failed(5, "accounts", "--url", "privacy.db")
+
+
+def test_every_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened()
+    failed(2, "open", "other", "--epsilon", "much", "--delta", "0")
+    failed(2, "open", "other", "--epsilon", "1", "--delta", "1e-6", "--rule", "exact=0.5,zcdp")
+    failed(3, "spend", "census", "--pure", "2")
+    assert "rule='zcdp'" in failed(4, "spend", "census", "--zcdp", "0.1")
+    failed(5, "open", "census", "--epsilon", "1", "--delta", "1e-6")
+    failed(5, "show", "nobody")
+    monkeypatch.setattr(options, "connect", partial(odo.connect, timeout=0.05))
+    other = sqlite3.connect("privacy.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        assert "Try again" in failed(6, "spend", "census", "--pure", "0.1")
+    finally:
+        other.close()
+    done("spend", "census", "--pure", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "name"),
+    [
+        (("show", "nobody"), 5, "AccountNotFound"),
+        (("spend", "nobody", "--pure", "x"), 2, "InvalidGuarantee"),
+        (("show",), 2, "Usage"),
+        (("shwo",), 2, "Usage"),
+        (("verify", "--checkpoint", "nowhere"), 2, "FileNotFoundError"),
+        (("export",), 2, "InvalidPolicy"),
+    ],
+)
+def test_with_json_an_error_is_a_document_on_standard_error(arguments: tuple[str, ...], code: int, name: str) -> None:
+    left, output, errors = run(*arguments, "--json")
+    assert (left, output) == (code, "")
+    error = json.loads(errors)["error"]
+    assert error["code"] == name
+    assert error["message"]
+    assert error["decision"] is None
+
+
+def test_account_names_are_completed_from_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("jan", "june", "feb"):
+        opened(name)
+
+    def completed(words: str, position: int) -> list[str]:
+        environment = {
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(position),
+            "_ODOGRAPH_COMPLETE": "complete_bash",
+        }
+        return CliRunner().invoke(app, [], prog_name="odograph", env=environment).stdout.split()
+
+    assert completed("odograph show ju", 2) == ["june"]
+    assert completed("odograph spend jan j", 3) == ["jan", "june"]
+    monkeypatch.setenv("ODOGRAPH_URL", "sqlite:///typo.db")
+    assert completed("odograph show ju", 2) == []
+    assert not Path("typo.db").exists()

@@ -1,0 +1,205 @@
+"""The demo is really killed, and neither loses nor repeats a charge; twins that do are caught."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import odograph as odo
+from odograph.cli.app import app
+from odograph.cli.demo import Report, investigate, tally
+from odograph.cli.drill import ACCOUNT, ANSWERS, LEDGER, MOST_VISITS, Desk, Group, Rows, drill, noisy, released
+from odograph.ledger.receipts import Past
+
+QUESTIONS = 41  # one count of everybody, two questions for each of 19 splits, two to confirm
+
+# Twins of the analyst. One has new keys each time it is started, one does not charge once it was started again, one
+# draws answers again that were released.
+_TWIN = "import secrets; from odograph.cli import drill\n{change}\ndrill.main()"
+REPEATS = "drill.Desk.next_key = lambda self: secrets.token_hex(8)"
+LOSES = (
+    "charge = drill.Desk._charge\n"
+    "drill.Desk._charge = lambda self, key, question, cost:"
+    " (float(cost.epsilon), False) if self._chosen else charge(self, key, question, cost)"
+)
+REDRAWS = "drill.released = lambda answers: {}"
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("demo") / "new"
+    result = CliRunner().invoke(app, ["demo", "--folder", str(folder), "--json"])
+    assert result.exit_code == 0, result.stderr
+    form: dict[str, Any] = json.loads(result.stdout)
+    return form
+
+
+@pytest.fixture(scope="module")
+def data() -> Rows:
+    return Rows.load()
+
+
+def spends(folder: Path) -> list[Past]:
+    with odo.connect(f"sqlite:///{folder / LEDGER}") as ledger:
+        return [past for past in ledger.account(ACCOUNT).history(0, 1000) if past.entry.verb == "spend"]
+
+
+def investigated(folder: Path, *, change: str = "", killed_after: int = 17) -> Report:
+    folder.mkdir()
+    report = Report(folder)
+    analyst = (sys.executable, "-c", _TWIN.format(change=change))
+    investigate(report, analyst=analyst, killed_after=killed_after)
+    return report
+
+
+def tallied(folder: Path) -> int:
+    with odo.connect(f"sqlite:///{folder / LEDGER}") as ledger:
+        return tally(ledger.account(ACCOUNT), folder)
+
+
+def test_the_demo_is_killed_and_neither_loses_nor_repeats_a_charge(shown: dict[str, Any]) -> None:
+    assert shown["killed"] == {"signal": "SIGKILL", "after": "q-17"}
+    assert shown["answers_reused"] == 16
+    keys = [f"q-{i:02}" for i in range(1, QUESTIONS + 1)]
+    assert [row["key"] for row in shown["questions"]] == keys
+    assert [past.entry.key for past in spends(Path(shown["folder"]))] == keys
+    assert shown["charges"] == QUESTIONS
+    assert [*released(Path(shown["folder"]) / ANSWERS)] == keys
+
+
+def test_the_demo_spends_its_budget_to_the_end_and_compares(shown: dict[str, Any]) -> None:
+    rows = shown["questions"]
+    assert all(row["answer"] and row["loss"] > 0 for row in rows)
+    assert len({row["epsilon"] for row in rows}) > 5  # chosen from the answers
+    assert rows[-1]["left"] < 0.01
+    assert shown["refusal"].startswith(f"refused by '{ACCOUNT}': PureDP(0.5) needs")
+    small = {rule: counts["small"] for rule, counts in shown["admitted"].items()}
+    assert small == {"basic": 100, "paper": 349, "zcdp": 487, "exact": 542}
+    these = {rule: counts["these"] for rule, counts in shown["admitted"].items()}
+    assert these["basic"] < these["paper"] < these["zcdp"] <= these["exact"] == QUESTIONS
+    assert "does not make the run" in shown["reading"]
+    assert Path(shown["plot"]).read_bytes().startswith(b"\x89PNG")
+    # The opening, every charge, the refusal.
+    assert shown["verified"].startswith(f"verified: {QUESTIONS + 2} entries of 1 account")
+
+
+@pytest.mark.parametrize("killed_after", [1, QUESTIONS])
+def test_it_resumes_from_the_first_question_and_from_the_last(killed_after: int, tmp_path: Path) -> None:
+    # The cost of the last one was a counter-offer, which the totals after the charge would not give again.
+    report = investigated(tmp_path / "new", killed_after=killed_after)
+    assert report.reused == killed_after - 1
+    assert tallied(report.folder) == len(report.rows) == QUESTIONS
+
+
+def test_an_analyst_that_charges_again_is_caught(tmp_path: Path) -> None:
+    report = investigated(tmp_path / "new", change=REPEATS)
+    assert len(spends(report.folder)) > QUESTIONS
+    with pytest.raises(odo.LedgerError, match="'rows of everyone' was charged 2 times and answered 2 times"):
+        tallied(report.folder)
+
+
+def test_an_analyst_that_answers_without_a_charge_is_caught(tmp_path: Path) -> None:
+    report = investigated(tmp_path / "new", change=LOSES)
+    with pytest.raises(odo.LedgerError, match="was charged 0 times and answered 1 times"):
+        tallied(report.folder)
+
+
+def test_an_analyst_that_draws_an_answer_again_is_caught(tmp_path: Path) -> None:
+    report = investigated(tmp_path / "new", change=REDRAWS)
+    assert len(spends(report.folder)) == QUESTIONS
+    with pytest.raises(odo.LedgerError, match="'rows of everyone' was charged 1 times and answered 2 times"):
+        tallied(report.folder)
+
+
+def test_an_analyst_that_ends_before_it_is_killed_is_not_called_killed(tmp_path: Path) -> None:
+    with pytest.raises(odo.OdographError, match="ended before it was killed, with exit code 3"):
+        investigated(tmp_path / "new", change="raise SystemExit(3)")
+
+
+def test_a_line_that_was_cut_off_was_never_released(tmp_path: Path) -> None:
+    answers = tmp_path / ANSWERS
+    whole = json.dumps({"key": "q-01", "answer": [20190]}) + "\n"
+    answers.write_text(whole + '{"key": "q-02", "answ')
+    assert [*released(answers)] == ["q-01"]
+    assert answers.read_text() == whole
+
+
+def test_the_demo_only_works_in_a_new_folder(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--folder", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.stderr == f"odograph: {tmp_path}: File exists\n"
+    assert [*tmp_path.iterdir()] == []
+
+
+def off_by(noise: list[int], scale: float) -> float:
+    """Return how far the noise is from that scale, in deviations: the size of Laplace noise has it as mean, too."""
+    return math.sqrt(len(noise)) * (float(np.abs(noise).mean()) / scale - 1)
+
+
+def test_the_noise_is_what_is_charged_for() -> None:
+    for epsilon in (0.01, 0.0371, 0.3):
+        for sensitivity in (1, MOST_VISITS):
+            scale = sensitivity / epsilon
+            assert abs(off_by(noisy([0] * 4000, sensitivity, epsilon), scale)) < 6
+            assert off_by(noisy([0] * 4000, sensitivity, 1.5 * epsilon), scale) < -6  # noise for a higher price
+
+
+class Replayed(Desk):
+    """A desk that gives the answers of an earlier run, and notes the truths that it was asked to add noise to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ledger = odo.connect(f"sqlite:///{folder / LEDGER}")
+        super().__init__(self.ledger.account(ACCOUNT), folder / ANSWERS)
+        self.asked: list[tuple[list[int], int]] = []
+        self._lines = iter(self._known.values())
+
+    def ask(
+        self, about: tuple[str, Group], truths: Sequence[int], sensitivity: int, wanted: odo.Guarantee | None
+    ) -> tuple[list[int], float]:
+        del wanted
+        line = next(self._lines)
+        assert line["question"] == f"{about[0]} of {about[1]}"
+        self.asked.append(([int(truth) for truth in truths], sensitivity))
+        return line["answer"], line["epsilon"]
+
+    def tell(self, answer: str) -> None:
+        """Tell nobody."""
+
+
+def worst(folder: Path, data: Rows) -> float:
+    """Return the most that removing one of some rows moves an answer, in sensitivities, for the answers of a run."""
+    most = 0.0
+    for row in [None, *range(0, len(data.visits), 4001)]:
+        kept = np.ones(len(data.visits), dtype=np.bool_)
+        kept[row if row is not None else []] = False
+        columns = {name: column[kept] for name, column in data.attributes.items()}
+        desk = Replayed(folder)
+        with desk.ledger:
+            drill(desk, Rows(data.visits[kept], columns))
+        if row is None:
+            whole = desk.asked
+            continue
+        for (truths, sensitivity), (without, _) in zip(whole, desk.asked, strict=True):
+            most = max(most, sum(abs(a - b) for a, b in zip(truths, without, strict=True)) / sensitivity)
+    return most
+
+
+def test_a_row_moves_no_answer_by_more_than_its_noise_is_for(shown: dict[str, Any], data: Rows) -> None:
+    assert len(data.visits) == 20_190
+    assert worst(Path(shown["folder"]), data) == 1.0
+
+
+def test_visits_without_their_bound_are_caught(shown: dict[str, Any], data: Rows) -> None:
+    # The broken twin: one row has more visits than the bound that the noise is for.
+    visits = data.visits.copy()
+    visits[4001] = MOST_VISITS + 30
+    assert worst(Path(shown["folder"]), replace(data, visits=visits)) > 1.0
