@@ -38,7 +38,10 @@ class Reservation:
     @classmethod
     def of(cls, books: Books, reservation: str) -> Reservation:
         """Return a reservation by its id, or raise `ReservationNotFound`."""
-        return cls(books, books.receipt(Made(*books.reserved(reservation))))
+        entries, legs = books.reserved(reservation)
+        asked = {leg.own for leg in legs}
+        own = [entry for entry in entries if (entry.account, entry.sequence) in asked]
+        return cls(books, books.receipt(Made(tuple(own))))
 
     @property
     def expires(self) -> datetime | None:

@@ -7,6 +7,7 @@ asked there, and once per entry only to name the first that does not fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,6 +34,7 @@ __all__ = ["Auditor", "Progress", "audit"]
 
 Progress = Callable[[int, int], None]  # entries done, entries in all
 
+_SEQUENCE: Final = re.compile(r"#\d+")
 _EVERY: Final = 5000  # entries between two reports of progress, and in the longest run
 
 
@@ -62,9 +64,7 @@ class _Account:
     balance: Balance
     known: dict[tuple[str, ...], _Same] = field(default_factory=dict)  # by the texts that were checked
     since: list[Entry] = field(default_factory=list)  # charges since the gate was last asked
-    reserved: dict[str, list[tuple[str, int | None]]] = field(
-        default_factory=dict
-    )  # price and expiry, by reservation
+    reserved: dict[str, list[Entry]] = field(default_factory=dict)  # and neither committed nor voided
 
 
 class Auditor:
@@ -106,6 +106,10 @@ class Auditor:
         for request in self._requests.values():
             name, sequence = min(request.places)
             raise LedgerCorrupt(f"entry {name}#{sequence} is missing: others say that they were written with it")
+        blocks: dict[str, str] = {}
+        for own in self._accounts.values():
+            block = blocks.setdefault(own.head.dataset, own.head.name) if own.head.dataset else ""
+            self._check_relatives(own.head, block)
         for path, place in self._paths.items():
             if path != self._path(path[0]):
                 raise LedgerCorrupt(f"entry {place} charged {' / '.join(path)}, which is not how the accounts stand")
@@ -151,21 +155,20 @@ class Auditor:
         if len(own.since) >= _EVERY:
             _settle(own)
         if entry.verb == "reserve":
-            expires = entry.details.get("expires")
-            reserved = (entry.price, None if expires is None else int(expires))
-            own.reserved.setdefault(entry.called, []).append(reserved)
+            own.reserved.setdefault(entry.called, []).append(entry)
 
     def _resolve(self, own: _Account, entry: Entry) -> None:
         _settle(own)
         reserved = own.reserved.get(entry.key, [])
-        match = next((pair for pair in reserved if pair[0] == entry.price), None)
+        asked = (_shape(entry.legs), entry.cost, entry.price)
+        match = next((one for one in reserved if (_shape(one.legs), one.cost, one.price) == asked), None)
         if match is None:
-            raise _bad(entry, f"there is no open reservation {entry.key} of this price before it")
+            raise _bad(entry, f"there is no such open reservation {entry.key} before it")
         reserved.remove(match)
         if not reserved:
             del own.reserved[entry.key]
         if entry.verb == "void":
-            if match[1] is not None and entry.time > match[1]:
+            if match.expires is not None and entry.time > match.expires:
                 raise _bad(entry, "the reservation had expired, and could no longer be voided")
             own.balance.totals = own.balance.totals.without(price_from_text(entry.price))
 
@@ -189,6 +192,8 @@ class Auditor:
         request.costs[here] = entry.cost
         if not request.places:
             del self._requests[entry.legs]
+            if any(request.costs[place] != request.costs[leg.own] for leg in legs for place in leg.places):
+                raise _bad(entry, "the accounts of one leg were charged for different costs")
             asked = tuple((leg.own[0], request.costs[leg.own]) for leg in legs)
             if entry.verb in CHARGES and entry.request != digest_of(entry.verb, asked):
                 raise _bad(entry, "its digest is not that of its request")
@@ -207,11 +212,17 @@ class Auditor:
     def _path(self, name: str) -> tuple[str, ...]:
         path: list[str] = []
         while name and name not in path:
-            if name not in self._accounts:
-                raise LedgerCorrupt(f"account {name!r} is missing: {path[-1]!r} stands below it")
             path.append(name)
             name = self._accounts[name].head.parent
         return tuple(path)
+
+    def _check_relatives(self, head: Head, block: str) -> None:
+        for name in filter(None, (head.parent, head.successor_of, block)):
+            other = self._accounts.get(name)
+            if other is None:
+                raise LedgerCorrupt(f"account {name!r} is missing: {head.name!r} was opened as its relative")
+            if (head.unit, head.neighbours) != (other.head.unit, other.head.neighbours):
+                raise LedgerCorrupt(f"account {head.name!r} protects another unit or neighbours than {name!r}")
 
     def _compare(self, entry: Entry) -> None:
         kept = self._checkpoint.get(entry.account)
@@ -281,6 +292,11 @@ def _checked_price(compiled: Compiled, entry: Entry) -> Price:
     except (OdographError, LookupError, TypeError, ValueError) as problem:
         raise _bad(entry, f"its guarantee or price cannot be read ({problem})") from problem
     return stored
+
+
+def _shape(legs: str) -> str:
+    """Return which accounts the legs pass, without the sequences."""
+    return _SEQUENCE.sub("", legs)
 
 
 def _bad(entry: Entry, why: str) -> LedgerCorrupt:

@@ -31,12 +31,13 @@ from odograph.ledger.entries import (
     check_name,
     check_note,
     legs_from_text,
-    moment,
     place_of,
+    price_to_text,
+    shown,
     text_of,
 )
 from odograph.ledger.receipts import Lifetime, Line, Receipt
-from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeated, Request, Resolve
+from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeated, Request, Resolve, Stop
 from odograph.ledger.store import Balance, Head, Store
 from odograph.ledger.writer import Writer
 
@@ -68,9 +69,11 @@ class Opened:
             return known
         if not isinstance(cost, KINDS):
             raise InvalidGuarantee(f"{cost!r} is not a guarantee; pass one such as PureDP(0.1). Nothing was charged")
-        compiled = tuple(one.compiled for one in self.path)
-        prices = tuple(price(one, cost) for one in compiled)
-        made = Ask(self.names, compiled, prices, cost, text_of(cost.to_dict()))
+        stops = []
+        for one in self.path:
+            asked = price(one.compiled, cost)
+            stops.append(Stop(one.head.name, one.compiled, asked, price_to_text(asked)))
+        made = Ask(self.head.name, cost, text_of(cost.to_dict()), tuple(stops))
         if len(self._asks) >= _REMEMBERED:
             self._asks.clear()
         self._asks[id(cost)] = made  # holding the object keeps its identity from being used again
@@ -167,7 +170,8 @@ class Books:
                 f"costs must name at least one account, as in {{'jan': PureDP(0.1)}}, and {costs!r} does not"
             )
         for name in costs:
-            check_name(name, "account")
+            if name not in self._known:
+                check_name(name, "account")
         # In the order of the names, so that the same request is the same however it was written.
         return tuple([self.opened(name).ask(costs[name]) for name in sorted(costs)])
 
@@ -178,44 +182,32 @@ class Books:
         for i, ask in enumerate(asks):
             if i == refused.leg:
                 continue
-            for name, compiled, asked in zip(ask.path, ask.compiled, ask.prices, strict=True):
+            for name, compiled, asked, _ in ask.stops:
                 other = decide(compiled.meters, totals[name], asked)
                 if not other.admitted:
                     return decision  # no offer for one account makes the whole request fit
                 totals[name] = other.totals_after
-        ask = asks[refused.leg]
-        path = [Place(name, one, totals[name]) for name, one in zip(ask.path, ask.compiled, strict=True)]
+        path = [Place(stop.name, stop.compiled, totals[stop.name]) for stop in asks[refused.leg].stops]
         return with_offer(path, decision, decision.account)
 
     def receipt(self, outcome: Made | Repeated, costs: Sequence[Guarantee] = ()) -> Receipt:
         """Make a receipt: the same one from the entries just written and from those of the first time.
 
-        `costs` are what the legs were asked for, if that is known and need not be read from the entries.
+        `costs` are what was asked for, if that is known and need not be read from the entries.
         """
         if isinstance(outcome, Made):
-            first, legs = outcome.entries[0], outcome.legs
-            written = {(entry.account, entry.sequence): entry for entry in outcome.entries}
+            own = outcome.own
         else:
-            first = self.entry(outcome.hit.account, outcome.hit.sequence)
-            legs, written = legs_from_text(first.legs), {}
-        lines = []
-        for i, leg in enumerate(legs):
-            entry = written.get(leg.own) or self.entry(*leg.own)
-            cost = costs[i] if costs else entry.guarantee
-            if cost is None:
-                raise LedgerCorrupt(f"entry {entry.place} charges for nothing")
-            lines.append(Line(entry.account, entry.sequence, cost, entry.seal))
-        linked = tuple(self.lifetime(line.account) for line in lines if self.opened(line.account).head.successor_of)
-        expires = first.details.get("expires") if first.detail else None
-        return Receipt(
-            first.verb,
-            first.key,
-            first.moment,
-            tuple(lines),
-            None if expires is None else moment(int(expires)),
-            linked,
-            repeated=isinstance(outcome, Repeated),
-        )
+            legs = legs_from_text(self.entry(outcome.hit.account, outcome.hit.sequence).legs)
+            own = tuple([self.entry(*leg.own) for leg in legs])
+        asked = costs or [_guarantee_of(entry) for entry in own]
+        lines = [
+            Line(entry.account, entry.sequence, cost, entry.seal) for entry, cost in zip(own, asked, strict=True)
+        ]
+        linked = [self.lifetime(entry.account) for entry in own if self.opened(entry.account).head.successor_of]
+        first = own[0]
+        repeated = isinstance(outcome, Repeated)
+        return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, tuple(linked), repeated)
 
     def entry(self, account: str, sequence: int) -> Entry:
         """Read one entry that must be there."""
@@ -229,7 +221,7 @@ class Books:
         name, sequence = place_of(reservation)
         found = self.store.entries(name, sequence, 1)
         if not found or found[0].verb != "reserve" or found[0].called != reservation:
-            raise ReservationNotFound(f"there is no reservation {reservation!r} in {self.store.url}")
+            raise ReservationNotFound(f"there is no reservation {shown(reservation)} in {self.store.url}")
         legs = legs_from_text(found[0].legs)
         places = [place for leg in legs for place in reversed(leg.places)]
         return tuple(self.entry(*place) for place in places), legs
@@ -253,6 +245,13 @@ class Books:
         epsilon = sum(exact_of(policy.epsilon) for policy in policies)
         delta = sum(exact_of(policy.delta) for policy in policies)
         return Lifetime(tuple(names), exact_of(epsilon), exact_of(delta))
+
+
+def _guarantee_of(entry: Entry) -> Guarantee:
+    guarantee = entry.guarantee
+    if guarantee is None:
+        raise LedgerCorrupt(f"entry {entry.place} charges for nothing")
+    return guarantee
 
 
 def user() -> str:

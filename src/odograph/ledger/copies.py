@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from odograph.errors import LedgerCorrupt, LedgerError
+from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError
 from odograph.ledger.audit import Auditor, Progress
-from odograph.ledger.entries import Entry, digest_of, key_owner, note_digest, text_of
+from odograph.ledger.entries import Entry, check_key, digest_of, key_owner, note_digest, text_of
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
@@ -83,11 +83,18 @@ def _piece(form: dict[str, Any], entries: int, *, ended: bool) -> Piece:
     if any(not isinstance(value, str) for value in fields.values()):
         raise ValueError("every field is a text")
     if kind == "principal":
-        return fields["identity"], fields["name"]
+        return _checked(fields["identity"]), _checked(fields["name"])
     numbers = {name: int(fields[name]) for name in _NUMBERS if name in fields}
     if kind not in ("entry", "note"):
         raise ValueError(f"{kind!r} is not known")
     return Entry(**(fields | numbers)) if kind == "entry" else Note(**(fields | numbers))
+
+
+def _checked(text: str) -> str:
+    try:
+        return check_key(text)
+    except InvalidGuarantee as problem:
+        raise ValueError("a principal's name or identity is not one") from problem
 
 
 def backup(snapshot: Snapshot, path: Path, progress: Progress | None = None) -> Checkpoint:
@@ -165,6 +172,8 @@ class _Intake:
                 part.notes.append(piece)
             elif isinstance(piece, Checkpoint):
                 stood = piece
+            elif piece[0] in self.principals or piece[1] in self.principals.values():
+                raise LedgerCorrupt("a principal is named twice in the copy; nothing was taken in")
             else:
                 self.principals[piece[0]] = piece[1]
         self._balances = self._auditor.finish()
@@ -206,18 +215,8 @@ class _Intake:
             if not balance.closed:
                 place = f"{name}#{balance.sequence + 1}"
                 request = digest_of("close", ((name, ""),))
-                fields = (
-                    identity,
-                    "close",
-                    place,
-                    "",
-                    "",
-                    "",
-                    request,
-                    "",
-                    text_of({"copy": "without a checkpoint"}),
-                )
-                part.entries.append(balance.write(max(now, balance.time), fields))
+                fields = ("close", place, "", "", "", request, "", text_of({"copy": "without a checkpoint"}))
+                part.entries.append(balance.write(max(now, balance.time), identity, fields))
                 balance.closed = True
                 self._entries += 1
 

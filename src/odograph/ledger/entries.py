@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from odograph.core.decide import Price, Totals
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
-from odograph.errors import InvalidGuarantee, InvalidPolicy, ReservationNotFound
+from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, ReservationNotFound
 
 __all__ = [
     "CHARGES",
@@ -36,13 +36,13 @@ __all__ = [
     "digest_of",
     "key_owner",
     "legs_from_text",
-    "legs_to_text",
     "moment",
     "note_digest",
     "place_of",
     "price_from_text",
     "price_to_text",
     "sealed",
+    "shown",
     "text_of",
     "totals_from_text",
     "totals_to_text",
@@ -58,6 +58,7 @@ _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")  # no database keeps these 
 _LONGEST_NUMBER: Final = 18  # digits: more would not fit the stores, and no account has so many entries
 _LONGEST_KEY: Final = 200
 _LONGEST_NOTE: Final = 10_000
+_SHOWN: Final = 120  # characters of a wrong value
 
 
 class Entry(NamedTuple):
@@ -81,12 +82,27 @@ class Entry(NamedTuple):
     @property
     def guarantee(self) -> Guarantee | None:
         """What was asked for; None for an entry that asks for nothing."""
-        return guarantee_from_dict(json.loads(self.cost)) if self.cost else None
+        try:
+            return guarantee_from_dict(json.loads(self.cost)) if self.cost else None
+        except ValueError as problem:
+            raise LedgerCorrupt(f"entry {self.place}: its guarantee cannot be read ({problem})") from problem
 
     @property
     def details(self) -> dict[str, Any]:
         """What the verb needs beyond the other fields."""
-        return json.loads(self.detail) if self.detail else {}
+        try:
+            form = {**json.loads(self.detail)} if self.detail else {}
+        except (TypeError, ValueError) as problem:
+            raise LedgerCorrupt(f"entry {self.place}: its detail cannot be read ({problem})") from problem
+        return form
+
+    @property
+    def expires(self) -> int | None:
+        """Until when a reservation can be voided, by the store's clock; None if it does not expire."""
+        until = self.details.get("expires") if self.detail else None
+        if until is not None and not (isinstance(until, str) and until.isdecimal()):
+            raise LedgerCorrupt(f"entry {self.place}: {until!r} is no time to expire at")
+        return None if until is None else int(until)
 
     @property
     def moment(self) -> datetime:
@@ -126,13 +142,8 @@ class Leg(NamedTuple):
         return self.places[0]
 
 
-def legs_to_text(legs: Iterable[Leg]) -> str:
-    """Return the written form of a request's legs."""
-    return " ".join("/".join(f"{name}#{sequence}" for name, sequence in leg.places) for leg in legs)
-
-
 def legs_from_text(text: str) -> tuple[Leg, ...]:
-    """Read what `legs_to_text` wrote, or raise `ValueError`."""
+    """Read the legs of an entry, or raise `ValueError`."""
     return tuple(Leg(tuple(map(place_of, leg.split("/")))) for leg in text.split(" "))
 
 
@@ -140,7 +151,7 @@ def place_of(text: str) -> tuple[str, int]:
     """Read `account#sequence`, or raise `ReservationNotFound`."""
     name, _, sequence = str(text).rpartition("#")
     if not name or not sequence.isdecimal() or len(sequence) > _LONGEST_NUMBER:
-        raise ReservationNotFound(f"an entry is named account#sequence, such as census#17, not {text!r}")
+        raise ReservationNotFound(f"an entry is named account#sequence, such as census#17, not {shown(text)}")
     return name, int(sequence)
 
 
@@ -199,12 +210,18 @@ def moment(time: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
 
 
+def shown(value: object) -> str:
+    """Write a value into a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def check_name(name: object, field: str = "name") -> str:
     """Return an account's name if it can be one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or unicodedata.normalize("NFC", name) != name:
         raise InvalidPolicy(
             f"{field} must be 1 to 100 letters, digits and any of . _ : @ + -, starting with a letter or digit;"
-            f" {name!r} is not"
+            f" {shown(name)} is not"
         )
     return name
 
@@ -213,7 +230,7 @@ def check_key(key: object, field: str = "key") -> str:
     """Return a key if it can be one: a text on one line."""
     if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
         raise InvalidGuarantee(
-            f"{field} must be a text of 1 to {_LONGEST_KEY} printable characters, and {key!r} is not;"
+            f"{field} must be a text of 1 to {_LONGEST_KEY} printable characters, and {shown(key)} is not;"
             " nothing was charged"
         )
     return key

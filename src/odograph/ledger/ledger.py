@@ -115,14 +115,14 @@ class Ledger:
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether several accounts would admit their costs together; spend nothing."""
         asks = self._books.asks(costs)
-        read = self._store.balances({name for ask in asks for name in ask.path})
+        read = self._store.balances({stop.name for ask in asks for stop in ask.stops})
         for name, balance in read.items():
             if balance.closed:
                 raise AccountClosed(f"{name!r} is closed and takes no new charges")
         totals = {name: balance.totals for name, balance in read.items()}
         after = dict(totals)
         for i, ask in enumerate(asks):
-            for name, compiled, asked in zip(ask.path, ask.compiled, ask.prices, strict=True):
+            for name, compiled, asked, _ in ask.stops:
                 decision = decide(compiled.meters, after[name], asked, ask.cost)
                 if not decision.admitted:
                     return self._books.offer(asks, Refused(i, decision._replace(account=name), totals))

@@ -347,11 +347,11 @@ def _locked(connection: _Connection, wants: Wants, lock_timeout: str) -> State:
 def _statements(changes: Changes) -> Iterator[tuple[bytes, tuple[str]]]:
     """Return what to execute. Rows go as one JSON text: writing arrays takes psycopg as long as all the rest."""
     if changes.opened:
-        yield _SQL["open_accounts"], _rows(balance.row() for balance in changes.opened)
+        yield _SQL["open_accounts"], _rows((*balance.head, *balance.moved) for balance in changes.opened)
     if changes.entries:
         yield _SQL["append_entries"], _rows(changes.entries)
     if changes.moved:
-        yield _SQL["move_accounts"], _rows((name, *b.row()[6:]) for name, b in changes.moved.items())
+        yield _SQL["move_accounts"], _rows((name, *balance.moved) for name, balance in changes.moved.items())
     if changes.keys:
         yield _SQL["remember_keys"], _rows((*key, hit.account, hit.sequence) for key, hit in changes.keys.items())
     if changes.notes:

@@ -7,7 +7,6 @@ with totals that were read inside the transaction, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from odograph.core.compiled import Compiled
@@ -27,7 +26,6 @@ from odograph.ledger.entries import (
     Entry,
     Leg,
     digest_of,
-    legs_to_text,
     moment,
     note_digest,
     price_from_text,
@@ -40,10 +38,9 @@ __all__ = ["Ask", "Author", "Charge", "Close", "Made", "Open", "Outcome", "Refus
 
 
 class Made(NamedTuple):
-    """The request was carried out: the entries that it wrote, and where its legs are among them."""
+    """The request was carried out: the entries of the accounts that were asked; those above them have more."""
 
-    entries: tuple[Entry, ...]
-    legs: tuple[Leg, ...] = ()
+    own: tuple[Entry, ...]
 
 
 class Repeated(NamedTuple):
@@ -90,19 +87,26 @@ class Request(Protocol):
         ...
 
 
-class Ask(NamedTuple):
-    """What is asked of one account: the names and prices from the top down to it, and the guarantee."""
+class Stop(NamedTuple):
+    """One account on the way of a charge, and what it is to be charged."""
 
-    path: tuple[str, ...]
-    compiled: tuple[Compiled, ...]
-    prices: tuple[Price, ...]
+    name: str
+    compiled: Compiled
+    price: Price
+    text: str  # the price, written
+
+
+class Ask(NamedTuple):
+    """What is asked of one account: the guarantee, and the stops from the top down to the account."""
+
+    name: str
     cost: Guarantee
     text: str  # the guarantee, written
+    stops: tuple[Stop, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """Spend or reserve: charge every leg on its whole path, all or nothing."""
+class Charge(NamedTuple):
+    """Spend or reserve: charge every stop of every leg, all or nothing."""
 
     author: Author
     verb: str
@@ -112,12 +116,12 @@ class Charge:
     @property
     def digest(self) -> str:
         """What the same key must come with."""
-        return digest_of(self.verb, tuple([(ask.path[-1], ask.text) for ask in self.asks]))
+        return digest_of(self.verb, tuple([(ask.name, ask.text) for ask in self.asks]))
 
     @property
     def wants(self) -> Wants:
         """Every account on the way, and the key."""
-        names = frozenset(name for ask in self.asks for name in ask.path)
+        names = frozenset([stop.name for ask in self.asks for stop in ask.stops])
         return Wants(names, frozenset([(self.author.principal, self.author.key)]))
 
     def step(self, state: State, changes: Changes) -> Outcome:
@@ -126,70 +130,62 @@ class Charge:
         hit = _known(state, self.author, request)
         if hit is not None:
             return Repeated(hit)
+        balances = state.balances
         for ask in self.asks:
-            _refuse_closed(state, ask.path)
+            for stop in ask.stops:
+                _check_open(balances.get(stop.name), stop.name)
         after: dict[str, Totals] = {}
-        charged: list[list[Price]] = []
+        prices: list[str] = []
         for i, ask in enumerate(self.asks):
-            prices = []
-            for name, compiled, price in zip(ask.path, ask.compiled, ask.prices, strict=True):
-                totals = after[name] if name in after else state.balances[name].totals
+            for name, compiled, price, text in ask.stops:
+                totals = after[name] if name in after else balances[name].totals
                 decision = decide(compiled.meters, totals, price, ask.cost)
                 if not decision.admitted:
                     refused = Refused(i, decision._replace(account=name), _totals(state, self.asks))
                     self._record(state, changes, request, name)
                     return refused
                 after[name] = decision.totals_after
-                prices.append(decision.price)
-            charged.append(prices)
+                # As charged: without what would have passed the ceiling.
+                prices.append(text if decision.price is price else price_to_text(decision.price))
         for name, totals in after.items():
-            state.balances[name].totals = totals
-        return self._write(state, changes, request, charged)
+            balances[name].totals = totals
+        return self._write(state, changes, request, prices)
 
-    def _write(self, state: State, changes: Changes, request: str, charged: list[list[Price]]) -> Made:
-        time = _time(state, [name for ask in self.asks for name in ask.path])
+    def _write(self, state: State, changes: Changes, request: str, prices: list[str]) -> Made:
+        author, verb, balances = self.author, self.verb, state.balances
+        paths = [[stop.name for stop in ask.stops] for ask in self.asks]
+        time = _time(state, paths)
+        legs = _legs(state, paths)
         detail = "" if self.expires is None else text_of({"expires": str(time + self.expires)})
-        legs = _legs(state, [ask.path for ask in self.asks])
-        places = legs_to_text(legs)
-        entries: list[Entry] = []
-        author = self.author
-        for ask, prices in zip(self.asks, charged, strict=True):
-            for name, price in zip(ask.path, prices, strict=True):
-                balance = state.balances[name]
-                note = _note(changes, balance, author) if name == ask.path[-1] else ""
-                fields = (author.principal, self.verb, places, ask.text, price_to_text(price))
-                entries.append(balance.write(time, (*fields, author.key, request, note, detail)))
+        own: list[Entry] = []
+        following = iter(prices)
+        for ask, path in zip(self.asks, paths, strict=True):
+            for name in path:
+                balance = balances[name]
+                note = _note(changes, balance, author) if author.note and name == ask.name else ""
+                fields = (verb, legs, ask.text, next(following), author.key, request, note, detail)
+                entry = balance.write(time, author.principal, fields)
+                changes.entries.append(entry)
                 changes.moved[name] = balance
-        changes.entries += entries
-        _remember(state, changes, author.principal, author.key, Hit(*legs[0].own, self.verb, request))
-        return Made(tuple(entries), tuple(legs))
+            own.append(entry)
+        hit = Hit(own[0].account, own[0].sequence, verb, request)
+        _remember(state, changes, author.principal, author.key, hit)
+        return Made(tuple(own))
 
     def _record(self, state: State, changes: Changes, request: str, refuser: str) -> None:
         """Write the refusal into the history of each account that was asked; it costs nothing."""
-        time = _time(state, [ask.path[-1] for ask in self.asks])
-        places = legs_to_text(_legs(state, [ask.path[-1:] for ask in self.asks]))
+        paths = [[ask.name] for ask in self.asks]
+        time, legs = _time(state, paths), _legs(state, paths)
         detail = text_of({"refused_by": refuser, "verb": self.verb})
         for ask in self.asks:
-            balance = state.balances[ask.path[-1]]
+            balance = state.balances[ask.name]
             note = _note(changes, balance, self.author)
-            price = price_to_text(ask.prices[-1])
-            fields = (
-                self.author.principal,
-                "refuse",
-                places,
-                ask.text,
-                price,
-                self.author.key,
-                request,
-                note,
-                detail,
-            )
-            changes.entries.append(balance.write(time, fields))
-            changes.moved[balance.head.name] = balance
+            fields = ("refuse", legs, ask.text, ask.stops[-1].text, self.author.key, request, note, detail)
+            changes.entries.append(balance.write(time, self.author.principal, fields))
+            changes.moved[ask.name] = balance
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(NamedTuple):
     """Commit or void a reservation: void takes back what was charged, and means that the mechanism was not run."""
 
     author: Author  # its key is the reservation's place
@@ -213,32 +209,35 @@ class Resolve:
             raise ReservationResolved(
                 f"reservation {self.author.key} was {done} before, by {hit.account}#{hit.sequence}"
             )
-        time = _time(state, [entry.account for entry in self.reserved])
-        expires = self.reserved[0].details.get("expires")
-        if self.verb == "void" and expires is not None and time > int(expires):
+        paths = [[name for name, _ in reversed(leg.places)] for leg in self.legs]
+        time = _time(state, paths)
+        expires = self.reserved[0].expires
+        if self.verb == "void" and expires is not None and time > expires:
             raise ReservationResolved(
-                f"reservation {self.author.key} expired at {moment(int(expires)):%Y-%m-%d %H:%M:%S} UTC: its"
+                f"reservation {self.author.key} expired at {moment(expires):%Y-%m-%d %H:%M:%S} UTC: its"
                 " mechanism may have run, so it can be committed and no longer voided"
             )
-        legs = _legs(state, [[name for name, _ in reversed(leg.places)] for leg in self.legs])
-        places = legs_to_text(legs)
+        legs = _legs(state, paths)
         author = self.author
-        own = {leg.own for leg in legs}
-        for entry in self.reserved:
-            balance = state.balances[entry.account]
+        asked = {leg.own for leg in self.legs}
+        own: list[Entry] = []
+        for before in self.reserved:
+            balance = state.balances[before.account]
             if self.verb == "void":
-                balance.totals = balance.totals.without(price_from_text(entry.price))
-            here = (entry.account, balance.sequence + 1)
-            note = _note(changes, balance, author) if here in own else ""
-            fields = (author.principal, self.verb, places, entry.cost, entry.price, author.key, request, note, "")
-            changes.entries.append(balance.write(time, fields))
-            changes.moved[entry.account] = balance
-        _remember(state, changes, "", author.key, Hit(*legs[0].own, self.verb, request))
-        return Made(tuple(changes.entries[-len(self.reserved) :]), tuple(legs))
+                balance.totals = balance.totals.without(price_from_text(before.price))
+            is_own = (before.account, before.sequence) in asked
+            note = _note(changes, balance, author) if is_own else ""
+            fields = (self.verb, legs, before.cost, before.price, author.key, request, note, "")
+            entry = balance.write(time, author.principal, fields)
+            changes.entries.append(entry)
+            changes.moved[before.account] = balance
+            if is_own:
+                own.append(entry)
+        _remember(state, changes, "", author.key, Hit(own[0].account, own[0].sequence, self.verb, request))
+        return Made(tuple(own))
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Open(NamedTuple):
     """Open an account: the compiled policy is its first entry."""
 
     author: Author
@@ -289,8 +288,8 @@ class Open:
         author = self.author
         note = _note(changes, balance, author)
         place = f"{head.name}#0"
-        fields = (author.principal, "open", place, "", "", author.key, request, note, self.detail)
-        entry = balance.write(state.now, fields)
+        fields = ("open", place, "", "", author.key, request, note, self.detail)
+        entry = balance.write(state.now, author.principal, fields)
         state.balances[head.name] = balance
         changes.opened.append(balance)
         changes.entries.append(entry)
@@ -298,8 +297,7 @@ class Open:
         return Made((entry,))
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(NamedTuple):
     """Close an account and everything below it; closing what is closed changes nothing."""
 
     author: Author
@@ -323,11 +321,11 @@ class Close:
         for balance in (state.balances[name] for name in below):
             if balance.closed:
                 continue
-            time = _time(state, [balance.head.name])
+            time = _time(state, [[balance.head.name]])
             note = _note(changes, balance, author) if balance.head.name == self.name else ""
             place = f"{balance.head.name}#{balance.sequence + 1}"
-            fields = (author.principal, "close", place, "", "", "", request, note, "")
-            written.append(balance.write(time, fields))
+            fields = ("close", place, "", "", "", request, note, "")
+            written.append(balance.write(time, author.principal, fields))
             balance.closed = True
             changes.moved[balance.head.name] = balance
         changes.entries += written
@@ -344,35 +342,33 @@ def _known(state: State, author: Author, request: str) -> Hit | None:
     return hit
 
 
-def _refuse_closed(state: State, path: Sequence[str]) -> None:
-    for name in path:
-        balance = state.balances.get(name)
-        if balance is None:
-            raise AccountNotFound(f"there is no account {name!r} in this ledger; nothing was charged")
-        if balance.closed:
-            raise AccountClosed(f"{name!r} is closed and takes no new charges; nothing was charged")
+def _check_open(balance: Balance | None, name: str) -> None:
+    if balance is None:
+        raise AccountNotFound(f"there is no account {name!r} in this ledger; nothing was charged")
+    if balance.closed:
+        raise AccountClosed(f"{name!r} is closed and takes no new charges; nothing was charged")
 
 
 def _totals(state: State, asks: Sequence[Ask]) -> dict[str, Totals]:
-    return {name: state.balances[name].totals for ask in asks for name in ask.path}
+    return {stop.name: state.balances[stop.name].totals for ask in asks for stop in ask.stops}
 
 
-def _time(state: State, names: Sequence[str]) -> int:
+def _time(state: State, paths: Sequence[Sequence[str]]) -> int:
     """The store's time, or the last entry's where that is later: one time for all the entries of a request."""
-    return max(state.now, *[state.balances[name].time for name in names])
+    return max(state.now, *[state.balances[name].time for path in paths for name in path])
 
 
-def _legs(state: State, paths: Sequence[Sequence[str]]) -> list[Leg]:
-    """Say where the next entries will be: an account that two legs pass gets two entries."""
+def _legs(state: State, paths: Sequence[Sequence[str]]) -> str:
+    """Write where the next entries will be: an account that two legs pass gets two entries."""
     following: dict[str, int] = {}
     legs = []
     for path in paths:
         places = []
         for name in path:
-            following[name] = following.get(name, state.balances[name].sequence) + 1
-            places.append((name, following[name]))
-        legs.append(Leg(tuple(reversed(places))))
-    return legs
+            following[name] = number = following.get(name, state.balances[name].sequence) + 1
+            places.append(f"{name}#{number}")
+        legs.append("/".join(reversed(places)))
+    return " ".join(legs)
 
 
 def _note(changes: Changes, balance: Balance, author: Author) -> str:

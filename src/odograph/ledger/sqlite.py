@@ -15,9 +15,9 @@ from weakref import WeakSet
 
 from odograph.errors import AccountNotFound, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
-from odograph.ledger.sql import SCHEMA, migrations, queries
+from odograph.ledger.sql import SCHEMA, migrations, queries, statements
 from odograph.ledger.sqlite_errors import code_of, translated, translating
-from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
+from odograph.ledger.store import Balance, Changes, Head, Hit, Note, Record, State, Wants, Work
 from odograph.ledger.turn import Turn
 
 __all__ = ["SqliteSnapshot", "SqliteStore"]
@@ -25,6 +25,7 @@ __all__ = ["SqliteSnapshot", "SqliteStore"]
 _SQL: Final = queries("sqlite")
 _APPLICATION: Final = 0x0D06_0001  # how the file says that it is a ledger
 _T = TypeVar("_T")
+_NO_FILE: Final = (0, 0)
 _CHUNK: Final = 4096  # rows at a time, in a walk over everything
 
 
@@ -41,7 +42,8 @@ class SqliteStore:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._turn: Turn | None = None
-        self._file = (0, 0)
+        self._file = _NO_FILE
+        self._heads: dict[str, Head] = {}  # they never change
         _STORES.add(self)
 
     def create(self) -> None:
@@ -53,7 +55,7 @@ class SqliteStore:
         """Decide and store under SQLite's write lock."""
 
         def transaction(connection: sqlite3.Connection) -> None:
-            changes = work(_state(connection, wants))
+            changes = work(self._state(connection, wants))
             if changes.entries:
                 _store(connection, changes)
                 _commit(connection)
@@ -160,6 +162,23 @@ class SqliteStore:
         self._read_lock.release()
         self._write_lock.release()
 
+    def _state(self, connection: sqlite3.Connection, wants: Wants) -> State:
+        select = connection.execute
+        balances: dict[str, Balance] = {}
+        for name in wants.accounts:
+            head = self._heads.get(name)
+            if head is not None:
+                balances[name] = Balance.of(head, select(_SQL["balance"], (name,)).fetchone())
+                continue
+            for row in select(_SQL["account"], (name,)):
+                balances[name] = Balance.read(row)
+                self._heads[name] = balances[name].head
+        for query, names in (("tree", wants.trees), ("block", wants.datasets)) if wants.opens else ():
+            for row in [row for name in names for row in select(_SQL[query], (name,))]:
+                balances[row[0]] = Balance.read(row)
+        keys = {key: Hit._make(row) for key in wants.keys for row in select(_SQL["key"], key)}
+        return State(time.time_ns() // 1000, balances, keys)
+
     def _make(self, fill: Callable[[sqlite3.Connection], None]) -> bool:
         """Make the file complete or not at all, and never in place of another; say whether it is this one."""
         new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
@@ -232,8 +251,8 @@ class SqliteStore:
         except BaseException:
             connection.close()
             raise
-        if not self._writer and not self._reader:
-            self._file = _identity(self._name)
+        if self._file == _NO_FILE:
+            self._file = _identity(self._name)  # for good: what is remembered of the accounts is about this file
         return connection
 
     def _open(self, path: Path | None = None) -> sqlite3.Connection:
@@ -273,7 +292,7 @@ class SqliteStore:
                 connection.execute("BEGIN IMMEDIATE")
                 version = connection.execute("PRAGMA user_version").fetchone()[0]
                 for script in migrations("sqlite")[version:]:
-                    for statement in _statements(script):
+                    for statement in statements(script):
                         connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -335,23 +354,13 @@ class SqliteSnapshot:
         return dict(self._connection.execute(_SQL["principals"]).fetchall())
 
 
-def _state(connection: sqlite3.Connection, wants: Wants) -> State:
-    select = connection.execute
-    rows = [row for name in wants.accounts for row in select(_SQL["account"], (name,))]
-    if wants.opens:
-        rows += [row for name in wants.trees for row in select(_SQL["tree"], (name,))]
-        rows += [row for name in wants.datasets for row in select(_SQL["block"], (name,))]
-    keys = {key: Hit._make(row) for key in wants.keys for row in select(_SQL["key"], key)}
-    return State(time.time_ns() // 1000, {row[0]: Balance.read(row) for row in rows}, keys)
-
-
 def _store(connection: sqlite3.Connection, changes: Changes) -> None:
     if changes.opened:
-        connection.executemany(_SQL["open_account"], [balance.row() for balance in changes.opened])
+        connection.executemany(_SQL["open_account"], [(*balance.head, *balance.moved) for balance in changes.opened])
     for entry in changes.entries:
         connection.execute(_SQL["append_entry"], entry)
     for name, balance in changes.moved.items():
-        connection.execute(_SQL["move_account"], (*balance.row()[6:], name))
+        connection.execute(_SQL["move_account"], (*balance.moved, name))
     for (owner, key), hit in changes.keys.items():
         connection.execute(_SQL["remember_key"], (owner, key, hit.account, hit.sequence))
     if changes.notes:
@@ -370,16 +379,6 @@ def _commit(connection: sqlite3.Connection) -> None:
         ) from problem
 
 
-def _statements(script: str) -> Iterator[str]:
-    """Split a script; the module's own `executescript` would commit what is open."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
 def _sync_folder(path: Path) -> None:
     folder = os.open(path, os.O_RDONLY)
     try:
@@ -392,5 +391,5 @@ def _identity(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)  # noqa: PTH116  at every transaction, and Path.stat takes twice as long
     except FileNotFoundError:
-        return 0, 0
+        return _NO_FILE
     return found.st_dev, found.st_ino

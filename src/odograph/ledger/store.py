@@ -74,22 +74,28 @@ class Balance:
     @classmethod
     def read(cls, row: Sequence[Any]) -> Balance:
         """Read a row of the accounts table."""
-        name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed = row
-        head = Head(name, parent or "", successor_of or "", dataset, unit, neighbours)
+        name, parent, successor_of, dataset, unit, neighbours = row[:6]
+        return cls.of(Head(name, parent or "", successor_of or "", dataset, unit, neighbours), row[6:])
+
+    @classmethod
+    def of(cls, head: Head, moved: Sequence[Any]) -> Balance:
+        """Read the columns that change, for an account that is known."""
+        sequence, seal, time, totals, closed = moved
         try:
             return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed))
         except ValueError as problem:
-            raise LedgerCorrupt(f"the stored totals of {name!r} are not totals: {totals!r}") from problem
+            raise LedgerCorrupt(f"the stored totals of {head.name!r} are not totals: {totals!r}") from problem
 
-    def row(self) -> tuple[object, ...]:
-        """Return the row of the accounts table."""
-        return (*self.head, self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed)
+    @property
+    def moved(self) -> tuple[int, str, int, str, bool]:
+        """The columns of the accounts table that change."""
+        return self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed
 
-    def write(self, time: int, fields: Sequence[str]) -> Entry:
-        """Make the next entry of the account and move on to it; `fields` are those from the principal on."""
+    def write(self, time: int, principal: str, fields: Sequence[str]) -> Entry:
+        """Make the next entry of the account and move on to it; `fields` are those from the verb on."""
         self.sequence += 1
         self.time = time
-        body = (VERSION, self.head.name, self.sequence, time, *fields)
+        body = (VERSION, self.head.name, self.sequence, time, principal, *fields)
         self.seal = sealed(self.seal, body)
         return Entry._make((*body, self.seal))
 

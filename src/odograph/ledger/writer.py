@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
 from odograph.ledger.requests import Outcome, Request
-from odograph.ledger.store import Changes, State, Store, Wants
+from odograph.ledger.store import Changes, State, Store
 
 __all__ = ["GROUP", "WAITING", "Writer", "carry_out"]
 
@@ -191,5 +191,6 @@ def carry_out(store: Store, requests: Sequence[Request]) -> list[Outcome]:
                 outcomes.append(error)
         return changes
 
-    store.write(reduce(or_, [request.wants for request in requests], Wants()), work)
+    wants = requests[0].wants if len(requests) == 1 else reduce(or_, [request.wants for request in requests])
+    store.write(wants, work)
     return outcomes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
-__all__ = ["SCHEMA", "migrations", "queries", "schema"]
+__all__ = ["SCHEMA", "migrations", "queries", "schema", "statements"]
 
 SCHEMA: Final = 1  # the version that this code reads and writes: the number of migrations
 
@@ -29,6 +31,16 @@ def migrations(dialect: str) -> list[str]:
 def schema(dialect: str) -> str:
     """Return the current schema in one piece, for reading; a test shows that the migrations lead to it."""
     return _text(dialect, "schema.sql")
+
+
+def statements(script: str) -> Iterator[str]:
+    """Split a script of SQLite's; `executescript` of the sqlite3 module would commit what is open."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 def _text(*path: str) -> str:

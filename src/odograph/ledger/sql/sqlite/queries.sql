@@ -2,6 +2,9 @@
 SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
 FROM accounts WHERE name = ?;
 
+-- name: balance
+SELECT sequence, seal, time, totals, closed FROM accounts WHERE name = ?;
+
 -- name: accounts
 SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
 FROM accounts ORDER BY name;
