@@ -1,7 +1,8 @@
 """What a durable spend costs: this ledger beside bare sqlite3, one transaction each, and pgbench, in one run.
 
 *Bare* sqlite3 does the same durable work with values that were computed before: it updates the account's row and
-inserts the entry's and the key's into the same tables, one transaction each, with no gate, no seal and no checks.
+inserts the entry's and the key's into the same tables, with the same settings, one transaction each, with no gate, no
+seal and no checks.
 Rounds take turns; ratios are of operations per second, with their spread. Latencies are those of one call.
 """
 
@@ -115,7 +116,8 @@ def bare(path: Path) -> Iterator[Callable[[], object]]:
     sql = queries("sqlite")
     numbers = count(2)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA synchronous = FULL")
+        for pragma in ("synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):  # as the ledger's own
+            connection.execute(f"PRAGMA {pragma}")
         totals = connection.execute("SELECT totals FROM accounts").fetchone()[0]
 
         def write() -> None:
@@ -123,8 +125,8 @@ def bare(path: Path) -> Iterator[Callable[[], object]]:
             connection.execute("BEGIN IMMEDIATE")
             moved = (number, example.seal, example.time, totals, 0, "bare")
             connection.execute(sql["move_account"], moved)
-            connection.execute(sql["append_entry"], example._replace(sequence=number))
-            connection.execute(sql["remember_key"], (example.principal, f"key-{number}", "bare", number))
+            connection.execute(sql["append_entries"], example._replace(sequence=number))
+            connection.execute(sql["remember_keys"], (example.principal, f"key-{number}", "bare", number))
             connection.execute("COMMIT")
 
         yield write

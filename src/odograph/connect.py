@@ -17,6 +17,7 @@ from odograph.ledger.sqlite import SqliteStore
 __all__ = ["connect"]
 
 _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+]*)://(?P<rest>.*)", re.ASCII)
+_LONGEST_WAIT: Final = 3600
 _KNOWN: Final = "memory://, sqlite:///file.db, sqlite:////folder/file.db or postgresql://user@host/database"
 
 
@@ -29,6 +30,8 @@ def connect(
     for another process before `LedgerBusy`. A PostgreSQL server that does not sync its disk loses what it
     acknowledged, and is refused; tests may pass `accept_fsync_off`.
     """
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _LONGEST_WAIT:
+        raise LedgerError(f"timeout must be seconds, above 0 and at most {_LONGEST_WAIT}, and {timeout!r} is not")
     found = _URL.fullmatch(url) if isinstance(url, str) else None
     scheme, rest = (found["scheme"], found["rest"]) if found else ("", "")
     if scheme == "memory" and not rest:

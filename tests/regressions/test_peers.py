@@ -1,9 +1,6 @@
 """Bugs that other privacy accountants had, each kept out of this one by a test that is named for it.
 
-Left to the durable ledger, because an account in memory has no such thing:
-- a replay of a processed id that charges again: requests have no ids here;
-- transactions silently off, the storage half of the lost update: there is no store; the race itself is below;
-- a refund for an id that was never charged, and a void after it expired: nothing is refunded here at all;
+Those that need a store are in test_ledger_peers.py. Left to the service:
 - an error page that shows the exception's text: there is no service; what the errors themselves say is below.
 """
 

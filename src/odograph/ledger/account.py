@@ -18,8 +18,9 @@ from odograph.errors import AccountClosed, AccountNotFound, IdempotencyConflict,
 from odograph.figures import account_card, draw_account
 from odograph.ledger.books import Books, Opened
 from odograph.ledger.entries import CHARGES, price_from_text
+from odograph.ledger.openings import Close
 from odograph.ledger.receipts import Lifetime, Past, Receipt
-from odograph.ledger.requests import Close, Made
+from odograph.ledger.requests import Made
 from odograph.ledger.store import Balance
 
 __all__ = ["LedgerAccount", "Reservation", "microseconds"]
@@ -34,6 +35,7 @@ class Reservation:
     def __init__(self, books: Books, receipt: Receipt) -> None:
         self._books = books
         self.receipt = receipt
+        self.voided = False  # through this object
 
     @classmethod
     def of(cls, books: Books, reservation: str) -> Reservation:
@@ -59,7 +61,9 @@ class Reservation:
 
     def void(self, reason: str) -> Receipt:
         """Take the charge back: the mechanism was not run. Not after it was committed or has expired."""
-        return self._books.resolve("void", self.id, reason)
+        receipt = self._books.resolve("void", self.id, reason)
+        self.voided = True
+        return receipt
 
     def __repr__(self) -> str:
         until = "" if self.expires is None else f", expires {self.expires:%Y-%m-%d %H:%M:%S} UTC"
@@ -123,12 +127,7 @@ class LedgerAccount:
     @property
     def lifetime(self) -> Lifetime | None:
         """What this account and those linked to it as successors promise together; None if there are none."""
-        heads = [balance.head for balance in self._books.store.balances().values()]
-        linked = [self.name]
-        for name in linked:
-            links = [(head.name, head.successor_of) for head in heads if name in (head.name, head.successor_of)]
-            linked += [other for pair in links for other in pair if other and other not in linked]
-        return self._books.together(sorted(linked)) if len(linked) > 1 else None
+        return self._books.lifetime(self.name)
 
     @property
     def pending(self) -> tuple[Reservation, ...]:
@@ -141,7 +140,7 @@ class LedgerAccount:
 
         The same key with the same cost returns the first receipt and charges nothing more: it pays for one run.
         """
-        return self._books.charge("spend", {self.name: cost}, self._books.author(key, note))
+        return self._books.charge("spend", (self._opened.ask(cost),), self._books.author(key, note))
 
     def reserve(
         self,
@@ -152,14 +151,15 @@ class LedgerAccount:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        author = self._books.author(key, note)
-        receipt = self._books.charge("reserve", {self.name: cost}, author, microseconds(expires))
+        asks, author = (self._opened.ask(cost),), self._books.author(key, note)
+        receipt = self._books.charge("reserve", asks, author, microseconds(expires))
         return Reservation(self._books, receipt)
 
     @contextmanager
     def spending(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Iterator[Reservation]:
         """Reserve, run the block, commit; what raises inside is committed too, because its noise was drawn.
 
+        A block that does not run the mechanism may void the reservation that it is given.
         A key that was used before is refused: its block ran, or may have, and a second run is a second answer.
         """
         reservation = self.reserve(cost, key=key, note=note)
@@ -171,7 +171,8 @@ class LedgerAccount:
         try:
             yield reservation
         finally:
-            reservation.commit()
+            if not reservation.voided:
+                reservation.commit()
 
     def decide(self, cost: Guarantee) -> Decision:
         """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""

@@ -110,6 +110,8 @@ class Auditor:
         for own in self._accounts.values():
             block = blocks.setdefault(own.head.dataset, own.head.name) if own.head.dataset else ""
             self._check_relatives(own.head, block)
+            if own.head.successor_of:
+                own.balance.linked = self._accounts[own.head.successor_of].balance.linked = True
         for path, place in self._paths.items():
             if path != self._path(path[0]):
                 raise LedgerCorrupt(f"entry {place} charged {' / '.join(path)}, which is not how the accounts stand")

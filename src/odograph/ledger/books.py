@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from odograph.core.compiled import Compiled, compiled_from_dict, price
@@ -73,7 +73,7 @@ class Opened:
         for one in self.path:
             asked = price(one.compiled, cost)
             stops.append(Stop(one.head.name, one.compiled, asked, price_to_text(asked)))
-        made = Ask(self.head.name, cost, text_of(cost.to_dict()), tuple(stops))
+        made = Ask((self.head.name, text_of(cost.to_dict())), cost, tuple(stops))
         if len(self._asks) >= _REMEMBERED:
             self._asks.clear()
         self._asks[id(cost)] = made  # holding the object keeps its identity from being used again
@@ -114,9 +114,9 @@ class Books:
 
     def author(self, key: str | None = None, note: str = "") -> Author:
         """Say who writes; a request without a key gets a random one, so that a lost answer can be asked for again."""
-        check_note(note)
         key = secrets.token_hex(16) if key is None else check_key(key)
-        return Author(self.identity(), key, note, secrets.token_hex(16) if note else "")
+        identity = self._identity or self.identity()
+        return Author(identity, key) if note == "" else Author(identity, key, check_note(note), secrets.token_hex(16))
 
     def identity(self) -> str:
         """Return the random identity that entries carry for this principal."""
@@ -128,11 +128,8 @@ class Books:
         """Look the identity up again: the name was erased."""
         self._identity = ""
 
-    def charge(
-        self, verb: str, costs: Mapping[str, Guarantee], author: Author, expires: int | None = None
-    ) -> Receipt:
+    def charge(self, verb: str, asks: tuple[Ask, ...], author: Author, expires: int | None = None) -> Receipt:
         """Charge all or nothing and return the receipt, or raise `BudgetExceeded` with what would fit."""
-        asks = self.asks(costs)
         outcome = self.submit(Charge(author, verb, asks, expires))
         if isinstance(outcome, Refused):
             raise BudgetExceeded(self.offer(asks, outcome))
@@ -195,19 +192,21 @@ class Books:
 
         `costs` are what was asked for, if that is known and need not be read from the entries.
         """
+        again = isinstance(outcome, Repeated)
         if isinstance(outcome, Made):
-            own = outcome.own
+            own, linked = outcome
         else:
             legs = legs_from_text(self.entry(outcome.hit.account, outcome.hit.sequence).legs)
             own = tuple([self.entry(*leg.own) for leg in legs])
-        asked = costs or [_guarantee_of(entry) for entry in own]
-        lines = [
-            Line(entry.account, entry.sequence, cost, entry.seal) for entry, cost in zip(own, asked, strict=True)
-        ]
-        linked = [self.lifetime(entry.account) for entry in own if self.opened(entry.account).head.successor_of]
+            balances = self.store.balances([entry.account for entry in own])
+            linked = tuple(name for name, balance in balances.items() if balance.linked)
+        lines: list[Line] = []
+        for i, entry in enumerate(own):
+            cost = costs[i] if costs else _guarantee_of(entry)
+            lines.append(Line(entry.account, entry.sequence, cost, entry.seal))
         first = own[0]
-        repeated = isinstance(outcome, Repeated)
-        return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, tuple(linked), repeated)
+        lifetimes = self._lifetimes(linked) if linked else ()
+        return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, lifetimes, again)
 
     def entry(self, account: str, sequence: int) -> Entry:
         """Read one entry that must be there."""
@@ -226,13 +225,18 @@ class Books:
         places = [place for leg in legs for place in reversed(leg.places)]
         return tuple(self.entry(*place) for place in places), legs
 
-    def lifetime(self, name: str) -> Lifetime:
-        """Return what an account and those it succeeds promise together."""
-        names: list[str] = []
-        while name:
-            names.insert(0, name)
-            name = self.opened(name).head.successor_of
-        return self.together(names)
+    def lifetime(self, name: str) -> Lifetime | None:
+        """Return what an account and those linked to it, before and after, promise together; None if it is alone."""
+        heads = [balance.head for balance in self.store.balances().values()]
+        names = [name]
+        for one in names:
+            pairs = [(head.name, head.successor_of) for head in heads if one in (head.name, head.successor_of)]
+            names += [other for pair in pairs for other in pair if other and other not in names]
+        return self.together(sorted(names)) if len(names) > 1 else None
+
+    def _lifetimes(self, names: Iterable[str]) -> tuple[Lifetime, ...]:
+        found = [self.lifetime(name) for name in names]
+        return tuple(dict.fromkeys(lifetime for lifetime in found if lifetime is not None))
 
     def together(self, names: list[str]) -> Lifetime:
         """Return the sum of some accounts' promises.

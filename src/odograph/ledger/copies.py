@@ -15,12 +15,12 @@ from typing import IO, Any, Final
 
 from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError
 from odograph.ledger.audit import Auditor, Progress
-from odograph.ledger.entries import Entry, check_key, digest_of, key_owner, note_digest, text_of
+from odograph.ledger.entries import Entry, check_key, digest_of, key_owner, note_digest, shown, text_of
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
 
-__all__ = ["backup", "export", "lines", "restore", "take_in"]
+__all__ = ["backup", "check_checkpoint", "export", "lines", "restore", "take_in"]
 
 _FORM: Final = 1
 _PART: Final = 4096  # entries stored at a time
@@ -126,7 +126,16 @@ def take_in(
     progress: Progress | None = None,
 ) -> Verification:
     """Read a copy into an empty ledger; without a checkpoint that shows it is current, every account is closed."""
+    check_checkpoint(checkpoint)
     return _take_in(store, pieces, principal if checkpoint is None else None, checkpoint, progress)
+
+
+def check_checkpoint(checkpoint: object) -> None:
+    """Raise unless it is a checkpoint, or none was given."""
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise LedgerError(
+            f"checkpoint must be a Checkpoint, as from Checkpoint.from_dict, and {shown(checkpoint)} is not"
+        )
 
 
 def _take_in(

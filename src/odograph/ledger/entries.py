@@ -55,7 +55,10 @@ RESOLUTIONS: Final = ("commit", "void")
 
 _NAME: Final = re.compile(r"\w[\w.:@+-]{0,99}")
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")  # no database keeps these in a text
-_LONGEST_NUMBER: Final = 18  # digits: more would not fit the stores, and no account has so many entries
+# Numbers have one written form. No account has more entries than 18 digits count, and the stores hold as many.
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+_AMOUNTS: Final = re.compile(r"(?:-|0|[1-9][0-9]*)(?: (?:-|0|[1-9][0-9]*))*")
+_TOTALS: Final = re.compile(r"(?:0|[1-9][0-9]*)(?:;(?:0|[1-9][0-9]*)(?: (?:0|[1-9][0-9]*))*){2}")
 _LONGEST_KEY: Final = 200
 _LONGEST_NOTE: Final = 10_000
 _SHOWN: Final = 120  # characters of a wrong value
@@ -150,7 +153,7 @@ def legs_from_text(text: str) -> tuple[Leg, ...]:
 def place_of(text: str) -> tuple[str, int]:
     """Read `account#sequence`, or raise `ReservationNotFound`."""
     name, _, sequence = str(text).rpartition("#")
-    if not name or not sequence.isdecimal() or len(sequence) > _LONGEST_NUMBER:
+    if not name or not _NUMBER.fullmatch(sequence):
         raise ReservationNotFound(f"an entry is named account#sequence, such as census#17, not {shown(text)}")
     return name, int(sequence)
 
@@ -162,6 +165,8 @@ def price_to_text(price: Price) -> str:
 
 def price_from_text(text: str) -> Price:
     """Read what `price_to_text` wrote, or raise `ValueError`."""
+    if not _AMOUNTS.fullmatch(text):
+        raise ValueError(f"{text!r} is not how a price is written")
     return Price(tuple([None if amount == "-" else int(amount) for amount in text.split(" ")]))
 
 
@@ -173,6 +178,8 @@ def totals_to_text(totals: Totals) -> str:
 
 def totals_from_text(text: str) -> Totals:
     """Read what `totals_to_text` wrote, or raise `ValueError`."""
+    if not _TOTALS.fullmatch(text):
+        raise ValueError(f"{text!r} is not how totals are written")
     steps, amounts, unpriced = text.split(";")
     return Totals(tuple(map(int, amounts.split(" "))), tuple(map(int, unpriced.split(" "))), int(steps))
 

@@ -19,8 +19,9 @@ from odograph.ledger.account import LedgerAccount, Reservation, microseconds
 from odograph.ledger.audit import Progress, audit
 from odograph.ledger.books import Books, user
 from odograph.ledger.entries import check_name, place_of
+from odograph.ledger.openings import Open
 from odograph.ledger.receipts import Checkpoint, Receipt, Verification
-from odograph.ledger.requests import Open, Refused
+from odograph.ledger.requests import Refused
 from odograph.ledger.store import Head, Store
 from odograph.ledger.writer import Writer
 
@@ -98,7 +99,7 @@ class Ledger:
         Each cost bounds the mechanism for a person in that account's data. Accounts that share a parent charge it
         once each.
         """
-        return self._books.charge("spend", costs, self._books.author(key, note))
+        return self._books.charge("spend", self._books.asks(costs), self._books.author(key, note))
 
     def reserve(
         self,
@@ -109,8 +110,8 @@ class Ledger:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        author = self._books.author(key, note)
-        return Reservation(self._books, self._books.charge("reserve", costs, author, microseconds(expires)))
+        asks, author = self._books.asks(costs), self._books.author(key, note)
+        return Reservation(self._books, self._books.charge("reserve", asks, author, microseconds(expires)))
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether several accounts would admit their costs together; spend nothing."""
@@ -143,6 +144,7 @@ class Ledger:
 
     def verify(self, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
         """Replay every entry of every account, or raise `LedgerCorrupt` and name the first bad one."""
+        copies.check_checkpoint(checkpoint)
         with self._store.snapshot() as snapshot:
             return audit(snapshot, checkpoint, progress)
 

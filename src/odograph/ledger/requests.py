@@ -7,22 +7,20 @@ with totals that were read inside the transaction, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from operator import attrgetter
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from odograph.core.compiled import Compiled
 from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.errors import (
     AccountClosed,
-    AccountExists,
     AccountNotFound,
     IdempotencyConflict,
-    InvalidPolicy,
     OdographError,
     ReservationResolved,
 )
 from odograph.ledger.entries import (
-    START,
     Entry,
     Leg,
     digest_of,
@@ -32,15 +30,34 @@ from odograph.ledger.entries import (
     price_to_text,
     text_of,
 )
-from odograph.ledger.store import Balance, Changes, Head, Hit, Note, State, Wants
+from odograph.ledger.store import Balance, Changes, Hit, Note, State, Wants
 
-__all__ = ["Ask", "Author", "Charge", "Close", "Made", "Open", "Outcome", "Refused", "Repeated", "Request", "Resolve"]
+__all__ = [
+    "Ask",
+    "Author",
+    "Charge",
+    "Made",
+    "Outcome",
+    "Refused",
+    "Repeated",
+    "Request",
+    "Resolve",
+    "Stop",
+    "keep_note",
+    "remember",
+    "repeated",
+    "time_of",
+]
+
+
+_ASKED: Final = attrgetter("asked")
 
 
 class Made(NamedTuple):
     """The request was carried out: the entries of the accounts that were asked; those above them have more."""
 
     own: tuple[Entry, ...]
+    linked: tuple[str, ...] = ()  # those of the accounts that have predecessors or successors
 
 
 class Repeated(NamedTuple):
@@ -99,14 +116,17 @@ class Stop(NamedTuple):
 class Ask(NamedTuple):
     """What is asked of one account: the guarantee, and the stops from the top down to the account."""
 
-    name: str
+    asked: tuple[str, str]  # the account, and the guarantee as it is written
     cost: Guarantee
-    text: str  # the guarantee, written
     stops: tuple[Stop, ...]
 
 
 class Charge(NamedTuple):
-    """Spend or reserve: charge every stop of every leg, all or nothing."""
+    """Spend or reserve: charge every stop of every leg, all or nothing.
+
+    This is what every spend runs, between waiting for the disk and waiting for it again, when nothing of it is in the
+    processor's caches. So it is written in plain loops: a call here takes several times as long as elsewhere.
+    """
 
     author: Author
     verb: str
@@ -114,34 +134,32 @@ class Charge(NamedTuple):
     expires: int | None = None  # microseconds from now
 
     @property
-    def digest(self) -> str:
-        """What the same key must come with."""
-        return digest_of(self.verb, tuple([(ask.name, ask.text) for ask in self.asks]))
-
-    @property
     def wants(self) -> Wants:
         """Every account on the way, and the key."""
-        names = frozenset([stop.name for ask in self.asks for stop in ask.stops])
-        return Wants(names, frozenset([(self.author.principal, self.author.key)]))
+        names = [stop.name for ask in self.asks for stop in ask.stops]
+        return Wants(frozenset(names), frozenset([(self.author.principal, self.author.key)]))
 
     def step(self, state: State, changes: Changes) -> Outcome:
         """Charge, or record the refusal; a refusal leaves the key free."""
-        request = self.digest
-        hit = _known(state, self.author, request)
+        author, verb, asks, _ = self
+        request = digest_of(verb, tuple(map(_ASKED, asks)))
+        hit = state.keys.get((author.principal, author.key))
         if hit is not None:
-            return Repeated(hit)
+            return repeated(hit, author, request)
         balances = state.balances
-        for ask in self.asks:
-            for stop in ask.stops:
-                _check_open(balances.get(stop.name), stop.name)
         after: dict[str, Totals] = {}
         prices: list[str] = []
-        for i, ask in enumerate(self.asks):
+        for ask in asks:
+            for stop in ask.stops:
+                balance = balances.get(stop.name)
+                if balance is None or balance.closed:
+                    raise _unable(balance, stop.name)
+        for i, ask in enumerate(asks):
             for name, compiled, price, text in ask.stops:
                 totals = after[name] if name in after else balances[name].totals
                 decision = decide(compiled.meters, totals, price, ask.cost)
                 if not decision.admitted:
-                    refused = Refused(i, decision._replace(account=name), _totals(state, self.asks))
+                    refused = Refused(i, decision._replace(account=name), _totals(state, asks))
                     self._record(state, changes, request, name)
                     return refused
                 after[name] = decision.totals_after
@@ -152,37 +170,50 @@ class Charge(NamedTuple):
         return self._write(state, changes, request, prices)
 
     def _write(self, state: State, changes: Changes, request: str, prices: list[str]) -> Made:
-        author, verb, balances = self.author, self.verb, state.balances
-        paths = [[stop.name for stop in ask.stops] for ask in self.asks]
-        time = _time(state, paths)
-        legs = _legs(state, paths)
-        detail = "" if self.expires is None else text_of({"expires": str(time + self.expires)})
+        author, verb, asks, expires = self
+        balances, time = state.balances, state.now
+        following: dict[str, int] = {}
+        places: list[str] = []
+        for ask in asks:
+            leg: list[str] = []
+            for stop in ask.stops:
+                name, balance = stop.name, balances[stop.name]
+                time = max(time, balance.time)  # one time for all the entries of a request, never an earlier one
+                following[name] = number = following.get(name, balance.sequence) + 1
+                leg.append(f"{name}#{number}")
+            leg.reverse()
+            places.append("/".join(leg))
+        legs = " ".join(places)
+        detail = "" if expires is None else text_of({"expires": str(time + expires)})
         own: list[Entry] = []
-        following = iter(prices)
-        for ask, path in zip(self.asks, paths, strict=True):
-            for name in path:
-                balance = balances[name]
-                note = _note(changes, balance, author) if author.note and name == ask.name else ""
-                fields = (verb, legs, ask.text, next(following), author.key, request, note, detail)
+        linked: list[str] = []
+        written = iter(prices)
+        for ask in asks:
+            account, text = ask.asked
+            for stop in ask.stops:
+                balance = changes.moved[stop.name] = balances[stop.name]
+                note = keep_note(changes, balance, author) if author.note and stop.name == account else ""
+                fields = (verb, legs, text, next(written), author.key, request, note, detail)
                 entry = balance.write(time, author.principal, fields)
                 changes.entries.append(entry)
-                changes.moved[name] = balance
             own.append(entry)
-        hit = Hit(own[0].account, own[0].sequence, verb, request)
-        _remember(state, changes, author.principal, author.key, hit)
-        return Made(tuple(own))
+            if balance.linked:
+                linked.append(account)
+        used = (author.principal, author.key)
+        changes.keys[used] = state.keys[used] = Hit(own[0].account, own[0].sequence, verb, request)
+        return Made(tuple(own), tuple(linked))
 
     def _record(self, state: State, changes: Changes, request: str, refuser: str) -> None:
         """Write the refusal into the history of each account that was asked; it costs nothing."""
-        paths = [[ask.name] for ask in self.asks]
-        time, legs = _time(state, paths), _legs(state, paths)
+        paths = [[ask.asked[0]] for ask in self.asks]
+        time, legs = time_of(state, paths), _legs(state, paths)
         detail = text_of({"refused_by": refuser, "verb": self.verb})
         for ask in self.asks:
-            balance = state.balances[ask.name]
-            note = _note(changes, balance, self.author)
-            fields = ("refuse", legs, ask.text, ask.stops[-1].text, self.author.key, request, note, detail)
+            account, text = ask.asked
+            balance = changes.moved[account] = state.balances[account]
+            note = keep_note(changes, balance, self.author)
+            fields = ("refuse", legs, text, ask.stops[-1].text, self.author.key, request, note, detail)
             changes.entries.append(balance.write(time, self.author.principal, fields))
-            changes.moved[ask.name] = balance
 
 
 class Resolve(NamedTuple):
@@ -210,7 +241,7 @@ class Resolve(NamedTuple):
                 f"reservation {self.author.key} was {done} before, by {hit.account}#{hit.sequence}"
             )
         paths = [[name for name, _ in reversed(leg.places)] for leg in self.legs]
-        time = _time(state, paths)
+        time = time_of(state, paths)
         expires = self.reserved[0].expires
         if self.verb == "void" and expires is not None and time > expires:
             raise ReservationResolved(
@@ -226,134 +257,38 @@ class Resolve(NamedTuple):
             if self.verb == "void":
                 balance.totals = balance.totals.without(price_from_text(before.price))
             is_own = (before.account, before.sequence) in asked
-            note = _note(changes, balance, author) if is_own else ""
+            note = keep_note(changes, balance, author) if is_own else ""
             fields = (self.verb, legs, before.cost, before.price, author.key, request, note, "")
             entry = balance.write(time, author.principal, fields)
             changes.entries.append(entry)
             changes.moved[before.account] = balance
             if is_own:
                 own.append(entry)
-        _remember(state, changes, "", author.key, Hit(own[0].account, own[0].sequence, self.verb, request))
-        return Made(tuple(own))
+        remember(state, changes, "", author.key, Hit(own[0].account, own[0].sequence, self.verb, request))
+        return Made(tuple(own), tuple(name for name, _ in asked if state.balances[name].linked))
 
 
-class Open(NamedTuple):
-    """Open an account: the compiled policy is its first entry."""
-
-    author: Author
-    head: Head
-    compiled: Compiled
-
-    @property
-    def detail(self) -> str:
-        """The document that the account is read from for ever after."""
-        return text_of({**self.head._asdict(), "compiled": self.compiled.to_dict()})
-
-    @property
-    def digest(self) -> str:
-        """The policy as it was asked for, not as it was compiled: a later version may compile it otherwise."""
-        asked = text_of({**self.head._asdict(), "policy": self.compiled.policy.to_dict()})
-        return digest_of("open", ((self.head.name, asked),))
-
-    @property
-    def wants(self) -> Wants:
-        """The account itself, its relatives, and a block of the same dataset."""
-        head = self.head
-        names = frozenset(filter(None, (head.name, head.parent, head.successor_of)))
-        datasets = frozenset(filter(None, [head.dataset]))
-        keys = frozenset([(self.author.principal, self.author.key)])
-        return Wants(names, keys, datasets=datasets, opens=True)
-
-    def step(self, state: State, changes: Changes) -> Outcome:
-        """Open the account, if its name is free and its relatives protect the same."""
-        head, request = self.head, self.digest
-        hit = _known(state, self.author, request)
-        if hit is not None:
-            return Repeated(hit)
-        if head.name in state.balances:
-            raise AccountExists(
-                f"there is an account {head.name!r} already: use ledger.account({head.name!r}). A new policy is a new"
-                f" account, opened with successor_of={head.name!r}"
-            )
-        for relative in filter(None, (head.parent, head.successor_of)):
-            if relative not in state.balances:
-                raise AccountNotFound(f"there is no account {relative!r}, so {head.name!r} was not opened")
-        if head.parent and state.balances[head.parent].closed:
-            raise AccountClosed(f"{head.parent!r} is closed, so nothing can be opened below it")
-        for other in state.balances.values():
-            same_dataset = head.dataset and other.head.dataset == head.dataset
-            if same_dataset or other.head.name in {head.parent, head.successor_of}:
-                _check_unit(head, other.head)
-        balance = Balance(head, -1, START, 0, self.compiled.start, closed=False)
-        author = self.author
-        note = _note(changes, balance, author)
-        place = f"{head.name}#0"
-        fields = ("open", place, "", "", author.key, request, note, self.detail)
-        entry = balance.write(state.now, author.principal, fields)
-        state.balances[head.name] = balance
-        changes.opened.append(balance)
-        changes.entries.append(entry)
-        _remember(state, changes, author.principal, author.key, Hit(head.name, 0, "open", request))
-        return Made((entry,))
-
-
-class Close(NamedTuple):
-    """Close an account and everything below it; closing what is closed changes nothing."""
-
-    author: Author
-    name: str
-
-    @property
-    def wants(self) -> Wants:
-        """The account and everything below it."""
-        return Wants(trees=frozenset([self.name]), opens=True)
-
-    def step(self, state: State, changes: Changes) -> Outcome:
-        """Close from the top down; reservations stay as they are."""
-        if self.name not in state.balances:
-            raise AccountNotFound(f"there is no account {self.name!r} in this ledger")
-        below = [self.name]
-        for name in below:
-            below += sorted(b.head.name for b in state.balances.values() if b.head.parent == name)
-        request = digest_of("close", ((self.name, ""),))
-        written: list[Entry] = []
-        author = self.author
-        for balance in (state.balances[name] for name in below):
-            if balance.closed:
-                continue
-            time = _time(state, [[balance.head.name]])
-            note = _note(changes, balance, author) if balance.head.name == self.name else ""
-            place = f"{balance.head.name}#{balance.sequence + 1}"
-            fields = ("close", place, "", "", "", request, note, "")
-            written.append(balance.write(time, author.principal, fields))
-            balance.closed = True
-            changes.moved[balance.head.name] = balance
-        changes.entries += written
-        return Made(tuple(written))
-
-
-def _known(state: State, author: Author, request: str) -> Hit | None:
-    hit = state.keys.get((author.principal, author.key))
-    if hit is not None and hit.request != request:
+def repeated(hit: Hit, author: Author, request: str) -> Repeated:
+    """Answer a key that was used before, or raise `IdempotencyConflict` if that was for another request."""
+    if hit.request != request:
         raise IdempotencyConflict(
             f"key {author.key!r} was used before for another request ({hit.verb}, {hit.account}#{hit.sequence});"
             " nothing was charged. The same key must come with the same verb, accounts and guarantees"
         )
-    return hit
+    return Repeated(hit)
 
 
-def _check_open(balance: Balance | None, name: str) -> None:
+def _unable(balance: Balance | None, name: str) -> OdographError:
     if balance is None:
-        raise AccountNotFound(f"there is no account {name!r} in this ledger; nothing was charged")
-    if balance.closed:
-        raise AccountClosed(f"{name!r} is closed and takes no new charges; nothing was charged")
+        return AccountNotFound(f"there is no account {name!r} in this ledger; nothing was charged")
+    return AccountClosed(f"{name!r} is closed and takes no new charges; nothing was charged")
 
 
 def _totals(state: State, asks: Sequence[Ask]) -> dict[str, Totals]:
     return {stop.name: state.balances[stop.name].totals for ask in asks for stop in ask.stops}
 
 
-def _time(state: State, paths: Sequence[Sequence[str]]) -> int:
+def time_of(state: State, paths: Sequence[Sequence[str]]) -> int:
     """The store's time, or the last entry's where that is later: one time for all the entries of a request."""
     return max(state.now, *[state.balances[name].time for path in paths for name in path])
 
@@ -371,7 +306,7 @@ def _legs(state: State, paths: Sequence[Sequence[str]]) -> str:
     return " ".join(legs)
 
 
-def _note(changes: Changes, balance: Balance, author: Author) -> str:
+def keep_note(changes: Changes, balance: Balance, author: Author) -> str:
     """Keep the note beside the entry that the account will write next; return what the entry says of it."""
     if not author.note:
         return ""
@@ -379,14 +314,7 @@ def _note(changes: Changes, balance: Balance, author: Author) -> str:
     return note_digest(author.salt, author.note)
 
 
-def _remember(state: State, changes: Changes, owner: str, key: str, hit: Hit) -> None:
+def remember(state: State, changes: Changes, owner: str, key: str, hit: Hit) -> None:
+    """Use a key up, for the requests behind this one and for ever."""
     state.keys[owner, key] = hit
     changes.keys[owner, key] = hit
-
-
-def _check_unit(own: Head, other: Head) -> None:
-    if (own.unit, own.neighbours) != (other.unit, other.neighbours):
-        raise InvalidPolicy(
-            f"{own.name!r} must protect the same unit and neighbours as {other.name!r}: {other.unit!r},"
-            f" {other.neighbours!r}, not {own.unit!r}, {own.neighbours!r}; it was not opened"
-        )

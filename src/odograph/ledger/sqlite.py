@@ -6,7 +6,6 @@ import os
 import secrets
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,14 +14,14 @@ from weakref import WeakSet
 
 from odograph.errors import AccountNotFound, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
-from odograph.ledger.sql import SCHEMA, migrations, queries, statements
+from odograph.ledger.sql import SCHEMA, migrations, statements
 from odograph.ledger.sqlite_errors import code_of, translated, translating
-from odograph.ledger.store import Balance, Changes, Head, Hit, Note, Record, State, Wants, Work
+from odograph.ledger.sqlite_rows import SQL, many, read_state, store_changes
+from odograph.ledger.store import Balance, Changes, Note, Record, Wants, Work
 from odograph.ledger.turn import Turn
 
 __all__ = ["SqliteSnapshot", "SqliteStore"]
 
-_SQL: Final = queries("sqlite")
 _APPLICATION: Final = 0x0D06_0001  # how the file says that it is a ledger
 _T = TypeVar("_T")
 _NO_FILE: Final = (0, 0)
@@ -43,7 +42,6 @@ class SqliteStore:
         self._reader: sqlite3.Connection | None = None
         self._turn: Turn | None = None
         self._file = _NO_FILE
-        self._heads: dict[str, Head] = {}  # they never change
         _STORES.add(self)
 
     def create(self) -> None:
@@ -55,9 +53,9 @@ class SqliteStore:
         """Decide and store under SQLite's write lock."""
 
         def transaction(connection: sqlite3.Connection) -> None:
-            changes = work(self._state(connection, wants))
+            changes = work(read_state(connection, wants))
             if changes.entries:
-                _store(connection, changes)
+                store_changes(connection, changes)
                 _commit(connection)
 
         self._transact(transaction)
@@ -66,12 +64,12 @@ class SqliteStore:
         """Store the parts in one transaction."""
 
         def transaction(connection: sqlite3.Connection) -> None:
-            if connection.execute(_SQL["accounts"]).fetchone() is not None:
+            if connection.execute(SQL["accounts"]).fetchone() is not None:
                 raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
             connection.execute("PRAGMA defer_foreign_keys = ON")  # a child may come before its parent
             for part in parts:
-                _store(connection, part)
-            connection.executemany(_SQL["add_principal"], principals.items())
+                store_changes(connection, part)
+            connection.executemany(SQL["add_principal"], principals.items())
             _commit(connection)
 
         if self._path.exists():
@@ -83,44 +81,44 @@ class SqliteStore:
         """Read balances at one moment."""
         with self._reading() as connection:
             if names is None:
-                rows = connection.execute(_SQL["accounts"]).fetchall()
+                rows = connection.execute(SQL["accounts"]).fetchall()
             else:
-                rows = [row for name in names for row in connection.execute(_SQL["account"], (name,))]
+                rows = many(connection, "some_accounts", [(name,) for name in names])
         return {row[0]: Balance.read(row) for row in rows}
 
     def entries(self, account: str, first: int, count: int) -> list[Entry]:
         """Read some entries of an account."""
         with self._reading() as connection:
-            return [Entry(*row) for row in connection.execute(_SQL["entries"], (account, first, count))]
+            return [Entry(*row) for row in connection.execute(SQL["entries"], (account, first, count))]
 
     def pending(self, account: str) -> list[Entry]:
         """Read the reservations of an account that nobody has resolved."""
         with self._reading() as connection:
-            return [Entry(*row) for row in connection.execute(_SQL["pending"], (account,))]
+            return [Entry(*row) for row in connection.execute(SQL["pending"], (account,))]
 
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
         """Read the notes of some entries."""
         with self._reading() as connection:
-            rows = connection.execute(_SQL["notes"], (account, first, first + count)).fetchall()
+            rows = connection.execute(SQL["notes"], (account, first, first + count)).fetchall()
         return {note.sequence: note for note in map(Note._make, rows)}
 
     def principal(self, name: str) -> str:
         """Return the identity of a principal."""
 
         def transaction(connection: sqlite3.Connection) -> str:
-            connection.execute(_SQL["add_principal"], (secrets.token_hex(16), name))
-            identity: str = connection.execute(_SQL["principal"], (name,)).fetchone()[0]
+            connection.execute(SQL["add_principal"], (secrets.token_hex(16), name))
+            identity: str = connection.execute(SQL["principal"], (name,)).fetchone()[0]
             _commit(connection)
             return identity
 
         with self._reading() as connection:
-            known = connection.execute(_SQL["principal"], (name,)).fetchone()
+            known = connection.execute(SQL["principal"], (name,)).fetchone()
         return self._transact(transaction) if known is None else known[0]
 
     def principals(self) -> dict[str, str]:
         """Read the names, by identity."""
         with self._reading() as connection:
-            return dict(connection.execute(_SQL["principals"]).fetchall())
+            return dict(connection.execute(SQL["principals"]).fetchall())
 
     def erase_note(self, account: str, sequence: int) -> bool:
         """Erase a note."""
@@ -162,23 +160,6 @@ class SqliteStore:
         self._read_lock.release()
         self._write_lock.release()
 
-    def _state(self, connection: sqlite3.Connection, wants: Wants) -> State:
-        select = connection.execute
-        balances: dict[str, Balance] = {}
-        for name in wants.accounts:
-            head = self._heads.get(name)
-            if head is not None:
-                balances[name] = Balance.of(head, select(_SQL["balance"], (name,)).fetchone())
-                continue
-            for row in select(_SQL["account"], (name,)):
-                balances[name] = Balance.read(row)
-                self._heads[name] = balances[name].head
-        for query, names in (("tree", wants.trees), ("block", wants.datasets)) if wants.opens else ():
-            for row in [row for name in names for row in select(_SQL[query], (name,))]:
-                balances[row[0]] = Balance.read(row)
-        keys = {key: Hit._make(row) for key in wants.keys for row in select(_SQL["key"], key)}
-        return State(time.time_ns() // 1000, balances, keys)
-
     def _make(self, fill: Callable[[sqlite3.Connection], None]) -> bool:
         """Make the file complete or not at all, and never in place of another; say whether it is this one."""
         new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
@@ -208,7 +189,8 @@ class SqliteStore:
                     self._writer, self._turn = self._connect(), Turn(self._path, self._timeout)
                 connection = self._writer
                 with self._turn:
-                    self._check_place()
+                    if _identity(self._name) != self._file:
+                        raise self._replaced()
                     connection.execute("BEGIN IMMEDIATE")
                     try:
                         return work(connection)
@@ -227,19 +209,19 @@ class SqliteStore:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
             connection = self._reader
-            self._check_place()
+            if _identity(self._name) != self._file:
+                raise self._replaced()
             connection.execute("BEGIN")
             try:
                 yield connection
             finally:
                 connection.execute("ROLLBACK")
 
-    def _check_place(self) -> None:
-        """See that the file is still the one that was opened: what is written to another one would be lost."""
-        if _identity(self._name) != self._file:
-            raise LedgerError(
-                f"{self.url} was moved or replaced while in use; nothing was charged. If it was meant, connect again"
-            )
+    def _replaced(self) -> LedgerError:
+        """What is written to a file that is no longer there would be lost."""
+        return LedgerError(
+            f"{self.url} was moved or replaced while in use; nothing was charged. If it was meant, connect again"
+        )
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
@@ -302,7 +284,7 @@ class SqliteStore:
 
     def _erase(self, query: str, arguments: tuple[object, ...]) -> bool:
         def transaction(connection: sqlite3.Connection) -> bool:
-            erased = connection.execute(_SQL[query], arguments).rowcount > 0
+            erased = connection.execute(SQL[query], arguments).rowcount > 0
             _commit(connection)
             # The text is overwritten in the file (secure_delete); this takes it out of the write-ahead log too.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -335,36 +317,23 @@ class SqliteSnapshot:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.balances = [Balance.read(row) for row in connection.execute(_SQL["accounts"])]
-        self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone()
+        self.balances = [Balance.read(row) for row in connection.execute(SQL["accounts"])]
+        self.size, self.keys = connection.execute(SQL["sizes"]).fetchone()
 
     def records(self) -> Iterator[Record]:
         """Every entry, account by account."""
-        cursor = self._connection.execute(_SQL["records"])
+        cursor = self._connection.execute(SQL["records"])
         while rows := cursor.fetchmany(_CHUNK):
             for row in rows:
                 yield Record(Entry._make(row[:14]), None if row[14] is None else row[14:])
 
     def notes(self) -> Iterator[Note]:
         """Every note that was not erased."""
-        return map(Note._make, self._connection.execute(_SQL["all_notes"]))
+        return map(Note._make, self._connection.execute(SQL["all_notes"]))
 
     def principals(self) -> dict[str, str]:
         """The names that were not erased, by identity."""
-        return dict(self._connection.execute(_SQL["principals"]).fetchall())
-
-
-def _store(connection: sqlite3.Connection, changes: Changes) -> None:
-    if changes.opened:
-        connection.executemany(_SQL["open_account"], [(*balance.head, *balance.moved) for balance in changes.opened])
-    for entry in changes.entries:
-        connection.execute(_SQL["append_entry"], entry)
-    for name, balance in changes.moved.items():
-        connection.execute(_SQL["move_account"], (*balance.moved, name))
-    for (owner, key), hit in changes.keys.items():
-        connection.execute(_SQL["remember_key"], (owner, key, hit.account, hit.sequence))
-    if changes.notes:
-        connection.executemany(_SQL["keep_note"], changes.notes)
+        return dict(self._connection.execute(SQL["principals"]).fetchall())
 
 
 def _commit(connection: sqlite3.Connection) -> None:

@@ -70,26 +70,22 @@ class Balance:
     time: int
     totals: Totals
     closed: bool
+    linked: bool = False  # whether it has a predecessor or successors
 
     @classmethod
     def read(cls, row: Sequence[Any]) -> Balance:
         """Read a row of the accounts table."""
-        name, parent, successor_of, dataset, unit, neighbours = row[:6]
-        return cls.of(Head(name, parent or "", successor_of or "", dataset, unit, neighbours), row[6:])
-
-    @classmethod
-    def of(cls, head: Head, moved: Sequence[Any]) -> Balance:
-        """Read the columns that change, for an account that is known."""
-        sequence, seal, time, totals, closed = moved
+        name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked = row
+        head = Head(name, parent or "", successor_of or "", dataset, unit, neighbours)
         try:
-            return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed))
+            return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed), bool(linked))
         except ValueError as problem:
-            raise LedgerCorrupt(f"the stored totals of {head.name!r} are not totals: {totals!r}") from problem
+            raise LedgerCorrupt(f"the stored totals of {name!r} are not totals: {totals!r}") from problem
 
     @property
-    def moved(self) -> tuple[int, str, int, str, bool]:
+    def moved(self) -> tuple[int, str, int, str, bool, bool]:
         """The columns of the accounts table that change."""
-        return self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed
+        return self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed, self.linked
 
     def write(self, time: int, principal: str, fields: Sequence[str]) -> Entry:
         """Make the next entry of the account and move on to it; `fields` are those from the verb on."""

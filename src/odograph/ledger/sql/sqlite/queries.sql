@@ -1,12 +1,11 @@
--- name: account
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
-FROM accounts WHERE name = ?;
+-- A group in VALUES is repeated where there are more rows: one statement then serves them all.
 
--- name: balance
-SELECT sequence, seal, time, totals, closed FROM accounts WHERE name = ?;
+-- name: some_accounts
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+FROM (VALUES (?)) AS wanted CROSS JOIN accounts ON accounts.name = wanted.column1;
 
 -- name: accounts
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
 FROM accounts ORDER BY name;
 
 -- name: tree
@@ -15,34 +14,36 @@ WITH RECURSIVE tree (name) AS (
     UNION
     SELECT accounts.name FROM accounts JOIN tree ON accounts.parent = tree.name
 )
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
 FROM accounts WHERE name IN (SELECT name FROM tree);
 
 -- name: block
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
 FROM accounts WHERE dataset = ? AND dataset <> '' LIMIT 1;
 
--- name: key
-SELECT entries.account, entries.sequence, entries.verb, entries.request
-FROM keys JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence
-WHERE keys.owner = ? AND keys.key = ?;
+-- name: keys
+SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
+FROM (VALUES (?, ?)) AS wanted
+CROSS JOIN keys ON keys.owner = wanted.column1 AND keys.key = wanted.column2
+JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence;
 
--- name: open_account
-INSERT INTO accounts (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed)
-VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: open_accounts
+INSERT INTO accounts (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed,
+     linked)
+VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: move_account
-UPDATE accounts SET sequence = ?, seal = ?, time = ?, totals = ?, closed = ? WHERE name = ?;
+UPDATE accounts SET sequence = ?, seal = ?, time = ?, totals = ?, closed = ?, linked = ? WHERE name = ?;
 
--- name: append_entry
+-- name: append_entries
 INSERT INTO entries
     (version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: remember_key
+-- name: remember_keys
 INSERT INTO keys (owner, key, account, sequence) VALUES (?, ?, ?, ?);
 
--- name: keep_note
+-- name: keep_notes
 INSERT INTO notes (account, sequence, salt, text) VALUES (?, ?, ?, ?);
 
 -- name: entries

@@ -15,7 +15,8 @@ CREATE TABLE odograph.accounts (
     seal         text NOT NULL,
     time         bigint NOT NULL,
     totals       text NOT NULL,
-    closed       boolean NOT NULL
+    closed       boolean NOT NULL,
+    linked       boolean NOT NULL
 ) WITH (fillfactor = 50);
 
 CREATE INDEX accounts_below ON odograph.accounts (parent) WHERE parent IS NOT NULL;

@@ -11,7 +11,8 @@ CREATE TABLE accounts (
     seal         TEXT NOT NULL,
     time         INTEGER NOT NULL,
     totals       TEXT NOT NULL,
-    closed       INTEGER NOT NULL CHECK (closed IN (0, 1))
+    closed       INTEGER NOT NULL CHECK (closed IN (0, 1)),
+    linked       INTEGER NOT NULL CHECK (linked IN (0, 1))
 ) WITHOUT ROWID;
 
 CREATE INDEX accounts_below ON accounts (parent) WHERE parent IS NOT NULL;

@@ -1,0 +1,119 @@
+"""Open and close: the verbs that change which accounts there are. Pure steps, as those of `requests`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from odograph.core.compiled import Compiled
+from odograph.errors import AccountClosed, AccountExists, AccountNotFound, InvalidPolicy
+from odograph.ledger.entries import START, Entry, digest_of, text_of
+from odograph.ledger.requests import Author, Made, Outcome, keep_note, remember, repeated, time_of
+from odograph.ledger.store import Balance, Changes, Head, Hit, State, Wants
+
+__all__ = ["Close", "Open"]
+
+
+class Open(NamedTuple):
+    """Open an account: the compiled policy is its first entry."""
+
+    author: Author
+    head: Head
+    compiled: Compiled
+
+    @property
+    def detail(self) -> str:
+        """The document that the account is read from for ever after."""
+        return text_of({**self.head._asdict(), "compiled": self.compiled.to_dict()})
+
+    @property
+    def digest(self) -> str:
+        """The policy as it was asked for, not as it was compiled: a later version may compile it otherwise."""
+        asked = text_of({**self.head._asdict(), "policy": self.compiled.policy.to_dict()})
+        return digest_of("open", ((self.head.name, asked),))
+
+    @property
+    def wants(self) -> Wants:
+        """The account itself, its relatives, and a block of the same dataset."""
+        head = self.head
+        names = frozenset(filter(None, (head.name, head.parent, head.successor_of)))
+        datasets = frozenset(filter(None, [head.dataset]))
+        keys = frozenset([(self.author.principal, self.author.key)])
+        return Wants(names, keys, datasets=datasets, opens=True)
+
+    def step(self, state: State, changes: Changes) -> Outcome:
+        """Open the account, if its name is free and its relatives protect the same."""
+        head, request = self.head, self.digest
+        hit = state.keys.get((self.author.principal, self.author.key))
+        if hit is not None:
+            return repeated(hit, self.author, request)
+        if head.name in state.balances:
+            raise AccountExists(
+                f"there is an account {head.name!r} already: use ledger.account({head.name!r}). A new policy is a new"
+                f" account, opened with successor_of={head.name!r}"
+            )
+        for relative in filter(None, (head.parent, head.successor_of)):
+            if relative not in state.balances:
+                raise AccountNotFound(f"there is no account {relative!r}, so {head.name!r} was not opened")
+        if head.parent and state.balances[head.parent].closed:
+            raise AccountClosed(f"{head.parent!r} is closed, so nothing can be opened below it")
+        for other in state.balances.values():
+            same_dataset = head.dataset and other.head.dataset == head.dataset
+            if same_dataset or other.head.name in {head.parent, head.successor_of}:
+                _check_unit(head, other.head)
+        balance = Balance(head, -1, START, 0, self.compiled.start, closed=False, linked=bool(head.successor_of))
+        if head.successor_of:
+            before = changes.moved[head.successor_of] = state.balances[head.successor_of]
+            before.linked = True
+        author = self.author
+        note = keep_note(changes, balance, author)
+        place = f"{head.name}#0"
+        fields = ("open", place, "", "", author.key, request, note, self.detail)
+        entry = balance.write(state.now, author.principal, fields)
+        state.balances[head.name] = balance
+        changes.opened.append(balance)
+        changes.entries.append(entry)
+        remember(state, changes, author.principal, author.key, Hit(head.name, 0, "open", request))
+        return Made((entry,))
+
+
+class Close(NamedTuple):
+    """Close an account and everything below it; closing what is closed changes nothing."""
+
+    author: Author
+    name: str
+
+    @property
+    def wants(self) -> Wants:
+        """The account and everything below it."""
+        return Wants(trees=frozenset([self.name]), opens=True)
+
+    def step(self, state: State, changes: Changes) -> Outcome:
+        """Close from the top down; reservations stay as they are."""
+        if self.name not in state.balances:
+            raise AccountNotFound(f"there is no account {self.name!r} in this ledger")
+        below = [self.name]
+        for name in below:
+            below += sorted(b.head.name for b in state.balances.values() if b.head.parent == name)
+        request = digest_of("close", ((self.name, ""),))
+        written: list[Entry] = []
+        author = self.author
+        for balance in (state.balances[name] for name in below):
+            if balance.closed:
+                continue
+            time = time_of(state, [[balance.head.name]])
+            note = keep_note(changes, balance, author) if balance.head.name == self.name else ""
+            place = f"{balance.head.name}#{balance.sequence + 1}"
+            fields = ("close", place, "", "", "", request, note, "")
+            written.append(balance.write(time, author.principal, fields))
+            balance.closed = True
+            changes.moved[balance.head.name] = balance
+        changes.entries += written
+        return Made(tuple(written))
+
+
+def _check_unit(own: Head, other: Head) -> None:
+    if (own.unit, own.neighbours) != (other.unit, other.neighbours):
+        raise InvalidPolicy(
+            f"{own.name!r} must protect the same unit and neighbours as {other.name!r}: {other.unit!r},"
+            f" {other.neighbours!r}, not {own.unit!r}, {own.neighbours!r}; it was not opened"
+        )

@@ -1,0 +1,217 @@
+"""Idempotency: the same key and request is the first receipt, another request a conflict; a refusal frees its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import odograph as odo
+from odograph import (
+    AccountClosed,
+    ApproxDP,
+    BudgetExceeded,
+    Guarantee,
+    IdempotencyConflict,
+    Ledger,
+    Policy,
+    PureDP,
+    Receipt,
+)
+
+UNIT = 10**15
+TENTH = PureDP(0.1)
+BASIC = Policy(1, "1e-6", rule="basic")
+
+
+@pytest.fixture(autouse=True)
+def _accounts(ledger: Ledger) -> None:
+    for name in ("jan", "feb"):
+        ledger.open_account(name, BASIC)
+
+
+def spent(ledger: Ledger, name: str = "jan") -> Fraction:
+    return Fraction(ledger.account(name).totals.amounts[1], UNIT)
+
+
+def plain(receipt: Receipt) -> dict[str, Any]:
+    """The receipt without the word on whether it was asked for before."""
+    return {name: value for name, value in receipt.to_dict().items() if name != "repeated"}
+
+
+def test_the_same_key_and_request_is_the_first_receipt(ledger: Ledger, again: Callable[[], Ledger]) -> None:
+    first = ledger.account("jan").spend(TENTH, key="q", note="first")
+    before = ledger.checkpoint()
+    ledger.account("feb").spend(TENTH)
+    for other in (ledger, again(), ledger.acting_as("ana")):
+        repeated = other.account("jan").spend(TENTH, key="q", note="another note")
+        assert repeated.repeated
+        assert plain(repeated) == plain(first)
+        assert other.spend({"jan": TENTH}, key="q").repeated
+    assert not first.repeated
+    assert ledger.checkpoint().accounts["jan"] == before.accounts["jan"]
+    assert spent(ledger) == Fraction(1, 10)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [PureDP("0.1"), PureDP("1/10"), PureDP("0.10"), PureDP("1e-1"), PureDP(Fraction(1, 10))],
+    ids=["decimal", "fraction", "zeros", "exponent", "exact"],
+)
+def test_a_guarantee_is_the_same_however_it_is_written(ledger: Ledger, same: Guarantee) -> None:
+    ledger.account("jan").spend(PureDP("0.1"), key="q")
+    assert ledger.account("jan").spend(same, key="q").repeated
+    assert spent(ledger) == Fraction(1, 10)
+
+
+def test_the_order_of_a_mapping_is_not_part_of_the_request(ledger: Ledger) -> None:
+    first = ledger.spend({"jan": TENTH, "feb": PureDP(0.2)}, key="q")
+    again = ledger.spend({"feb": PureDP(0.2), "jan": TENTH}, key="q")
+    assert again.repeated
+    assert plain(again) == plain(first)
+
+
+OTHERS: dict[str, Callable[[Ledger], object]] = {
+    "another cost": lambda one: one.account("jan").spend(PureDP("0.2"), key="q"),
+    "a cost of another kind": lambda one: one.account("jan").spend(ApproxDP(0.1, 0), key="q"),
+    "another account": lambda one: one.account("feb").spend(TENTH, key="q"),
+    "another verb": lambda one: one.account("jan").reserve(TENTH, key="q"),
+    "one account more": lambda one: one.spend({"jan": TENTH, "feb": TENTH}, key="q"),
+    "an opening": lambda one: one.open_account("mar", BASIC, key="q"),
+    "a block": lambda one: one.account("jan").spending(TENTH, key="q").__enter__(),
+    "what would be refused": lambda one: one.account("jan").spend(PureDP(9), key="q"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_another_request_is_a_conflict(
+    ledger: Ledger, again: Callable[[], Ledger], other: Callable[[Ledger], object]
+) -> None:
+    ledger.account("jan").spend(TENTH, key="q")
+    before = ledger.checkpoint()
+    for one in (ledger, again()):
+        with pytest.raises(IdempotencyConflict, match="'q'"):
+            other(one)
+    assert ledger.checkpoint() == before
+
+
+def test_reserving_again_is_the_same_reservation(ledger: Ledger) -> None:
+    first = ledger.account("jan").reserve(TENTH, key="q", expires=3600)
+    again = ledger.account("jan").reserve(TENTH, key="q", expires=60)
+    assert (again.id, again.expires, again.receipt.repeated) == (first.id, first.expires, True)
+    assert spent(ledger) == Fraction(1, 10)
+    first.void("not run")
+    after = ledger.account("jan").reserve(TENTH, key="q")
+    assert (after.id, after.receipt.repeated) == (first.id, True)
+    assert spent(ledger) == 0  # a voided reservation is not charged again by its key
+    assert ledger.account("jan").pending == ()
+
+
+def test_opening_again_is_the_same_account(ledger: Ledger) -> None:
+    ledger.open_account("mar", BASIC, key="q", dataset="rivers")
+    ledger.account("mar").spend(TENTH)
+    before = ledger.checkpoint()
+    assert ledger.open_account("mar", BASIC, key="q", dataset="rivers").size == 2
+    for policy, dataset in ((Policy(2, "1e-6", rule="basic"), "rivers"), (BASIC, "lakes")):
+        with pytest.raises(IdempotencyConflict):
+            ledger.open_account("mar", policy, key="q", dataset=dataset)
+    assert ledger.checkpoint() == before
+
+
+def test_keys_of_principals_are_their_own(ledger: Ledger) -> None:
+    ledger.account("jan").spend(TENTH, key="q")
+    ben = ledger.acting_as("ben")
+    assert not ben.account("jan").spend(PureDP("0.2"), key="q").repeated
+    assert ben.account("jan").spend(PureDP("0.2"), key="q").repeated
+    assert ledger.account("jan").spend(TENTH, key="q").repeated
+    assert spent(ledger) == Fraction(3, 10)
+
+
+def test_keys_of_one_principal_are_the_whole_ledger_s(ledger: Ledger) -> None:
+    ledger.account("jan").spend(TENTH, key="q")
+    with pytest.raises(IdempotencyConflict):
+        ledger.account("feb").spend(TENTH, key="q")
+    assert spent(ledger, "feb") == 0
+
+
+def test_without_a_key_every_request_is_new(ledger: Ledger) -> None:
+    receipts = [ledger.account("jan").spend(TENTH) for _ in range(3)]
+    assert len({one.key for one in receipts}) == 3
+    assert all(one.key for one in receipts)
+    assert ledger.account("jan").spend(TENTH, key=receipts[0].key).repeated  # the key it was given
+    assert spent(ledger) == Fraction(3, 10)
+
+
+def test_a_key_that_looks_like_a_reservation_is_just_a_key(ledger: Ledger) -> None:
+    held = ledger.account("jan").reserve(TENTH)
+    ledger.account("jan").spend(TENTH, key=held.id)
+    held.void("not run")
+    assert ledger.account("jan").spend(TENTH, key=held.id).repeated
+    assert spent(ledger) == Fraction(1, 10)
+    other = ledger.account("jan").reserve(TENTH)
+    other.commit()
+    assert not ledger.account("jan").spend(TENTH, key=other.id).repeated
+    ledger.verify()
+
+
+def test_a_refusal_is_recorded_costs_nothing_and_frees_its_key(ledger: Ledger) -> None:
+    account = ledger.account("jan")
+    totals = account.totals
+    for cost in (PureDP(2), PureDP(3), PureDP(2)):
+        with pytest.raises(BudgetExceeded) as caught:
+            account.spend(cost, key="q", note="too much")
+    entries = [past.entry for past in account.history()[1:]]
+    assert [(one.verb, one.key) for one in entries] == [("refuse", "q")] * 3
+    assert account.history(-1, 1)[0].note == "too much"
+    assert account.totals == totals
+    offer = caught.value.decision.largest
+    assert offer is not None
+    receipt = account.spend(offer, key="q")  # a counter-offer may use the key again
+    assert not receipt.repeated
+    assert account.spend(offer, key="q").repeated
+    with pytest.raises(IdempotencyConflict):
+        account.spend(PureDP(2), key="q")
+    ledger.verify()
+
+
+def test_a_refusal_of_several_accounts_frees_its_key(ledger: Ledger) -> None:
+    with pytest.raises(BudgetExceeded):
+        ledger.spend({"jan": TENTH, "feb": PureDP(2)}, key="q")
+    assert ledger.account("jan").totals == ledger.account("feb").totals
+    assert not ledger.spend({"jan": TENTH, "feb": TENTH}, key="q").repeated
+    ledger.verify()
+
+
+def test_an_error_uses_no_key(ledger: Ledger) -> None:
+    with pytest.raises(odo.UnprovenComposition):
+        ledger.account("jan").spend(odo.GDP(0.1), key="q")
+    with pytest.raises(odo.AccountNotFound):
+        ledger.spend({"jan": TENTH, "nobody": TENTH}, key="q")
+    assert not ledger.account("jan").spend(TENTH, key="q").repeated
+
+
+def test_a_used_key_is_answered_after_the_account_was_closed(ledger: Ledger) -> None:
+    first = ledger.account("jan").spend(TENTH, key="q")
+    ledger.account("jan").close()
+    assert plain(ledger.account("jan").spend(TENTH, key="q")) == plain(first)
+    with pytest.raises(AccountClosed):
+        ledger.account("jan").spend(TENTH, key="another")
+
+
+def test_a_used_key_is_answered_when_the_budget_is_gone(ledger: Ledger) -> None:
+    first = ledger.account("jan").spend(PureDP(1), key="q")
+    assert plain(ledger.account("jan").spend(PureDP(1), key="q")) == plain(first)
+    assert spent(ledger) == 1
+
+
+def test_keys_are_told_apart_by_every_character(ledger: Ledger) -> None:
+    keys = ["q", "Q", "q ", " q", "q\u0301", "\u00e9", "e\u0301", "ß", "SS", "ss", "1", "01", "ǆ", "Ǆ"]
+    for key in keys:
+        try:
+            assert not ledger.account("jan").spend(PureDP(0), key=key).repeated, key
+        except odo.InvalidGuarantee:
+            continue
+        assert ledger.account("jan").spend(PureDP(0), key=key).repeated
+    ledger.verify()
