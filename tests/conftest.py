@@ -29,6 +29,7 @@ def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL server, for the whole run."""
     with PostgresServer() as server:
         yield server
+        server.kill()  # an orderly end would write out every database, and nobody wants them any more
 
 
 @pytest.fixture

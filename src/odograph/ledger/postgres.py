@@ -63,6 +63,10 @@ class PostgresStore:
                         self._finish(changes)
                 except (pg.UniqueViolation, pg.DeadlockDetected, pg.SerializationFailure):
                     continue
+                except BaseException as error:
+                    if self._writer is not None and not isinstance(error, Exception):
+                        self._writer.close()  # an interrupt leaves the connection anywhere in its conversation
+                    raise
                 finally:
                     self._end()
                 return
@@ -139,11 +143,11 @@ class PostgresStore:
             self._renew()
 
     def _renew(self) -> None:
-        self._pid = os.getpid()
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock()
         self._writer: _Connection | None = None
         self._reader: _Connection | None = None
+        self._pid = os.getpid()  # last: another thread of a forked process may be waiting for it
 
     def _leave_fork(self) -> None:
         """Start anew in a forked process: the parent still speaks through these connections."""
@@ -176,6 +180,15 @@ class PostgresStore:
                 f"{self.url} runs with fsync=off, so a crash of its machine loses what it acknowledged; refused."
                 " A test may connect with accept_fsync_off=True"
             )
+        return connection
+
+    def _connected(self) -> _Connection:
+        connection = self._connect()
+        try:
+            self._require_ledger(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _require_ledger(self, connection: _Connection) -> None:
@@ -225,14 +238,12 @@ class PostgresStore:
 
     def _reading(self) -> _Connection:
         if self._reader is None or self._reader.closed:
-            self._reader = self._connect()
-            self._require_ledger(self._reader)
+            self._reader = self._connected()
         return self._reader
 
     def _writing(self) -> _Connection:
         if self._writer is None or self._writer.closed:
-            self._writer = self._connect()
-            self._require_ledger(self._writer)
+            self._writer = self._connected()
         return self._writer
 
     def _begin(self, wants: Wants) -> State:
@@ -246,16 +257,19 @@ class PostgresStore:
 
     def _finish(self, changes: Changes) -> None:
         """Take the second trip: append, update, commit."""
-        connection = self._writing()
+        connection = self._writer
+        if connection is None:  # pragma: no cover  the first trip was made on it
+            raise LedgerError(f"{self.url} was closed in the middle of a transaction; nothing was charged")
         cursor = connection.cursor()
         try:
             with connection.pipeline():
                 for query, arguments in _statements(changes):
                     connection.execute(query, arguments)
                 cursor.execute(_SQL["commit"])
-        except psycopg.OperationalError as problem:
-            if not connection.closed:
-                raise
+        except psycopg.Error as problem:
+            if problem.diag.severity_nonlocalized == "ERROR":
+                raise  # the server says so itself, and has not committed
+            connection.close()
             raise ServiceUnavailable(
                 f"{self.url} was lost in the middle of a commit; ask again with the same key to know the outcome"
             ) from problem

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakSet
 
-from odograph.errors import AccountNotFound, LedgerError, ServiceUnavailable
+from odograph.errors import AccountNotFound, LedgerCorrupt, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
 from odograph.ledger.sql import SCHEMA, migrations, statements
 from odograph.ledger.sqlite_errors import code_of, translated, translating
@@ -46,7 +46,7 @@ class SqliteStore:
 
     def create(self) -> None:
         """Make the file, with the current schema, if there is none."""
-        if not self._path.exists():
+        if not self._there():
             self._make(lambda _: None)
 
     def write(self, wants: Wants, work: Work) -> None:
@@ -72,7 +72,7 @@ class SqliteStore:
             connection.executemany(SQL["add_principal"], principals.items())
             _commit(connection)
 
-        if self._path.exists():
+        if self._there():
             self._transact(transaction)
         elif not self._make(transaction):
             raise LedgerError(f"another process has just made {self.url}: a copy can only be read into a new ledger")
@@ -107,9 +107,13 @@ class SqliteStore:
 
         def transaction(connection: sqlite3.Connection) -> str:
             connection.execute(SQL["add_principal"], (secrets.token_hex(16), name))
-            identity: str = connection.execute(SQL["principal"], (name,)).fetchone()[0]
+            found = connection.execute(SQL["principal"], (name,)).fetchone()
+            if found is None:
+                raise LedgerCorrupt(
+                    f"{self.url} is damaged: a principal was stored and is not found; nothing was charged"
+                )
             _commit(connection)
-            return identity
+            return str(found[0])
 
         with self._reading() as connection:
             known = connection.execute(SQL["principal"], (name,)).fetchone()
@@ -160,6 +164,12 @@ class SqliteStore:
         self._read_lock.release()
         self._write_lock.release()
 
+    def _there(self) -> bool:
+        try:
+            return self._path.exists()
+        except OSError as problem:
+            raise LedgerError(f"{self.url} cannot be reached ({problem}); nothing was charged") from problem
+
     def _make(self, fill: Callable[[sqlite3.Connection], None]) -> bool:
         """Make the file complete or not at all, and never in place of another; say whether it is this one."""
         new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
@@ -191,13 +201,13 @@ class SqliteStore:
                 with self._turn:
                     if _identity(self._name) != self._file:
                         raise self._replaced()
-                    connection.execute("BEGIN IMMEDIATE")
                     try:
+                        connection.execute("BEGIN IMMEDIATE")
                         return work(connection)
                     finally:
                         if connection.in_transaction:
                             connection.execute("ROLLBACK")
-            except sqlite3.Error as problem:
+            except (sqlite3.Error, UnicodeDecodeError) as problem:
                 raise translated(problem) from problem
             except OSError as problem:
                 raise LedgerError(f"{self.url} cannot be written ({problem}); nothing was charged") from problem
@@ -211,11 +221,12 @@ class SqliteStore:
             connection = self._reader
             if _identity(self._name) != self._file:
                 raise self._replaced()
-            connection.execute("BEGIN")
             try:
+                connection.execute("BEGIN")
                 yield connection
             finally:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
     def _replaced(self) -> LedgerError:
         """What is written to a file that is no longer there would be lost."""
@@ -225,7 +236,7 @@ class SqliteStore:
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
-        if not self._path.exists():
+        if not self._there():
             raise AccountNotFound(f"there is no ledger at {self._path}; opening an account makes one")
         connection = self._open()
         try:
@@ -317,6 +328,10 @@ class SqliteSnapshot:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        # Their indexes answer some questions without the table, so a damaged one would not be seen by reading rows.
+        for table in ("accounts", "principals"):
+            if connection.execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
+                raise LedgerCorrupt(f"the ledger's file is damaged: the table {table} contradicts its index")
         self.balances = [Balance.read(row) for row in connection.execute(SQL["accounts"])]
         self.size, self.keys = connection.execute(SQL["sizes"]).fetchone()
 

@@ -12,8 +12,10 @@ from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
 __all__ = ["code_of", "translated", "translating"]
 
 
-def translated(problem: sqlite3.Error) -> LedgerError:
+def translated(problem: sqlite3.Error | UnicodeDecodeError) -> LedgerError:
     """Say what an error of SQLite means for the caller."""
+    if isinstance(problem, UnicodeDecodeError):
+        return _damaged("a message of SQLite's that is no text")
     return _TRANSLATIONS.get(code_of(problem), _unexpected)(problem)
 
 
@@ -22,7 +24,7 @@ def translating() -> Iterator[None]:
     """Translate what is raised inside."""
     try:
         yield
-    except sqlite3.Error as problem:
+    except (sqlite3.Error, UnicodeDecodeError) as problem:
         raise translated(problem) from problem
 
 
@@ -43,7 +45,7 @@ def _unwritable(problem: sqlite3.Error) -> LedgerError:
     return LedgerError(f"the ledger's file cannot be written ({problem}); nothing was charged")
 
 
-def _damaged(problem: sqlite3.Error) -> LedgerError:
+def _damaged(problem: sqlite3.Error | str) -> LedgerError:
     return LedgerCorrupt(
         f"the ledger's file is damaged ({problem}); nothing was charged. Restore a backup, with its checkpoint"
     )

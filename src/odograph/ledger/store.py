@@ -79,7 +79,7 @@ class Balance:
         head = Head(name, parent or "", successor_of or "", dataset, unit, neighbours)
         try:
             return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed), bool(linked))
-        except ValueError as problem:
+        except (TypeError, ValueError) as problem:
             raise LedgerCorrupt(f"the stored totals of {name!r} are not totals: {totals!r}") from problem
 
     @property

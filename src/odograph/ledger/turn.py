@@ -42,11 +42,14 @@ class Turn:
             return
         following, own = self._files
         deadline = time.monotonic() + self._timeout
-        _wait(following, _SELDOM, deadline)
         try:
+            _wait(following, _SELDOM, deadline)
             _wait(own, _OFTEN, deadline)
-        finally:
             fcntl.flock(following, fcntl.LOCK_UN)
+        except BaseException:  # an interrupt may have come between any two of these
+            fcntl.flock(own, fcntl.LOCK_UN)
+            fcntl.flock(following, fcntl.LOCK_UN)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

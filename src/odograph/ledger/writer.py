@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from functools import reduce
-from itertools import zip_longest
 from operator import or_
 from typing import Final
 from weakref import WeakSet
@@ -26,17 +25,17 @@ __all__ = ["GROUP", "WAITING", "Writer", "carry_out"]
 
 GROUP: Final = 256  # requests in one transaction: more would not be cheaper each, and all of them wait for the last
 WAITING: Final = 4096  # requests that may wait; one client may fill half of the places
+_GLANCE: Final = 0.5  # seconds until one who waits looks for itself: whoever was to wake it may have been interrupted
 
 
 class _Ticket:
     """A request that waits: for its outcome, or for its turn to write."""
 
-    __slots__ = ("awake", "leads", "outcome", "request")
+    __slots__ = ("awake", "outcome", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.outcome: Outcome | None = None
-        self.leads = False
         self.awake = threading.Lock()  # held until there is something to wake up for: the cheapest event there is
         self.awake.acquire()
 
@@ -44,35 +43,35 @@ class _Ticket:
 class Writer:
     """The one way into a store. Safe to use from many threads; one process may have one per store."""
 
+    _leader: _Ticket | None
+    _writing: list[_Ticket]  # the leader's group
+    _clients: dict[str, deque[_Ticket]]  # in the order of their turns
+
     def __init__(self, store: Store, *, group: int = GROUP, waiting: int = WAITING) -> None:
         self._store = store
         self._group = group
         self._waiting = waiting
-        self._lock = threading.Lock()
-        self._busy = False
-        self._count = 0
-        self._clients: dict[str, deque[_Ticket]] = {}  # in the order of their turns
+        self.renew()
         _WRITERS.add(self)
 
     def submit(self, request: Request) -> Outcome:
-        """Carry a request out durably and return its outcome; raise only what kept the store from answering."""
-        with self._lock:
-            if not self._busy:
-                self._busy = True
-                mine = None
-            else:
-                mine = self._enqueue(request)
-        if mine is None:
-            return self._lead_alone(request)
+        """Carry a request out durably and return its outcome; raise only what interrupts the caller."""
+        mine = _Ticket(request)
         try:
-            mine.awake.acquire()
-        except BaseException:  # an interrupt: a request that nobody has begun is taken back
-            self._abandon(mine)
+            with self._lock:
+                if self._leader is None:
+                    self._leader, self._writing = mine, [mine]
+                else:
+                    self._enqueue(mine)
+            while mine.outcome is None:
+                if self._leader is mine:
+                    self._lead()
+                    self._leave(mine)
+                else:
+                    mine.awake.acquire(timeout=_GLANCE)
+        except BaseException:  # an interrupt, at any moment: what this thread had to do for others is done
+            self._leave(mine)
             raise
-        if mine.leads:
-            self._lead(mine)
-        if mine.outcome is None:  # pragma: no cover  set before anyone is woken
-            raise AssertionError("a request was answered with nothing")
         return mine.outcome
 
     @property
@@ -81,88 +80,83 @@ class Writer:
         return self._count
 
     def renew(self) -> None:
-        """Forget what waits: this is a forked process, and another thread of its parent may have been writing."""
+        """Forget what waits: this is a new writer, or one in a forked process, where nobody else is left."""
         self._lock = threading.Lock()
-        self._busy = False
-        self._count = 0
+        self._leader = None
+        self._writing = []
         self._clients = {}
+        self._count = 0
 
-    def _enqueue(self, request: Request) -> _Ticket:
-        client = request.author.principal
+    def _enqueue(self, ticket: _Ticket) -> None:
+        client = ticket.request.author.principal
         own = self._clients.get(client)
         if self._count >= self._waiting or (own is not None and 2 * len(own) >= self._waiting):
             raise LedgerBusy(
                 f"{self._count} requests are waiting to be written, as many as may; nothing was charged. Try again"
             )
-        ticket = _Ticket(request)
         if own is None:
             own = self._clients[client] = deque()
         own.append(ticket)
         self._count += 1
-        return ticket
 
-    def _next_group(self) -> list[_Ticket]:
+    def _take_group(self) -> None:
         """Take turns: one request of each client, then again, so that nobody waits for a busy one's whole queue."""
-        group: list[_Ticket] = []
         clients = self._clients
-        while clients and len(group) < self._group:
-            client = next(iter(clients))
-            own = clients.pop(client)
-            group.append(own.popleft())
+        while clients and len(self._writing) < self._group:
+            client, own = next(iter(clients.items()))
+            if own:
+                self._writing.append(
+                    own[0]
+                )  # in the group before it is out of the queue: an interrupt may not lose it
+                own.popleft()
+                self._count -= 1
+            del clients[client]
             if own:
                 clients[client] = own  # at the end of the order
-        self._count -= len(group)
-        return group
 
-    def _lead_alone(self, request: Request) -> Outcome:
-        try:
-            outcome = carry_out(self._store, [request])[0]
-        finally:
-            self._hand_over()
-        return outcome
-
-    def _lead(self, mine: _Ticket) -> None:
-        """Write the next group, one's own request in it: it was the first to wait."""
-        with self._lock:
-            group = self._next_group()
-        outcomes: Sequence[Outcome] = ()
+    def _lead(self) -> None:
+        """Write a group: one's own request if nobody else was there, else all that wait, one's own first."""
+        if not self._writing:
+            with self._lock:
+                self._take_group()
+        group = self._writing
+        outcomes: Sequence[Outcome]
         try:
             outcomes = carry_out(self._store, [ticket.request for ticket in group])
         except OdographError as error:
             outcomes = [copy(error) for _ in group]  # raised in as many threads, each with its own traceback
-        finally:
-            # Without outcomes the writer itself was interrupted, and what it did or did not do is in the store.
-            for ticket, outcome in zip_longest(group, outcomes):
-                ticket.outcome = outcome or ServiceUnavailable(
-                    f"the thread that was writing was interrupted; ask again with key {ticket.request.author.key!r}"
-                )
-            self._hand_over()
-            for ticket in group:
-                if ticket is not mine:
-                    ticket.awake.release()
+        for ticket, outcome in zip(group, outcomes, strict=True):
+            ticket.outcome = outcome
 
-    def _abandon(self, mine: _Ticket) -> None:
-        client = mine.request.author.principal
+    def _leave(self, mine: _Ticket) -> None:
+        """Take back a request that nobody has begun; a leader answers its group and lets the next one lead."""
         with self._lock:
-            own = self._clients.get(client)
-            if own is None or mine not in own:
+            if self._leader is not mine:
+                self._take_back(mine)
                 return
+            group, self._writing = self._writing, []
+            # Without an outcome the writer itself was interrupted, and what it did or did not do is in the store.
+            for ticket in group:
+                ticket.outcome = ticket.outcome or ServiceUnavailable(
+                    "the thread that was writing was interrupted; ask again with the same key to know the outcome"
+                )
+            self._take_back(mine)
+            following = next((own[0] for own in self._clients.values() if own), None)
+            self._leader = following
+        if following is not None:
+            following.awake.release()
+        for ticket in group:
+            if ticket is not mine:
+                ticket.awake.release()
+
+    def _take_back(self, mine: _Ticket) -> None:
+        client = mine.request.author.principal
+        own = self._clients.get(client)
+        if own is not None and mine in own:
             own.remove(mine)
             self._count -= 1
             if not own:
                 del self._clients[client]
-        if mine.leads:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Wake the one whose turn is next to write the next group; with nobody waiting, the place is free."""
-        with self._lock:
-            if not self._clients:
-                self._busy = False
-                return
-            following = next(iter(self._clients.values()))[0]
-            following.leads = True
-        following.awake.release()
 
 
 _WRITERS: WeakSet[Writer] = WeakSet()

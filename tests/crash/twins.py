@@ -1,0 +1,99 @@
+"""Ledgers that are broken on purpose, each in one way: what the tests of this folder must catch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote
+
+import odograph as odo
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.sqlite import SqliteStore
+from odograph.ledger.store import Changes, State, Store, Wants, Work
+from odograph.ledger.turn import Turn
+
+PRINCIPAL = "tester"
+
+
+class Over:
+    """A store on top of another: what a twin does not break is passed on."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
+        return getattr(self.store, name)
+
+
+class AnswersEarly(Over):
+    """Answers when it has decided, and commits a moment later."""
+
+    def write(self, wants: Wants, work: Work) -> None:
+        decided = threading.Event()
+
+        def late(state: State) -> Changes:
+            changes = work(state)
+            decided.set()
+            time.sleep(0.01)
+            return changes
+
+        threading.Thread(target=self.store.write, args=(wants, late)).start()
+        decided.wait()
+
+
+class DecidesOutside(Over):
+    """Decides on totals that it read before the transaction."""
+
+    def write(self, wants: Wants, work: Work) -> None:
+        before = self.store.balances(wants.accounts)
+
+        def outside(state: State) -> Changes:
+            for name in before.keys() & state.balances.keys():
+                state.balances[name].totals = before[name].totals
+            return work(state)
+
+        self.store.write(wants, outside)
+
+
+class ForgetsKeys(Over):
+    """Charges, and does not remember for which key."""
+
+    def write(self, wants: Wants, work: Work) -> None:
+        def forgetful(state: State) -> Changes:
+            state.keys.clear()
+            changes = work(state)
+            changes.keys.clear()
+            return changes
+
+        self.store.write(wants, forgetful)
+
+
+class Unsynced(SqliteStore):
+    """Leaves it to the operating system when its file reaches the disk."""
+
+    def _open(self, *arguments: Any) -> Any:  # noqa: ANN401  a connection, opened as the store does it
+        connection = super()._open(*arguments)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+
+def ledger_at(url: str, twin: str = "") -> Ledger:
+    """Connect to a ledger, whole or broken in the way that is named."""
+    ledger = odo.connect(url, principal=PRINCIPAL, timeout=30.0)
+    if not twin:
+        return ledger
+    store = ledger._store  # noqa: SLF001  the twin stands on top of it
+    if twin == "unsynced":
+        return Ledger(Unsynced(Path(unquote(url.removeprefix("sqlite:///")))), principal=PRINCIPAL)
+    if twin == "unfair":
+        Turn.__enter__ = lambda _: None  # type: ignore[method-assign]
+        return ledger
+    broken: dict[str, Callable[[Store], Over]] = {
+        "early": AnswersEarly,
+        "outside": DecidesOutside,
+        "forgets": ForgetsKeys,
+    }
+    return Ledger(cast("Store", broken[twin](store)), principal=PRINCIPAL)
