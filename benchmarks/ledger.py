@@ -2,7 +2,7 @@
 
 *Bare* sqlite3 does the same durable work with values that were computed before: it updates the account's row and
 inserts the entry's and the key's into the same tables, with the same settings, one transaction each, with no gate, no
-seal and no checks.
+seal and no checks. *With its reads* it also reads the account's row and looks the key up, as whoever decides must.
 Rounds take turns; ratios are of operations per second, with their spread. Latencies are those of one call.
 """
 
@@ -106,8 +106,8 @@ def taking_turns(first: Run, second: Run) -> list[tuple[Load, Load]]:
 
 
 @contextmanager
-def bare(path: Path) -> Iterator[Callable[[], object]]:
-    """Yield a bare durable update and insert on the ledger's own tables."""
+def bare(path: Path, *, reads: bool = False) -> Iterator[Callable[[], object]]:
+    """Yield a bare durable update and insert on the ledger's own tables, perhaps with the reads before them."""
     SqliteStore(path).create()
     with odo.connect(f"sqlite:///{path}") as ledger:
         account = ledger.open_account("bare", POLICY)
@@ -123,7 +123,10 @@ def bare(path: Path) -> Iterator[Callable[[], object]]:
         def write() -> None:
             number = next(numbers)
             connection.execute("BEGIN IMMEDIATE")
-            moved = (number, example.seal, example.time, totals, 0, "bare")
+            if reads:
+                connection.execute(sql["some_accounts"], ("bare",)).fetchall()
+                connection.execute(sql["keys"], (example.principal, f"key-{number}")).fetchall()
+            moved = (number, example.seal, example.time, totals, 0, 0, "bare")
             connection.execute(sql["move_account"], moved)
             connection.execute(sql["append_entries"], example._replace(sequence=number))
             connection.execute(sql["remember_keys"], (example.principal, f"key-{number}", "bare", number))
@@ -134,7 +137,11 @@ def bare(path: Path) -> Iterator[Callable[[], object]]:
 
 def sqlite(folder: Path) -> None:
     """Compare one client, and 64 threads, with bare sqlite3."""
-    with bare(folder / "bare.db") as floor, odo.connect(f"sqlite:///{folder}/ours.db") as ledger:
+    with (
+        bare(folder / "bare.db") as floor,
+        bare(folder / "reads.db", reads=True) as reading,
+        odo.connect(f"sqlite:///{folder}/ours.db") as ledger,
+    ):
         account = ledger.open_account("hot", POLICY)
         numbers = count()
 
@@ -150,7 +157,11 @@ def sqlite(folder: Path) -> None:
         def least() -> Load:
             return alone(floor, 1000)
 
+        def with_reads() -> Load:
+            return alone(reading, 1000)
+
         report("SQLite, one client, over bare sqlite3", taking_turns(one, least), 0.75)
+        report("SQLite, one client, over bare sqlite3 with its reads", taking_turns(one, with_reads), 0.75)
         report("SQLite, 64 threads, over bare sqlite3 from one", taking_turns(many, least), 2.5)
         print(f"{'':66}  {ledger.verify()}")
 

@@ -35,6 +35,7 @@ __all__ = ["Auditor", "Progress", "audit"]
 Progress = Callable[[int, int], None]  # entries done, entries in all
 
 _SEQUENCE: Final = re.compile(r"#\d+")
+_KEYLESS: Final = ("refuse", "close")
 _EVERY: Final = 5000  # entries between two reports of progress, and in the longest run
 
 
@@ -77,8 +78,8 @@ class Auditor:
         self._checkpoint = {} if checkpoint is None else dict(checkpoint.accounts)
         self._current: _Account | None = None
 
-    def take(self, entry: Entry) -> None:
-        """Take the next entry in, or raise `LedgerCorrupt` and name it."""
+    def take(self, entry: Entry) -> bool:
+        """Take the next entry in, or raise `LedgerCorrupt` and name it; say whether its request wrote no other."""
         own = self._current
         if own is None or own.head.name != entry.account:
             own = self._begin(entry)
@@ -99,6 +100,7 @@ class Auditor:
         balance.sequence, balance.seal, balance.time = entry.sequence, entry.seal, entry.time
         if self._checkpoint:
             self._compare(entry)
+        return alone
 
     def finish(self) -> dict[str, Balance]:
         """Return every balance as the entries tell it, once they agree with each other and with the checkpoint."""
@@ -312,8 +314,10 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
     noted: dict[tuple[str, int], str] = {}
     principals: set[str] = set()
     for entry, points_to in snapshot.records():
-        auditor.take(entry)
-        if entry.verb not in ("refuse", "close"):
+        alone = auditor.take(entry)
+        if alone and points_to == (entry.account, entry.sequence):
+            used += 1
+        elif entry.verb not in _KEYLESS:
             used += _check_key(entry, points_to)
         if entry.note:
             noted[entry.account, entry.sequence] = entry.note

@@ -133,7 +133,7 @@ class Books:
         outcome = self.submit(Charge(author, verb, asks, expires))
         if isinstance(outcome, Refused):
             raise BudgetExceeded(self.offer(asks, outcome))
-        return self.receipt(outcome, [ask.cost for ask in asks])
+        return self.receipt(outcome, asks)
 
     def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
         """Commit or void a reservation."""
@@ -187,10 +187,10 @@ class Books:
         path = [Place(stop.name, stop.compiled, totals[stop.name]) for stop in asks[refused.leg].stops]
         return with_offer(path, decision, decision.account)
 
-    def receipt(self, outcome: Made | Repeated, costs: Sequence[Guarantee] = ()) -> Receipt:
+    def receipt(self, outcome: Made | Repeated, asks: Sequence[Ask] = ()) -> Receipt:
         """Make a receipt: the same one from the entries just written and from those of the first time.
 
-        `costs` are what was asked for, if that is known and need not be read from the entries.
+        `asks` are what was asked for, if that is known and need not be read from the entries.
         """
         again = isinstance(outcome, Repeated)
         if isinstance(outcome, Made):
@@ -202,7 +202,7 @@ class Books:
             linked = tuple(name for name, balance in balances.items() if balance.linked)
         lines: list[Line] = []
         for i, entry in enumerate(own):
-            cost = costs[i] if costs else _guarantee_of(entry)
+            cost = asks[i].cost if asks else _guarantee_of(entry)
             lines.append(Line(entry.account, entry.sequence, cost, entry.seal))
         first = own[0]
         lifetimes = self._lifetimes(linked) if linked else ()

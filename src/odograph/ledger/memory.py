@@ -160,7 +160,7 @@ class MemorySnapshot:
         for balance in self.balances:
             for entry in self._entries.get(balance.head.name, ()):
                 hit = self._keys.get((key_owner(entry.verb, entry.principal), entry.key))
-                yield Record(entry, None if hit is None else (hit.account, hit.sequence))
+                yield entry, None if hit is None else (hit.account, hit.sequence)
 
     def notes(self) -> Iterator[Note]:
         """Every note that was not erased."""

@@ -326,7 +326,7 @@ class PostgresSnapshot:
         with self._connection.cursor("records") as cursor:
             cursor.itersize = _CHUNK
             for row in cursor.execute(_SQL["records"]):
-                yield Record(Entry._make(row[:14]), None if row[14] is None else row[14:])
+                yield Entry._make(row[:14]), None if row[14] is None else row[14:]
 
     def notes(self) -> Iterator[Note]:
         """Every note that was not erased."""

@@ -340,7 +340,7 @@ class SqliteSnapshot:
         cursor = self._connection.execute(SQL["records"])
         while rows := cursor.fetchmany(_CHUNK):
             for row in rows:
-                yield Record(Entry._make(row[:14]), None if row[14] is None else row[14:])
+                yield Entry._make(row[:14]), None if row[14] is None else row[14:]
 
     def notes(self) -> Iterator[Note]:
         """Every note that was not erased."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from odograph.core.decide import Totals
 from odograph.errors import LedgerCorrupt
@@ -137,11 +137,8 @@ class Changes:
 Work = Callable[[State], Changes]
 
 
-class Record(NamedTuple):
-    """An entry, and where its key points: None if the key is not known."""
-
-    entry: Entry
-    points_to: tuple[str, int] | None
+# An entry, and where its key leads: None if the key is not known.
+Record: TypeAlias = tuple[Entry, tuple[str, int] | None]
 
 
 class Snapshot(Protocol):

@@ -134,6 +134,9 @@ class Writer:
             if self._leader is not mine:
                 self._take_back(mine)
                 return
+            if mine.outcome is not None and not self._clients and len(self._writing) == 1:
+                self._leader, self._writing = None, []  # a lone caller, and nobody has come meanwhile
+                return
             group, self._writing = self._writing, []
             # Without an outcome the writer itself was interrupted, and what it did or did not do is in the store.
             for ticket in group:
