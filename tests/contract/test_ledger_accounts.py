@@ -22,6 +22,8 @@ from odograph import (
     ReservationResolved,
 )
 
+pytest_plugins = ("ledgers",)
+
 UNIT = 10**15
 TENTH = PureDP(0.1)
 

@@ -26,6 +26,8 @@ from odograph import (
 )
 from odograph.ledger.entries import Entry
 
+pytest_plugins = ("ledgers",)
+
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, rule="basic")
 Bring = Callable[[Ledger, Checkpoint | None], Verification]

@@ -15,6 +15,8 @@ import odograph as odo
 from odograph import BudgetExceeded, Ledger, LedgerAccount, Policy, PureDP, guarantee_from_dict, price
 from odograph.ledger.entries import Entry, price_from_text, text_of
 
+pytest_plugins = ("ledgers",)
+
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, rule="basic")
 

@@ -12,6 +12,8 @@ import odograph as odo
 from odograph import ZCDP, Checkpoint, LedgerCorrupt, Policy, PureDP
 from odograph.ledger.entries import START, digest_of, price_to_text, text_of
 
+pytest_plugins = ("ledgers",)
+
 
 def raised_limit(rows: Rows) -> None:
     first = rows["lone"][0]

@@ -21,6 +21,8 @@ from odograph import (
     Receipt,
 )
 
+pytest_plugins = ("ledgers",)
+
 UNIT = 10**15
 TENTH = PureDP(0.1)
 BASIC = Policy(1, "1e-6", rule="basic")

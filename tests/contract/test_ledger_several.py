@@ -25,6 +25,8 @@ from odograph import (
     UnprovenComposition,
 )
 
+pytest_plugins = ("ledgers",)
+
 UNIT = 10**15
 TENTH = PureDP(0.1)
 

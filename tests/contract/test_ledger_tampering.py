@@ -12,6 +12,8 @@ import odograph as odo
 from odograph import Checkpoint, LedgerCorrupt
 from odograph.ledger.entries import START, Entry, note_digest
 
+pytest_plugins = ("ledgers",)
+
 
 def test_forging_nothing_is_not_seen(file: Path, checkpoint: Checkpoint) -> None:
     """The control of the tools here: rows that were read and written again are as they were."""

@@ -12,6 +12,8 @@ import pytest
 import odograph as odo
 from odograph import Ledger, LedgerCorrupt, OdographError, Policy, PureDP
 
+pytest_plugins = ("ledgers",)
+
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, rule="basic")
 HOSTILE = [

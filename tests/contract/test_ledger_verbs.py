@@ -26,6 +26,8 @@ from odograph import (
     ReservationResolved,
 )
 
+pytest_plugins = ("ledgers",)
+
 UNIT = 10**15
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, rule="basic")

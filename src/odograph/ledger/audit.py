@@ -315,10 +315,8 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
     principals: set[str] = set()
     for entry, points_to in snapshot.records():
         alone = auditor.take(entry)
-        if alone and points_to == (entry.account, entry.sequence):
-            used += 1
-        elif entry.verb not in _KEYLESS:
-            used += _check_key(entry, points_to)
+        if entry.verb not in _KEYLESS:
+            used += (alone and points_to == (entry.account, entry.sequence)) or _check_key(entry, points_to)
         if entry.note:
             noted[entry.account, entry.sequence] = entry.note
         principals.add(entry.principal)

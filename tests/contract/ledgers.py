@@ -1,3 +1,5 @@
+"""Fixtures: a new ledger on every store, and a filled file for whoever tampers."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
