@@ -36,7 +36,7 @@ def connect(
     scheme, rest = (found["scheme"], found["rest"]) if found else ("", "")
     if scheme == "memory" and not rest:
         return Ledger(MemoryStore(), principal=principal)
-    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "\0" not in unquote(rest):
         return Ledger(SqliteStore(Path(unquote(rest[1:])), timeout=timeout), principal=principal)
     if scheme in ("postgresql", "postgres"):
         load("psycopg")

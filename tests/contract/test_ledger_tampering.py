@@ -201,7 +201,7 @@ BESIDE: dict[str, tuple[str, str]] = {
     "a salt rewritten": ("UPDATE notes SET salt = 'another'", "ana#1"),
     "a note where none was": ("INSERT INTO notes VALUES ('lone', 1, 's', 't')", "lone#1"),
     "an account without entries": (
-        "INSERT INTO accounts SELECT 'n', NULL, NULL, '', '', '', 0, seal, time, totals, 0, 0 FROM accounts LIMIT 1",
+        "INSERT INTO accounts SELECT 'n', NULL, NULL, '', '', '', 0, '', 0, totals, 0, 0, '' FROM accounts LIMIT 1",
         "'n'",
     ),
 }

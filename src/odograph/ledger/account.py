@@ -270,17 +270,18 @@ class LedgerAccount:
 
     def _balance(self) -> Balance:
         found = self._books.store.balances([self.name]).get(self.name)
-        if found is None:
-            raise AccountNotFound(f"there is no account {self.name!r} in {self._books.store.url}")
+        if found is None or found.origin != self._opened.origin:
+            raise AccountNotFound(f"{self.name!r} is no longer in {self._books.store.url}; connect again")
         return found
 
     def _places(self) -> list[Place]:
         """Read the path; an account that is closed, here or above, admits nothing."""
         balances = self._books.store.balances(self._opened.names)
+        places = self._opened.places(balances)
         for name in self._opened.names:
             if balances[name].closed:
                 raise AccountClosed(f"{name!r} is closed and takes no new charges")
-        return self._opened.places(balances)
+        return places
 
 
 def microseconds(expires: timedelta | float | None) -> int | None:

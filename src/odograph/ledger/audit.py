@@ -35,6 +35,7 @@ __all__ = ["Auditor", "Progress", "audit"]
 Progress = Callable[[int, int], None]  # entries done, entries in all
 
 _SEQUENCE: Final = re.compile(r"#\d+")
+_LATEST: Final = 253_402_300_799_999_999  # the last microsecond of the year 9999
 _KEYLESS: Final = ("refuse", "close")
 _EVERY: Final = 5000  # entries between two reports of progress, and in the longest run
 
@@ -98,6 +99,8 @@ class Auditor:
         if not alone:
             self._legs(entry)
         balance.sequence, balance.seal, balance.time = entry.sequence, entry.seal, entry.time
+        if not entry.sequence:
+            balance.origin = entry.seal
         if self._checkpoint:
             self._compare(entry)
         return alone
@@ -243,8 +246,8 @@ def _check_follows(entry: Entry, before: Balance) -> None:
         raise _bad(entry, f"its version is {entry.version}, and this version of Odograph knows {VERSION}")
     if entry.reseal(before.seal) != entry.seal:
         raise _bad(entry, "its seal does not follow from its content and the entry before it")
-    if entry.time < before.time:
-        raise _bad(entry, "it is earlier than the entry before it")
+    if not before.time <= entry.time <= _LATEST:
+        raise _bad(entry, "it is earlier than the entry before it, or later than any date")
 
 
 def _settle(own: _Account) -> None:

@@ -20,8 +20,10 @@ from odograph.errors import (
     BudgetExceeded,
     InvalidGuarantee,
     LedgerCorrupt,
+    LedgerError,
     OdographError,
     ReservationNotFound,
+    ReservationResolved,
     ServiceUnavailable,
 )
 from odograph.ledger.entries import (
@@ -38,7 +40,7 @@ from odograph.ledger.entries import (
 )
 from odograph.ledger.receipts import Lifetime, Line, Receipt
 from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeated, Request, Resolve, Stop
-from odograph.ledger.store import Balance, Head, Store
+from odograph.ledger.store import Balance, Changes, Head, Hit, State, Store, Wants
 from odograph.ledger.writer import Writer
 
 __all__ = ["Books", "Opened", "user"]
@@ -49,10 +51,11 @@ _REMEMBERED: Final = 1024  # priced requests per account
 class Opened:
     """What an account was opened with. It never changes, so it is read once."""
 
-    __slots__ = ("_asks", "compiled", "head", "path")
+    __slots__ = ("_asks", "compiled", "head", "origin", "path")
 
-    def __init__(self, head: Head, compiled: Compiled, above: tuple[Opened, ...]) -> None:
+    def __init__(self, head: Head, compiled: Compiled, origin: str, above: tuple[Opened, ...]) -> None:
         self.head = head
+        self.origin = origin
         self.compiled = compiled
         self.path: tuple[Opened, ...] = (*above, self)  # from the account at the top down to this one
         self._asks: dict[int, Ask] = {}
@@ -72,7 +75,7 @@ class Opened:
         stops = []
         for one in self.path:
             asked = price(one.compiled, cost)
-            stops.append(Stop(one.head.name, one.compiled, asked, price_to_text(asked)))
+            stops.append(Stop(one.head.name, one.compiled, asked, price_to_text(asked), one.origin))
         made = Ask((self.head.name, text_of(cost.to_dict())), cost, tuple(stops))
         if len(self._asks) >= _REMEMBERED:
             self._asks.clear()
@@ -80,7 +83,11 @@ class Opened:
         return made
 
     def places(self, balances: Mapping[str, Balance]) -> list[Place]:
-        """Return the path with what was read of it."""
+        """Return the path with what was read of it, if it is still the path that was opened."""
+        for one in self.path:
+            balance = balances.get(one.head.name)
+            if balance is None or balance.origin != one.origin:
+                raise LedgerError(f"{one.head.name!r} is no longer the account that was opened; connect again")
         return [Place(one.head.name, one.compiled, balances[one.head.name].totals) for one in self.path]
 
 
@@ -109,7 +116,7 @@ class Books:
             except (OdographError, LookupError, TypeError, ValueError) as problem:
                 raise LedgerCorrupt(f"the first entry of {name!r} cannot be read ({problem})") from problem
             above = self.opened(head.parent).path if head.parent else ()
-            known = self._known[name] = Opened(head, compiled, above)
+            known = self._known[name] = Opened(head, compiled, found[0].seal, above)
         return known
 
     def author(self, key: str | None = None, note: str = "") -> Author:
@@ -133,7 +140,24 @@ class Books:
         outcome = self.submit(Charge(author, verb, asks, expires))
         if isinstance(outcome, Refused):
             raise BudgetExceeded(self.offer(asks, outcome))
+        if verb == "reserve" and isinstance(outcome, Repeated):
+            self._refuse_voided(author.key, f"{outcome.hit.account}#{outcome.hit.sequence}")
         return self.receipt(outcome, asks)
+
+    def _refuse_voided(self, key: str, reservation: str) -> None:
+        """Raise if the reservation that a key was used for was voided: it pays for nothing any more."""
+        found: dict[tuple[str, str], Hit] = {}
+
+        def look(state: State) -> Changes:
+            found.update(state.keys)
+            return Changes()
+
+        self.store.write(Wants(keys=frozenset([("", reservation)])), look)
+        if any(hit.verb == "void" for hit in found.values()):
+            raise ReservationResolved(
+                f"key {key!r} was used for reservation {reservation}, which was voided, so nothing is charged for it;"
+                " a run needs another key"
+            )
 
     def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
         """Commit or void a reservation."""
@@ -179,7 +203,7 @@ class Books:
         for i, ask in enumerate(asks):
             if i == refused.leg:
                 continue
-            for name, compiled, asked, _ in ask.stops:
+            for name, compiled, asked, *_ in ask.stops:
                 other = decide(compiled.meters, totals[name], asked)
                 if not other.admitted:
                     return decision  # no offer for one account makes the whole request fit

@@ -7,6 +7,7 @@ and one without a checkpoint is taken in with every account closed.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
@@ -56,13 +57,13 @@ def export(snapshot: Snapshot, file: IO[str], progress: Progress | None = None) 
 def lines(file: IO[str]) -> Iterator[Piece]:
     """Read what `export` wrote, or raise `LedgerCorrupt` and name the line."""
     number, entries, ended = 0, 0, False
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(_text_lines(file), 1):
         try:
             form = json.loads(line)
             piece = _piece(form, entries, ended=ended) if number > 1 else None
             if number == 1 and (form["odograph"], form["form"]) != ("ledger", _FORM):
                 raise LedgerCorrupt(f"this is not a ledger of form {_FORM}; nothing was taken in")
-        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
             raise LedgerCorrupt(f"line {number} cannot be read ({problem}); nothing was taken in") from problem
         if piece is not None:
             yield piece
@@ -70,6 +71,13 @@ def lines(file: IO[str]) -> Iterator[Piece]:
         ended = isinstance(piece, Checkpoint)
     if not ended:
         raise LedgerCorrupt(f"the copy was cut off after line {number}; nothing was taken in")
+
+
+def _text_lines(file: IO[str]) -> Iterator[str]:
+    try:
+        yield from file
+    except UnicodeDecodeError as problem:
+        raise LedgerCorrupt("an export is text, and this is not; a backup is read with restore") from problem
 
 
 def _piece(form: dict[str, Any], entries: int, *, ended: bool) -> Piece:
@@ -99,7 +107,7 @@ def _checked(text: str) -> str:
 
 def backup(snapshot: Snapshot, path: Path, progress: Progress | None = None) -> Checkpoint:
     """Copy a ledger into a new SQLite file, as it is."""
-    if path.exists():
+    if os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
         raise LedgerError(f"there is a file at {path} already; a backup is a new file")
     return _take_in(SqliteStore(path), _pieces(snapshot), None, None, progress).checkpoint
 
@@ -108,7 +116,7 @@ def restore(
     store: Store, path: Path, principal: str, checkpoint: Checkpoint | None, progress: Progress | None = None
 ) -> Verification:
     """Read a backup into an empty ledger."""
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
         raise LedgerError(f"there is no backup at {path}; nothing was restored")
     source = SqliteStore(path)
     try:
@@ -136,6 +144,8 @@ def check_checkpoint(checkpoint: object) -> None:
         raise LedgerError(
             f"checkpoint must be a Checkpoint, as from Checkpoint.from_dict, and {shown(checkpoint)} is not"
         )
+    if checkpoint is not None and not checkpoint.accounts:
+        raise LedgerError("the checkpoint names no account, so it shows nothing; nothing was done")
 
 
 def _take_in(
@@ -204,8 +214,10 @@ class _Intake:
         self._auditor.take(entry)
         part.entries.append(entry)
         if entry.verb not in ("refuse", "close") and entry.called == entry.place:
-            hit = Hit(entry.account, entry.sequence, entry.verb, entry.request)
-            part.keys[key_owner(entry.verb, entry.principal), entry.key] = hit
+            used = (key_owner(entry.verb, entry.principal), entry.key)
+            if used in part.keys:
+                raise _twice(entry)
+            part.keys[used] = Hit(entry.account, entry.sequence, entry.verb, entry.request)
         if entry.note:
             self._noted[entry.account, entry.sequence] = entry.note
         self._seen.add(entry.principal)
@@ -228,6 +240,10 @@ class _Intake:
                 part.entries.append(balance.write(max(now, balance.time), identity, fields))
                 balance.closed = True
                 self._entries += 1
+
+
+def _twice(entry: Entry) -> LedgerCorrupt:
+    return LedgerCorrupt(f"entry {entry.place}: its key {entry.key!r} was used before; nothing was taken in")
 
 
 def _pieces(snapshot: Snapshot) -> Iterator[Piece]:

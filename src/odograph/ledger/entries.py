@@ -153,7 +153,7 @@ def legs_from_text(text: str) -> tuple[Leg, ...]:
 def place_of(text: str) -> tuple[str, int]:
     """Read `account#sequence`, or raise `ReservationNotFound`."""
     name, _, sequence = str(text).rpartition("#")
-    if not name or not _NUMBER.fullmatch(sequence):
+    if not _NAME.fullmatch(name) or not _NUMBER.fullmatch(sequence):
         raise ReservationNotFound(f"an entry is named account#sequence, such as census#17, not {shown(text)}")
     return name, int(sequence)
 

@@ -18,7 +18,7 @@ from odograph.ledger import copies
 from odograph.ledger.account import LedgerAccount, Reservation, microseconds
 from odograph.ledger.audit import Progress, audit
 from odograph.ledger.books import Books, user
-from odograph.ledger.entries import check_name, place_of
+from odograph.ledger.entries import check_key, check_name, place_of
 from odograph.ledger.openings import Open
 from odograph.ledger.receipts import Checkpoint, Receipt, Verification
 from odograph.ledger.requests import Refused
@@ -80,6 +80,8 @@ class Ledger:
         unit, neighbours = compiled.policy.unit, compiled.policy.neighbours
         if not unit.isprintable():
             raise InvalidPolicy(f"Policy.unit must be printable text in a ledger, and {unit!r} is not")
+        for relative in filter(None, (parent, successor_of)):
+            self._books.opened(relative)  # or nothing is made, not even the file
         self._store.create()
         head = Head(name, parent, successor_of, dataset, unit, neighbours)
         self._books.submit(Open(self._books.author(key, note), head, compiled))
@@ -123,7 +125,7 @@ class Ledger:
         totals = {name: balance.totals for name, balance in read.items()}
         after = dict(totals)
         for i, ask in enumerate(asks):
-            for name, compiled, asked, _ in ask.stops:
+            for name, compiled, asked, *_ in ask.stops:
                 decision = decide(compiled.meters, after[name], asked, ask.cost)
                 if not decision.admitted:
                     return self._books.offer(asks, Refused(i, decision._replace(account=name), totals))
@@ -165,7 +167,9 @@ class Ledger:
         A copy may be older than its original, and would give spent budget back. So it is refused if it is behind the
         checkpoint, and without one every account is closed.
         """
-        return copies.take_in(self._store, copies.lines(file), self.principal, checkpoint, progress)
+        found = copies.take_in(self._store, copies.lines(file), self.principal, checkpoint, progress)
+        self._books.forget()
+        return found
 
     def backup(self, path: str | Path, *, progress: Progress | None = None) -> Checkpoint:
         """Copy the whole ledger, as it is now, into a new SQLite file; return where it stood."""
@@ -176,7 +180,9 @@ class Ledger:
         self, path: str | Path, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
     ) -> Verification:
         """Read a backup into this ledger, which must be empty; without a checkpoint all accounts are closed."""
-        return copies.restore(self._store, Path(path), self.principal, checkpoint, progress)
+        found = copies.restore(self._store, Path(path), self.principal, checkpoint, progress)
+        self._books.forget()
+        return found
 
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry, such as `census#17`; the entry keeps its digest. Say whether there was one."""
@@ -184,7 +190,7 @@ class Ledger:
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; entries keep the random identity. Say whether there was one."""
-        erased = self._store.erase_principal(name)
+        erased = self._store.erase_principal(check_key(name, "principal"))
         if name == self.principal:
             self._books.forget()
         return erased

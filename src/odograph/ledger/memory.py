@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from weakref import WeakSet
 
-from odograph.errors import AccountClosed, LedgerError
+from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
 from odograph.ledger.entries import Entry, key_owner
 from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
 
@@ -29,6 +30,11 @@ class MemoryStore:
         self._keys: dict[tuple[str, str], Hit] = {}
         self._notes: dict[tuple[str, int], Note] = {}
         self._principals: dict[str, str] = {}  # by identity
+        _STORES.add(self)
+
+    def after_fork(self) -> None:
+        """Renew the lock in a forked process: another thread of the parent may have held it."""
+        self._lock = threading.RLock()
 
     def create(self) -> None:
         """Nothing has to be made."""
@@ -56,10 +62,12 @@ class MemoryStore:
                 raise LedgerError("the ledger is not empty: a copy can only be read into a new one")
             staged = MemoryStore()
             for part in parts:
+                if staged._keys.keys() & part.keys.keys():
+                    raise LedgerCorrupt("a key was used twice in the copy; nothing was taken in")
                 staged._store(part)
             self._balances, self._entries = staged._balances, staged._entries
             self._keys, self._notes = staged._keys, staged._notes
-            self._principals |= principals
+            self._principals = {**principals}
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Copy balances at one moment."""
@@ -133,6 +141,18 @@ class MemoryStore:
             self._entries.setdefault(entry.account, []).append(entry)
         self._keys |= changes.keys
         self._notes |= {(note.account, note.sequence): note for note in changes.notes}
+
+
+_STORES: WeakSet[MemoryStore] = WeakSet()
+
+
+def _after_fork() -> None:
+    for store in _STORES:
+        store.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Open(NamedTuple):
         place = f"{head.name}#0"
         fields = ("open", place, "", "", author.key, request, note, self.detail)
         entry = balance.write(state.now, author.principal, fields)
+        balance.origin = entry.seal
         state.balances[head.name] = balance
         changes.opened.append(balance)
         changes.entries.append(entry)

@@ -38,7 +38,10 @@ class PostgresStore:
     """One database, one writing and one reading connection; both are made again when they are lost."""
 
     def __init__(self, url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as problem:
+            raise LedgerError(f"this is no address of a database: {problem}") from problem
         shown = parts.netloc.rpartition("@")
         user = shown[0].partition(":")[0]
         self.url = urlunsplit(parts._replace(netloc=f"{user}@{shown[2]}" if user else shown[2], query=""))
@@ -79,6 +82,7 @@ class PostgresStore:
             connection.execute(_SQL["settings"], (self._lock_timeout, "0"))
             connection.execute(_SQL["one_at_a_time"])
             connection.execute(_SQL["defer"])
+            connection.execute(_SQL["forget_principals"])  # no entry has their identities; the copy's have
             if connection.execute(_SQL["accounts"]).fetchone() is not None:
                 raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
             for part in parts:
@@ -174,7 +178,12 @@ class PostgresStore:
             raise LedgerBusy(f"{self.url} cannot be reached ({_line(problem)}); nothing was charged") from problem
         except psycopg.Error as problem:
             raise LedgerError(f"{self.url} is not a database that can be used ({_line(problem)})") from problem
-        if not self._accept_fsync_off and connection.execute(_SQL["fsync"]).fetchone() == ("off",):
+        try:
+            unsafe = connection.execute(_SQL["fsync"]).fetchone() == ("off",)
+        except BaseException:
+            connection.close()
+            raise
+        if unsafe and not self._accept_fsync_off:
             connection.close()
             raise LedgerError(
                 f"{self.url} runs with fsync=off, so a crash of its machine loses what it acknowledged; refused."
@@ -221,9 +230,10 @@ class PostgresStore:
     @contextmanager
     def _fresh(self) -> Iterator[_Connection]:
         """Use a connection once: for what is rare, or takes long."""
-        connection = self._connect()
-        with self._translated(), connection:
-            yield connection
+        with self._translated():
+            connection = self._connect()
+            with connection:
+                yield connection
 
     def _read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         self._leave_fork()
@@ -302,6 +312,8 @@ class PostgresStore:
             raise LedgerBusy("another process holds the account; nothing was charged. Try again") from problem
         except (pg.DiskFull, pg.ReadOnlySqlTransaction, pg.InsufficientPrivilege) as problem:
             raise LedgerError(f"{self.url} cannot be written ({_line(problem)}); nothing was charged") from problem
+        except pg.UniqueViolation as problem:
+            raise LedgerCorrupt(f"what was to be stored contradicts what is ({_line(problem)})") from problem
         except (pg.DataCorrupted, pg.IndexCorrupted) as problem:
             raise LedgerCorrupt(f"{self.url} is damaged ({_line(problem)}); nothing was charged") from problem
         except psycopg.OperationalError as problem:
@@ -361,7 +373,7 @@ def _locked(connection: _Connection, wants: Wants, lock_timeout: str) -> State:
 def _statements(changes: Changes) -> Iterator[tuple[bytes, tuple[str]]]:
     """Return what to execute. Rows go as one JSON text: writing arrays takes psycopg as long as all the rest."""
     if changes.opened:
-        yield _SQL["open_accounts"], _rows((*balance.head, *balance.moved) for balance in changes.opened)
+        yield _SQL["open_accounts"], _rows((*b.head, *b.moved, b.origin) for b in changes.opened)
     if changes.entries:
         yield _SQL["append_entries"], _rows(changes.entries)
     if changes.moved:

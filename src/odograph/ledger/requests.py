@@ -17,6 +17,7 @@ from odograph.errors import (
     AccountClosed,
     AccountNotFound,
     IdempotencyConflict,
+    LedgerError,
     OdographError,
     ReservationResolved,
 )
@@ -111,6 +112,7 @@ class Stop(NamedTuple):
     compiled: Compiled
     price: Price
     text: str  # the price, written
+    origin: str  # the account that it was priced for
 
 
 class Ask(NamedTuple):
@@ -152,10 +154,10 @@ class Charge(NamedTuple):
         for ask in asks:
             for stop in ask.stops:
                 balance = balances.get(stop.name)
-                if balance is None or balance.closed:
-                    raise _unable(balance, stop.name)
+                if balance is None or balance.closed or balance.origin != stop.origin:
+                    raise _unable(balance, stop)
         for i, ask in enumerate(asks):
-            for name, compiled, price, text in ask.stops:
+            for name, compiled, price, text, _ in ask.stops:
                 totals = after[name] if name in after else balances[name].totals
                 decision = decide(compiled.meters, totals, price, ask.cost)
                 if not decision.admitted:
@@ -278,10 +280,14 @@ def repeated(hit: Hit, author: Author, request: str) -> Repeated:
     return Repeated(hit)
 
 
-def _unable(balance: Balance | None, name: str) -> OdographError:
+def _unable(balance: Balance | None, stop: Stop) -> OdographError:
     if balance is None:
-        return AccountNotFound(f"there is no account {name!r} in this ledger; nothing was charged")
-    return AccountClosed(f"{name!r} is closed and takes no new charges; nothing was charged")
+        return AccountNotFound(f"there is no account {stop.name!r} in this ledger; nothing was charged")
+    if balance.origin != stop.origin:
+        return LedgerError(
+            f"{stop.name!r} is no longer the account that was opened; connect again. Nothing was charged"
+        )
+    return AccountClosed(f"{stop.name!r} is closed and takes no new charges; nothing was charged")
 
 
 def _totals(state: State, asks: Sequence[Ask]) -> dict[str, Totals]:

@@ -67,6 +67,7 @@ class SqliteStore:
             if connection.execute(SQL["accounts"]).fetchone() is not None:
                 raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
             connection.execute("PRAGMA defer_foreign_keys = ON")  # a child may come before its parent
+            connection.execute(SQL["forget_principals"])  # no entry has their identities; the copy's have
             for part in parts:
                 store_changes(connection, part)
             connection.executemany(SQL["add_principal"], principals.items())
@@ -167,12 +168,18 @@ class SqliteStore:
     def _there(self) -> bool:
         try:
             return self._path.exists()
-        except OSError as problem:
+        except (OSError, ValueError) as problem:
             raise LedgerError(f"{self.url} cannot be reached ({problem}); nothing was charged") from problem
 
     def _make(self, fill: Callable[[sqlite3.Connection], None]) -> bool:
         """Make the file complete or not at all, and never in place of another; say whether it is this one."""
         new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
+        for left in (self._path.with_name(f"{self._path.name}-{name}") for name in ("wal", "shm", "journal")):
+            if left.exists():
+                raise LedgerError(
+                    f"{left} is left over from a ledger that was moved or deleted, and may hold charges of it; a new"
+                    " ledger would take them over. Move it away together with its file"
+                )
         try:
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             try:
@@ -256,8 +263,12 @@ class SqliteStore:
             isolation_level=None,
             check_same_thread=False,
         )
-        for pragma in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON", "secure_delete = ON"):
-            connection.execute(f"PRAGMA {pragma}")
+        try:
+            for pragma in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON", "secure_delete = ON"):
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _check(self, connection: sqlite3.Connection) -> None:

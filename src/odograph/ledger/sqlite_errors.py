@@ -47,8 +47,13 @@ def _unwritable(problem: sqlite3.Error) -> LedgerError:
 
 def _damaged(problem: sqlite3.Error | str) -> LedgerError:
     return LedgerCorrupt(
-        f"the ledger's file is damaged ({problem}); nothing was charged. Restore a backup, with its checkpoint"
+        f"the ledger's file is damaged ({problem}); nothing was charged. Restore a backup, with the latest checkpoint"
+        " that you kept"
     )
+
+
+def _contradicts(problem: sqlite3.Error) -> LedgerError:
+    return LedgerCorrupt(f"what was to be stored contradicts what is ({problem}); nothing was stored")
 
 
 def _unexpected(problem: sqlite3.Error) -> LedgerError:
@@ -64,4 +69,5 @@ _TRANSLATIONS: Final[dict[int, Callable[[sqlite3.Error], LedgerError]]] = {
     sqlite3.SQLITE_PERM: _unwritable,
     sqlite3.SQLITE_CORRUPT: _damaged,
     sqlite3.SQLITE_NOTADB: _damaged,
+    sqlite3.SQLITE_CONSTRAINT: _contradicts,
 }

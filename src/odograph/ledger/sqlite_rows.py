@@ -34,7 +34,7 @@ def read_state(connection: sqlite3.Connection, wants: Wants) -> State:
 
 def store_changes(connection: sqlite3.Connection, changes: Changes) -> None:
     """Store what a group of requests changed, inside its transaction."""
-    many(connection, "open_accounts", [(*balance.head, *balance.moved) for balance in changes.opened])
+    many(connection, "open_accounts", [(*b.head, *b.moved, b.origin) for b in changes.opened])
     many(connection, "append_entries", changes.entries)
     for name, balance in changes.moved.items():
         connection.execute(SQL["move_account"], (*balance.moved, name))

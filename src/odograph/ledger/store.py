@@ -71,14 +71,29 @@ class Balance:
     totals: Totals
     closed: bool
     linked: bool = False  # whether it has a predecessor or successors
+    origin: str = ""  # the seal of the first entry: an account of the same name in another ledger has another
 
     @classmethod
     def read(cls, row: Sequence[Any]) -> Balance:
         """Read a row of the accounts table."""
-        name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked = row
+        (
+            name,
+            parent,
+            successor_of,
+            dataset,
+            unit,
+            neighbours,
+            sequence,
+            seal,
+            time,
+            totals,
+            closed,
+            linked,
+            origin,
+        ) = row
         head = Head(name, parent or "", successor_of or "", dataset, unit, neighbours)
         try:
-            return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed), bool(linked))
+            return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed), bool(linked), origin)
         except (TypeError, ValueError) as problem:
             raise LedgerCorrupt(f"the stored totals of {name!r} are not totals: {totals!r}") from problem
 

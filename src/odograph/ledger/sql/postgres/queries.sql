@@ -11,7 +11,7 @@ SELECT
 SELECT pg_advisory_xact_lock(7310046181401);
 
 -- name: lock
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM odograph.accounts
 WHERE name = ANY (%s::text[])
 ORDER BY name
@@ -23,7 +23,7 @@ WITH RECURSIVE tree (name) AS (
     UNION
     SELECT accounts.name FROM odograph.accounts JOIN tree ON accounts.parent = tree.name
 )
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM odograph.accounts
 WHERE name = ANY (%s::text[]) OR name IN (SELECT name FROM tree)
 ORDER BY name
@@ -31,7 +31,7 @@ FOR UPDATE;
 
 -- name: blocks
 SELECT DISTINCT ON (dataset)
-    name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+    name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM odograph.accounts
 WHERE dataset = ANY (%s::text[]) AND dataset <> ''
 ORDER BY dataset, name;
@@ -47,11 +47,12 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
 -- name: open_accounts
 INSERT INTO odograph.accounts
-    (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked)
+    (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked,
+     origin)
 SELECT
     row ->> 0, nullif(row ->> 1, ''), nullif(row ->> 2, ''), row ->> 3, row ->> 4, row ->> 5,
     (row ->> 6)::bigint, row ->> 7, (row ->> 8)::bigint, row ->> 9, (row ->> 10)::boolean,
-    (row ->> 11)::boolean
+    (row ->> 11)::boolean, row ->> 12
 FROM json_array_elements(%s::json) AS opened (row);
 
 -- name: move_accounts
@@ -86,11 +87,11 @@ COMMIT;
 SET CONSTRAINTS ALL DEFERRED;
 
 -- name: some_accounts
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM odograph.accounts WHERE name = ANY (%s::text[]) ORDER BY name;
 
 -- name: accounts
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM odograph.accounts ORDER BY name;
 
 -- name: entries
@@ -130,6 +131,9 @@ SELECT identity FROM odograph.principals WHERE name = %s;
 
 -- name: add_principal
 INSERT INTO odograph.principals (identity, name) VALUES (%s, %s) ON CONFLICT (name) DO NOTHING;
+
+-- name: forget_principals
+DELETE FROM odograph.principals;
 
 -- name: principals
 SELECT identity, name FROM odograph.principals;

@@ -17,7 +17,8 @@ CREATE TABLE odograph.accounts (
     time         bigint NOT NULL,
     totals       text NOT NULL,
     closed       boolean NOT NULL,
-    linked       boolean NOT NULL
+    linked       boolean NOT NULL,
+    origin       text NOT NULL
 ) WITH (fillfactor = 50);
 
 CREATE INDEX accounts_below ON odograph.accounts (parent) WHERE parent IS NOT NULL;
@@ -79,6 +80,6 @@ FOR EACH STATEMENT EXECUTE FUNCTION odograph.refuse();
 CREATE TRIGGER keys_stay BEFORE UPDATE OR DELETE OR TRUNCATE ON odograph.keys
 FOR EACH STATEMENT EXECUTE FUNCTION odograph.refuse();
 
-CREATE TRIGGER accounts_stay BEFORE UPDATE OF name, parent, successor_of, dataset, unit, neighbours
+CREATE TRIGGER accounts_stay BEFORE UPDATE OF name, parent, successor_of, dataset, unit, neighbours, origin
 OR DELETE OR TRUNCATE ON odograph.accounts
 FOR EACH STATEMENT EXECUTE FUNCTION odograph.refuse();

@@ -1,11 +1,11 @@
 -- A group in VALUES is repeated where there are more rows: one statement then serves them all.
 
 -- name: some_accounts
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM (VALUES (?)) AS wanted CROSS JOIN accounts ON accounts.name = wanted.column1;
 
 -- name: accounts
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM accounts ORDER BY name;
 
 -- name: tree
@@ -14,11 +14,11 @@ WITH RECURSIVE tree (name) AS (
     UNION
     SELECT accounts.name FROM accounts JOIN tree ON accounts.parent = tree.name
 )
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM accounts WHERE name IN (SELECT name FROM tree);
 
 -- name: block
-SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked
+SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM accounts WHERE dataset = ? AND dataset <> '' LIMIT 1;
 
 -- name: keys
@@ -29,8 +29,8 @@ JOIN entries ON entries.account = keys.account AND entries.sequence = keys.seque
 
 -- name: open_accounts
 INSERT INTO accounts (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed,
-     linked)
-VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?);
+     linked, origin)
+VALUES (?, nullif(?, ''), nullif(?, ''), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: move_account
 UPDATE accounts SET sequence = ?, seal = ?, time = ?, totals = ?, closed = ?, linked = ? WHERE name = ?;
@@ -84,6 +84,9 @@ SELECT identity FROM principals WHERE name = ?;
 
 -- name: add_principal
 INSERT INTO principals (identity, name) VALUES (?, ?) ON CONFLICT (name) DO NOTHING;
+
+-- name: forget_principals
+DELETE FROM principals;
 
 -- name: principals
 SELECT identity, name FROM principals;

@@ -13,7 +13,8 @@ CREATE TABLE accounts (
     time         INTEGER NOT NULL,
     totals       TEXT NOT NULL,
     closed       INTEGER NOT NULL CHECK (closed IN (0, 1)),
-    linked       INTEGER NOT NULL CHECK (linked IN (0, 1))
+    linked       INTEGER NOT NULL CHECK (linked IN (0, 1)),
+    origin       TEXT NOT NULL
 ) WITHOUT ROWID;
 
 CREATE INDEX accounts_below ON accounts (parent) WHERE parent IS NOT NULL;
@@ -75,7 +76,7 @@ BEGIN SELECT RAISE(ABORT, 'keys are never changed'); END;
 CREATE TRIGGER keys_remain BEFORE DELETE ON keys
 BEGIN SELECT RAISE(ABORT, 'keys are never deleted'); END;
 
-CREATE TRIGGER accounts_stay BEFORE UPDATE OF name, parent, successor_of, dataset, unit, neighbours ON accounts
+CREATE TRIGGER accounts_stay BEFORE UPDATE OF name, parent, successor_of, dataset, unit, neighbours, origin ON accounts
 BEGIN SELECT RAISE(ABORT, 'an account never changes its place'); END;
 
 CREATE TRIGGER accounts_remain BEFORE DELETE ON accounts
