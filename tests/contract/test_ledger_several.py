@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from families import TENTH, family, record, spent, totals_of
 
 import odograph as odo
 from odograph import (
@@ -26,33 +27,6 @@ from odograph import (
 )
 
 pytest_plugins = ("ledgers",)
-
-UNIT = 10**15
-TENTH = PureDP(0.1)
-
-
-def basic(epsilon: float | str = 1, delta: float | str = 0) -> Policy:
-    return Policy(epsilon, delta, rule="basic")
-
-
-def spent(ledger: Ledger, name: str) -> Fraction:
-    return Fraction(ledger.account(name).totals.amounts[1], UNIT)
-
-
-def record(ledger: Ledger) -> dict[str, tuple[int, str]]:
-    return dict(ledger.checkpoint().accounts)
-
-
-def family(ledger: Ledger) -> None:
-    """A top account, two below it, and one below the first of these."""
-    ledger.open_account("top", basic())
-    ledger.open_account("ana", basic("0.5"), parent="top")
-    ledger.open_account("ben", basic("0.7"), parent="top")
-    ledger.open_account("ana-maps", basic("0.3"), parent="ana")
-
-
-def totals_of(ledger: Ledger) -> dict[str, object]:
-    return {one.name: one.totals for one in ledger.accounts()}
 
 
 def test_several_accounts_are_charged_together(ledger: Ledger) -> None:
