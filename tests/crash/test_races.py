@@ -96,8 +96,7 @@ def test_a_race_never_passes_the_limit_and_nobody_starves(place: str) -> None:
 
 
 def test_processes_that_do_not_take_turns_are_caught(tmp_path: Path) -> None:
-    # How unfair it gets depends on what else the machine does, hence more than one try.
-    assert any(min(shares(race(f"sqlite:///{tmp_path}/{number}.db", "unfair"))) < 0.1 for number in range(5))
+    assert min(shares(race(f"sqlite:///{tmp_path}/ledger.db", "unfair"))) < 0.1
 
 
 @pytest.mark.parametrize("twin", ["outside", "forgets"])
