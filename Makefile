@@ -53,7 +53,7 @@ TUMULT := $(VENV)-tumult
 $(TUMULT)/stamp: pyproject.toml
 	@echo "setting up $(TUMULT) (once)"
 	@test -d $(TUMULT) || $(PYTHON) -m venv $(TUMULT)
-	@$(TUMULT)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[tumult]' pytest hypothesis
+	@$(TUMULT)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[postgres,tumult]' pytest hypothesis
 	@touch $@
 
 demo: $(VENV)/stamp
