@@ -235,6 +235,17 @@ def test_a_file_moved_away_while_in_use_takes_no_charge(path: Path) -> None:
     intact(path, "during")
 
 
+def test_a_store_that_does_not_look_where_its_file_is_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("odograph.ledger.sqlite._identity", lambda _: (1, 1))
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        account = ledger.account("a")
+        account.spend(COST, key="before")
+        for file in files(path):
+            file.rename(file.with_name(f"aside-{file.name}"))
+        assert account.spend(COST, key="during").key == "during"  # acknowledged, and nowhere to be found
+        assert not path.exists()
+
+
 def test_a_file_replaced_while_in_use_is_not_judged_by_the_policy_of_the_one_before(path: Path) -> None:
     other = path.parent.with_name("other.db")
     with ledger_at(f"sqlite:///{other}") as narrow:

@@ -26,7 +26,11 @@ Path: TypeAlias = Sequence[Place]
 
 
 def ask_path(path: Path, cost: Guarantee) -> Decision:
-    """Decide a cost at every place; return one's own decision, or the first refusal with what would fit instead."""
+    """Decide a cost at every place; return one's own decision, or the first refusal with what would fit instead.
+
+    Theorem: sub-budgets: an account that sees every step below it keeps its promise about all of them.
+    Assumes: an admitted cost is charged at every place of the path, or at none.
+    """
     return _ask(path, cost)[0]
 
 

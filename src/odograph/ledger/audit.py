@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from odograph.core.compiled import Compiled, compiled_from_dict, price
+from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Price, Totals, decide
 from odograph.core.units import CEILING
 from odograph.errors import LedgerCorrupt, OdographError
 from odograph.ledger.entries import (
     CHARGES,
+    KEYLESS,
     RESOLUTIONS,
     START,
     VERSION,
@@ -27,6 +28,7 @@ from odograph.ledger.entries import (
     note_digest,
     price_from_text,
 )
+from odograph.ledger.openings import opening_of
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.store import Balance, Head, Snapshot
 
@@ -36,7 +38,6 @@ Progress = Callable[[int, int], None]  # entries done, entries in all
 
 _SEQUENCE: Final = re.compile(r"#\d+")
 _LATEST: Final = 253_402_300_799_999_999  # the last microsecond of the year 9999
-_KEYLESS: Final = ("refuse", "close")
 _EVERY: Final = 5000  # entries between two reports of progress, and in the longest run
 
 
@@ -130,12 +131,7 @@ class Auditor:
         self._end_account()
         if entry.account in self._accounts or entry.verb != "open":
             raise _bad(entry, "an account begins with one open entry")
-        try:
-            form = entry.details
-            head = Head(*(form[name] for name in Head._fields))
-            compiled = compiled_from_dict(form["compiled"])
-        except (OdographError, LookupError, TypeError, ValueError) as problem:
-            raise _bad(entry, f"its policy cannot be read ({problem})") from problem
+        head, compiled = opening_of(entry)
         policy = compiled.policy
         if (head.name, head.unit, head.neighbours) != (entry.account, policy.unit, policy.neighbours):
             raise _bad(entry, "it opens another account, or for another unit or neighbours than its policy's")
@@ -318,7 +314,7 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
     principals: set[str] = set()
     for entry, points_to in snapshot.records():
         alone = auditor.take(entry)
-        if entry.verb not in _KEYLESS:
+        if entry.verb not in KEYLESS:
             used += (alone and points_to == (entry.account, entry.sequence)) or _check_key(entry, points_to)
         if entry.note:
             noted[entry.account, entry.sequence] = entry.note

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from odograph.core.compiled import Compiled, compiled_from_dict, price
+from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, decide
 from odograph.core.guarantees import KINDS, Guarantee, exact_of
 from odograph.core.paths import Place, with_offer
@@ -38,6 +38,7 @@ from odograph.ledger.entries import (
     shown,
     text_of,
 )
+from odograph.ledger.openings import opening_of
 from odograph.ledger.receipts import Lifetime, Line, Receipt
 from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeated, Request, Resolve, Stop
 from odograph.ledger.store import Balance, Changes, Head, Hit, State, Store, Wants
@@ -109,12 +110,7 @@ class Books:
             found = self.store.entries(name, 0, 1)
             if not found:
                 raise AccountNotFound(f"there is no account {name!r} in {self.store.url}; nothing was charged")
-            try:
-                form = found[0].details
-                head = Head(*(form[field] for field in Head._fields))
-                compiled = compiled_from_dict(form["compiled"])
-            except (OdographError, LookupError, TypeError, ValueError) as problem:
-                raise LedgerCorrupt(f"the first entry of {name!r} cannot be read ({problem})") from problem
+            head, compiled = opening_of(found[0])
             above = self.opened(head.parent).path if head.parent else ()
             known = self._known[name] = Opened(head, compiled, found[0].seal, above)
         return known

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError
 from odograph.ledger.audit import Auditor, Progress
-from odograph.ledger.entries import Entry, check_key, digest_of, key_owner, note_digest, shown, text_of
+from odograph.ledger.entries import KEYLESS, Entry, check_key, digest_of, key_owner, note_digest, shown, text_of
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
@@ -213,7 +213,7 @@ class _Intake:
     def _take(self, entry: Entry, part: Changes) -> None:
         self._auditor.take(entry)
         part.entries.append(entry)
-        if entry.verb not in ("refuse", "close") and entry.called == entry.place:
+        if entry.verb not in KEYLESS and entry.called == entry.place:
             used = (key_owner(entry.verb, entry.principal), entry.key)
             if used in part.keys:
                 raise _twice(entry)

@@ -24,6 +24,7 @@ from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, Rese
 
 __all__ = [
     "CHARGES",
+    "KEYLESS",
     "RESOLUTIONS",
     "START",
     "VERSION",
@@ -52,6 +53,7 @@ VERSION: Final = 1
 START: Final = "0" * 64  # the seal before an account's first entry
 CHARGES: Final = ("spend", "reserve")
 RESOLUTIONS: Final = ("commit", "void")
+KEYLESS: Final = ("refuse", "close")  # they use no key up
 
 _NAME: Final = re.compile(r"\w[\w.:@+-]{0,99}")
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")  # no database keeps these in a text

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from odograph.core.compiled import Compiled
-from odograph.errors import AccountClosed, AccountExists, AccountNotFound, InvalidPolicy
+from odograph.core.compiled import Compiled, compiled_from_dict
+from odograph.errors import (
+    AccountClosed,
+    AccountExists,
+    AccountNotFound,
+    InvalidPolicy,
+    LedgerCorrupt,
+    OdographError,
+)
 from odograph.ledger.entries import START, Entry, digest_of, text_of
 from odograph.ledger.requests import Author, Made, Outcome, keep_note, remember, repeated, time_of
 from odograph.ledger.store import Balance, Changes, Head, Hit, State, Wants
 
-__all__ = ["Close", "Open"]
+__all__ = ["Close", "Open", "opening_of"]
+
+
+def opening_of(entry: Entry) -> tuple[Head, Compiled]:
+    """Read what `Open` wrote: an account's place and its policy, or raise `LedgerCorrupt`."""
+    try:
+        form = entry.details
+        return Head(*(form[name] for name in Head._fields)), compiled_from_dict(form["compiled"])
+    except (OdographError, LookupError, TypeError, ValueError) as problem:
+        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({problem})") from problem
 
 
 class Open(NamedTuple):

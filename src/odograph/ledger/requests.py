@@ -128,6 +128,9 @@ class Charge(NamedTuple):
 
     This is what every spend runs, between waiting for the disk and waiting for it again, when nothing of it is in the
     processor's caches. So it is written in plain loops: a call here takes several times as long as elsewhere.
+
+    Theorem: several accounts at once: each account on the way keeps its promise about what was charged to it.
+    Assumes: each cost bounds the mechanism for one person's data in that account, and nobody's are in two of them.
     """
 
     author: Author
@@ -219,7 +222,11 @@ class Charge(NamedTuple):
 
 
 class Resolve(NamedTuple):
-    """Commit or void a reservation: void takes back what was charged, and means that the mechanism was not run."""
+    """Commit or void a reservation: void takes back what was charged, and means that the mechanism was not run.
+
+    Theorem: reservations: a step that never happened costs nothing, so its price may be taken back exactly.
+    Assumes: whoever voids did not run the mechanism.
+    """
 
     author: Author  # its key is the reservation's place
     verb: str
