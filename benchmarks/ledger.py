@@ -30,12 +30,12 @@ from urllib.parse import urlsplit
 import psycopg
 
 import odograph as odo
-from odograph.ledger.books import Books
 from odograph.ledger.entries import Entry
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.requests import Author, Charge
 from odograph.ledger.sql import queries
 from odograph.ledger.sqlite import SqliteStore
-from odograph.ledger.writer import Writer, carry_out
+from odograph.ledger.writer import carry_out
 from timing import ratio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -220,7 +220,7 @@ def verify(folder: Path, entries: int) -> None:
     store = SqliteStore(folder / "many.db")
     with odo.connect(f"sqlite:///{folder}/many.db") as ledger:
         ledger.open_account("many", POLICY)
-        books = Books(store, Writer(store), "benchmark")
+        books = LocalBooks(store, "benchmark")
         asks = books.asks({"many": COST})
         for start in range(0, entries, 2000):
             authors = [Author(books.identity(), f"key-{i}") for i in range(start, start + 2000)]

@@ -15,7 +15,7 @@ import threading
 import traceback
 
 from racer import ACCOUNT
-from twins import ledger_at
+from twins import books_at
 from workload import COST
 
 from odograph.ledger.ledger import Ledger
@@ -56,10 +56,11 @@ def main(url: str, twin: str, busy: int, patience: int) -> int:
     """Fork, perhaps while threads of this process write; all use the ledger that was connected before."""
     sys.setswitchinterval(1e-5)  # threads change places at more moments
     signal.alarm(4 * patience)  # a twin may leave this process waiting for ever
-    ledger = ledger_at(url)
+    books = books_at(url)
+    ledger = Ledger(books)
     ledger.spend({ACCOUNT: COST}, key="parent-first")
     if twin == "shares":
-        store = ledger._store  # noqa: SLF001  what the twin breaks
+        store = books.store
         for name in {"before_fork", "after_fork", "_leave_fork"} & {*dir(store)}:
             setattr(store, name, lambda: None)
     failed: list[str] = []

@@ -16,12 +16,14 @@ import sys
 import threading
 import time
 from contextlib import closing
+from typing import cast
 
 from twins import ledger_at
 from workload import COST
 
 from odograph.errors import LedgerBusy, ServiceUnavailable
 from odograph.ledger.ledger import Ledger
+from odograph.ledger.local import LocalBooks
 
 
 def interrupt_when(ready: threading.Event) -> None:
@@ -33,7 +35,7 @@ def interrupt_when(ready: threading.Event) -> None:
 
 def waiting(ledger: Ledger, path: str) -> None:
     """The main thread is the first of three that wait for one that cannot write."""
-    writer = ledger._writer  # noqa: SLF001  how many wait
+    writer = cast("LocalBooks", ledger._books).writer  # noqa: SLF001  how many wait
     threads = [
         threading.Thread(target=ledger.spend, args=({"a": COST},), kwargs={"key": str(number)}) for number in range(3)
     ]

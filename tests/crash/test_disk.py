@@ -272,8 +272,10 @@ def test_a_child_of_a_killed_process_does_not_keep_its_turn(path: Path) -> None:
     program = (
         "import os, signal, sys, time\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from twins import ledger_at\n"
-        "ledger = ledger_at(f'sqlite:///{sys.argv[2]}')\n"
+        "from odograph import Ledger\n"
+        "from twins import books_at\n"
+        "books = books_at(f'sqlite:///{sys.argv[2]}')\n"
+        "ledger = Ledger(books)\n"
         "ledger.account('a').spend(__import__('workload').COST, key='parent')\n"
         "def work(state):\n"
         "    pid = os.fork()\n"
@@ -283,7 +285,7 @@ def test_a_child_of_a_killed_process_does_not_keep_its_turn(path: Path) -> None:
         "    print(pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "from odograph.ledger.store import Wants\n"
-        "ledger._store.write(Wants(), work)\n"
+        "books.store.write(Wants(), work)\n"
     )
     command = [sys.executable, "-c", program, str(HERE), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603  our own code

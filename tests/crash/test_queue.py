@@ -19,6 +19,7 @@ from workload import COST, charges, policy
 
 from odograph.errors import LedgerBusy
 from odograph.ledger.ledger import Ledger
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Store, Wants, Work
 from odograph.ledger.writer import Writer
@@ -83,7 +84,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 def test_a_full_queue_is_busy_and_one_client_cannot_fill_it(path: Path, waiting: int, *, full: bool) -> None:
     store = SqliteStore(path)
     writer = Writer(store, waiting=waiting)
-    one = Ledger(store, principal=PRINCIPAL, writer=writer)
+    one = Ledger(LocalBooks(store, PRINCIPAL, writer))
     other, third = one.acting_as("another"), one.acting_as("a third")
     for ledger in (one, other, third):
         ledger.spend({"a": COST})  # connected, and known by name
@@ -172,7 +173,7 @@ def test_a_writer_that_dies_blocks_nobody_and_its_outcome_can_be_asked_for(
 ) -> None:
     store = Dies(SqliteStore(path), after=after)
     writer = Writer(cast("Store", store))
-    ledger = Ledger(cast("Store", store), principal=PRINCIPAL, writer=writer)
+    ledger = Ledger(LocalBooks(cast("Store", store), PRINCIPAL, writer))
     ledger.spend({"a": COST}, key="first")
     asking = Asking()
     if alone:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
-import odograph as odo
+from odograph.connect import store_at
 from odograph.ledger.ledger import Ledger
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Changes, State, Store, Wants, Work
 from odograph.ledger.turn import Turn
@@ -94,18 +95,21 @@ def barge(turn: Turn) -> None:
 
 def ledger_at(url: str, twin: str = "") -> Ledger:
     """Connect to a ledger, whole or broken in the way that is named."""
-    ledger = odo.connect(url, principal=PRINCIPAL, timeout=30.0)
-    if not twin:
-        return ledger
-    store = ledger._store  # noqa: SLF001  the twin stands on top of it
+    return Ledger(books_at(url, twin))
+
+
+def books_at(url: str, twin: str = "") -> LocalBooks:
+    """Return what such a ledger stands on."""
+    store = store_at(url, timeout=30.0)
     if twin == "unsynced":
-        return Ledger(Unsynced(Path(unquote(url.removeprefix("sqlite:///")))), principal=PRINCIPAL)
+        return LocalBooks(Unsynced(Path(unquote(url.removeprefix("sqlite:///")))), PRINCIPAL)
     if twin == "unfair":
         Turn.__enter__ = barge  # type: ignore[method-assign]
-        return ledger
+    if twin in ("", "unfair"):
+        return LocalBooks(store, PRINCIPAL)
     broken: dict[str, Callable[[Store], Over]] = {
         "early": AnswersEarly,
         "outside": DecidesOutside,
         "forgets": ForgetsKeys,
     }
-    return Ledger(cast("Store", broken[twin](store)), principal=PRINCIPAL)
+    return LocalBooks(cast("Store", broken[twin](store)), PRINCIPAL)

@@ -24,6 +24,7 @@ from odograph import (
     ReservationNotFound,
     ReservationResolved,
 )
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.memory import MemoryStore
 from odograph.ledger.store import Changes, State, Wants, Work
 
@@ -79,7 +80,7 @@ def test_replay_of_a_processed_id_charges_again(url: str) -> None:
         with odo.connect(url, principal="ana") as ledger:
             assert ledger.account("a").spend(TENTH, key="q").repeated
             assert spent(ledger) == Fraction(2, 10)
-    with Ledger(Broken(after=lambda changes: changes.keys.clear()), principal="ana") as twin:
+    with Ledger(LocalBooks(Broken(after=lambda changes: changes.keys.clear()), "ana")) as twin:
         twin.open_account("a", basic())
         for _ in range(2):
             twin.account("a").spend(TENTH, key="q")
@@ -119,7 +120,7 @@ def test_transactions_silently_off_lose_an_update(url: str) -> None:
             assert spent(one) == 2
         one.verify()
     store = TwoTransactions()
-    with Ledger(store, principal="ana") as one, Ledger(store, principal="ben") as other:
+    with Ledger(LocalBooks(store, "ana")) as one, Ledger(LocalBooks(store, "ben")) as other:
         one.open_account("a", basic(2))
         other.account("a").spend(PureDP(0))
         one.account("a").spend(PureDP(0))
@@ -223,7 +224,7 @@ def test_void_after_it_expired(url: str) -> None:
     def stopped(state: State) -> None:
         state.now = 0
 
-    with Ledger(Broken(before=stopped), principal="ana") as twin:  # its clock stands still
+    with Ledger(LocalBooks(Broken(before=stopped), "ana")) as twin:  # its clock stands still
         twin.open_account("a", basic())
         held = twin.account("a").reserve(TENTH, expires=timedelta(milliseconds=1))
         over(datetime.now(UTC) + timedelta(milliseconds=1))

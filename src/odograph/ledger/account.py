@@ -12,21 +12,17 @@ from odograph.core.decide import Decision, Price, Totals
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.offers import G, Quote, used
-from odograph.core.paths import Place, ask_path, largest_on_path, quote_path
 from odograph.core.policy import Policy
-from odograph.errors import AccountClosed, AccountNotFound, IdempotencyConflict, InvalidGuarantee
+from odograph.errors import AccountNotFound, IdempotencyConflict, InvalidGuarantee
 from odograph.figures import account_card, draw_account
 from odograph.ledger.books import Books, Opened
 from odograph.ledger.entries import CHARGES, price_from_text
-from odograph.ledger.openings import Close
 from odograph.ledger.receipts import Lifetime, Past, Receipt
-from odograph.ledger.requests import Made
 from odograph.ledger.store import Balance
 
 __all__ = ["LedgerAccount", "Reservation", "microseconds"]
 
 _PAGE: Final = 100
-_ERASED: Final = "erased"
 
 
 class Reservation:
@@ -36,14 +32,6 @@ class Reservation:
         self._books = books
         self.receipt = receipt
         self.voided = False  # through this object
-
-    @classmethod
-    def of(cls, books: Books, reservation: str) -> Reservation:
-        """Return a reservation by its id, or raise `ReservationNotFound`."""
-        entries, legs = books.reserved(reservation)
-        asked = {leg.own for leg in legs}
-        own = [entry for entry in entries if (entry.account, entry.sequence) in asked]
-        return cls(books, books.receipt(Made(tuple(own))))
 
     @property
     def expires(self) -> datetime | None:
@@ -106,7 +94,7 @@ class LedgerAccount:
     @property
     def children(self) -> tuple[LedgerAccount, ...]:
         """The accounts right below this one."""
-        below = [b.head.name for b in self._books.store.balances().values() if b.head.parent == self.name]
+        below = [b.head.name for b in self._books.balances().values() if b.head.parent == self.name]
         return tuple(LedgerAccount(self._books, self._books.opened(name)) for name in below)
 
     @property
@@ -132,15 +120,14 @@ class LedgerAccount:
     @property
     def pending(self) -> tuple[Reservation, ...]:
         """The reservations charged here that nobody has committed or voided."""
-        ids = dict.fromkeys(entry.called for entry in self._books.store.pending(self.name))
-        return tuple(Reservation.of(self._books, reservation) for reservation in ids)
+        return tuple(Reservation(self._books, receipt) for receipt in self._books.pending(self.name))
 
     def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge nobody.
 
         The same key with the same cost returns the first receipt and charges nothing more: it pays for one run.
         """
-        return self._books.charge("spend", (self._opened.ask(cost),), self._books.author(key, note))
+        return self._books.charge("spend", {self.name: cost}, key, note)
 
     def reserve(
         self,
@@ -151,8 +138,7 @@ class LedgerAccount:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        asks, author = (self._opened.ask(cost),), self._books.author(key, note)
-        receipt = self._books.charge("reserve", asks, author, microseconds(expires))
+        receipt = self._books.charge("reserve", {self.name: cost}, key, note, microseconds(expires))
         return Reservation(self._books, receipt)
 
     @contextmanager
@@ -161,8 +147,10 @@ class LedgerAccount:
 
         A block that does not run the mechanism may void the reservation that it is given.
         A key that was used before is refused: its block ran, or may have, and a second run is a second answer.
+        Whoever may not commit or void spends instead: that is a reservation which stands.
         """
-        reservation = self.reserve(cost, key=key, note=note)
+        verb = "reserve" if self._books.resolves else "spend"
+        reservation = Reservation(self._books, self._books.charge(verb, {self.name: cost}, key, note))
         if reservation.receipt.repeated:
             raise IdempotencyConflict(
                 f"key {key!r} was used before, so what it paid for ran, or may have ({reservation.id}); nothing was"
@@ -171,23 +159,20 @@ class LedgerAccount:
         try:
             yield reservation
         finally:
-            if not reservation.voided:
+            if verb == "reserve" and not reservation.voided:
                 reservation.commit()
 
     def decide(self, cost: Guarantee) -> Decision:
         """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
-        return ask_path(self._places(), cost)
+        return self._books.decide({self.name: cost})
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
         """Decide a batch in order, all or nothing, spending nothing."""
-        return quote_path(self._places(), costs)
+        return self._books.quote(self.name, costs)
 
     def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
-        try:
-            return largest_on_path(self._places(), kind, times)
-        except AccountClosed:
-            return None
+        return self._books.largest(self.name, kind, times)
 
     def reading(self) -> Reading:
         """Read the policy's odometer: valid at all times at once, and the only licensed one."""
@@ -205,23 +190,14 @@ class LedgerAccount:
         size = self.size
         first = max(0, size + first) if first < 0 else min(first, size)
         count = min(count, size - first)
-        store = self._books.store
-        notes, names = store.notes(self.name, first, count), store.principals()
-        return tuple(
-            Past(
-                entry,
-                names.get(entry.principal, _ERASED),
-                (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",
-            )
-            for entry in store.entries(self.name, first, count)
-        )
+        return tuple(self._books.history(self.name, first, count)) if count else ()
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
         """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
         prices: list[Price] = []
         voided: list[Price] = []
         for first in range(0, self.size, _PAGE):
-            for entry in self._books.store.entries(self.name, first, _PAGE):
+            for entry, *_ in self._books.history(self.name, first, _PAGE):
                 if entry.verb in CHARGES:
                     prices.append(price_from_text(entry.price))
                 elif entry.verb == "void":
@@ -232,16 +208,17 @@ class LedgerAccount:
 
     def close(self, *, note: str = "") -> None:
         """Take no new charges any more, here and below; reservations can still be resolved."""
-        self._books.submit(Close(self._books.author(None, note), self.name))
+        self._books.close(self.name, note)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LedgerAccount):
             return NotImplemented
-        mine, theirs = self._books.store, other._books.store
-        return self.name == other.name and (mine is theirs or mine.url == theirs.url != "memory://")
+        # Two ledgers in memory have one URL; their accounts were opened by different entries.
+        mine, theirs = self._opened, other._opened
+        return (self.name, self._books.url, mine.origin) == (other.name, other._books.url, theirs.origin)
 
     def __hash__(self) -> int:
-        return hash((self._books.store.url, self.name))
+        return hash((self._books.url, self.name))
 
     def __copy__(self) -> LedgerAccount:
         return self
@@ -269,19 +246,10 @@ class LedgerAccount:
         return account_card(self.name, self.compiled, self.totals, offer, rows)
 
     def _balance(self) -> Balance:
-        found = self._books.store.balances([self.name]).get(self.name)
+        found = self._books.balances([self.name]).get(self.name)
         if found is None or found.origin != self._opened.origin:
-            raise AccountNotFound(f"{self.name!r} is no longer in {self._books.store.url}; connect again")
+            raise AccountNotFound(f"{self.name!r} is no longer in {self._books.url}; connect again")
         return found
-
-    def _places(self) -> list[Place]:
-        """Read the path; an account that is closed, here or above, admits nothing."""
-        balances = self._books.store.balances(self._opened.names)
-        places = self._opened.places(balances)
-        for name in self._opened.names:
-            if balances[name].closed:
-                raise AccountClosed(f"{name!r} is closed and takes no new charges")
-        return places
 
 
 def microseconds(expires: timedelta | float | None) -> int | None:

@@ -8,22 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from odograph.budgets import compile_policy
 from odograph.core.compiled import Compiled
-from odograph.core.decide import Decision, decide
+from odograph.core.decide import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.policy import Policy
-from odograph.errors import AccountClosed, InvalidPolicy
-from odograph.ledger import copies
+from odograph.errors import InvalidPolicy
 from odograph.ledger.account import LedgerAccount, Reservation, microseconds
-from odograph.ledger.audit import Progress, audit
-from odograph.ledger.books import Books, user
-from odograph.ledger.entries import check_key, check_name, place_of
-from odograph.ledger.openings import Open
+from odograph.ledger.audit import Progress
+from odograph.ledger.books import Books
+from odograph.ledger.entries import check_name
 from odograph.ledger.receipts import Checkpoint, Receipt, Verification
-from odograph.ledger.requests import Refused
-from odograph.ledger.store import Head, Store
-from odograph.ledger.writer import Writer
+from odograph.ledger.store import Head
 
 __all__ = ["Ledger"]
 
@@ -34,15 +29,13 @@ class Ledger:
     `principal` is who writes: keys are unique per principal, and entries carry a random identity for the name.
     """
 
-    def __init__(self, store: Store, *, principal: str | None = None, writer: Writer | None = None) -> None:
-        self._store = store
-        self._writer = writer or Writer(store)
-        self._books = Books(store, self._writer, user() if principal is None else principal)
+    def __init__(self, books: Books) -> None:
+        self._books = books
 
     @property
     def url(self) -> str:
         """Where the ledger is, without a password."""
-        return self._store.url
+        return self._books.url
 
     @property
     def principal(self) -> str:
@@ -51,7 +44,7 @@ class Ledger:
 
     def acting_as(self, principal: str) -> Ledger:
         """Return the same ledger for another principal, sharing the connection and the queue."""
-        return Ledger(self._store, principal=principal, writer=self._writer)
+        return Ledger(self._books.acting_as(principal))
 
     def open_account(  # noqa: PLR0913  each is one sentence about the account
         self,
@@ -76,15 +69,11 @@ class Ledger:
                 check_name(value, field)
         if not isinstance(policy, Policy | Compiled):
             raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6), not {policy!r}")
-        compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
-        unit, neighbours = compiled.policy.unit, compiled.policy.neighbours
+        whom = policy.policy if isinstance(policy, Compiled) else policy
+        unit, neighbours = whom.unit, whom.neighbours
         if not unit.isprintable():
             raise InvalidPolicy(f"Policy.unit must be printable text in a ledger, and {unit!r} is not")
-        for relative in filter(None, (parent, successor_of)):
-            self._books.opened(relative)  # or nothing is made, not even the file
-        self._store.create()
-        head = Head(name, parent, successor_of, dataset, unit, neighbours)
-        self._books.submit(Open(self._books.author(key, note), head, compiled))
+        self._books.open(Head(name, parent, successor_of, dataset, unit, neighbours), policy, key, note)
         return self.account(name)
 
     def account(self, name: str) -> LedgerAccount:
@@ -93,7 +82,7 @@ class Ledger:
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return all accounts, in the order of their names."""
-        return tuple(self.account(name) for name in self._store.balances())
+        return tuple(self.account(name) for name in self._books.balances())
 
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.
@@ -101,7 +90,7 @@ class Ledger:
         Each cost bounds the mechanism for a person in that account's data. Accounts that share a parent charge it
         once each.
         """
-        return self._books.charge("spend", self._books.asks(costs), self._books.author(key, note))
+        return self._books.charge("spend", costs, key, note)
 
     def reserve(
         self,
@@ -112,25 +101,11 @@ class Ledger:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        asks, author = self._books.asks(costs), self._books.author(key, note)
-        return Reservation(self._books, self._books.charge("reserve", asks, author, microseconds(expires)))
+        return Reservation(self._books, self._books.charge("reserve", costs, key, note, microseconds(expires)))
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether several accounts would admit their costs together; spend nothing."""
-        asks = self._books.asks(costs)
-        read = self._store.balances({stop.name for ask in asks for stop in ask.stops})
-        for name, balance in read.items():
-            if balance.closed:
-                raise AccountClosed(f"{name!r} is closed and takes no new charges")
-        totals = {name: balance.totals for name, balance in read.items()}
-        after = dict(totals)
-        for i, ask in enumerate(asks):
-            for name, compiled, asked, *_ in ask.stops:
-                decision = decide(compiled.meters, after[name], asked, ask.cost)
-                if not decision.admitted:
-                    return self._books.offer(asks, Refused(i, decision._replace(account=name), totals))
-                after[name] = decision.totals_after
-        return decision
+        return self._books.decide(costs)
 
     def commit(self, reservation: str, *, note: str = "") -> Receipt:
         """Say that a reservation's mechanism was run, or may have been; works after it expired, and again."""
@@ -142,22 +117,19 @@ class Ledger:
 
     def reservation(self, reservation: str) -> Reservation:
         """Return a reservation by its id, such as `census#17`: to resolve it in another process."""
-        return Reservation.of(self._books, reservation)
+        return Reservation(self._books, self._books.reservation(reservation))
 
     def verify(self, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
         """Replay every entry of every account, or raise `LedgerCorrupt` and name the first bad one."""
-        copies.check_checkpoint(checkpoint)
-        with self._store.snapshot() as snapshot:
-            return audit(snapshot, checkpoint, progress)
+        return self._books.verify(checkpoint, progress)
 
     def checkpoint(self) -> Checkpoint:
         """Say where every account stands, to be kept elsewhere: `verify` then sees what was removed or rewritten."""
-        return Checkpoint({name: (b.sequence, b.seal) for name, b in self._store.balances().items()})
+        return self._books.checkpoint()
 
     def export(self, file: IO[str], *, progress: Progress | None = None) -> Checkpoint:
         """Write the whole ledger as JSON Lines, integers as text; return where it stood."""
-        with self._store.snapshot() as snapshot:
-            return copies.export(snapshot, file, progress)
+        return self._books.export(file, progress)
 
     def import_(
         self, file: IO[str], *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
@@ -167,37 +139,29 @@ class Ledger:
         A copy may be older than its original, and would give spent budget back. So it is refused if it is behind the
         checkpoint, and without one every account is closed.
         """
-        found = copies.take_in(self._store, copies.lines(file), self.principal, checkpoint, progress)
-        self._books.forget()
-        return found
+        return self._books.import_(file, checkpoint, progress)
 
     def backup(self, path: str | Path, *, progress: Progress | None = None) -> Checkpoint:
         """Copy the whole ledger, as it is now, into a new SQLite file; return where it stood."""
-        with self._store.snapshot() as snapshot:
-            return copies.backup(snapshot, Path(path), progress)
+        return self._books.backup(Path(path), progress)
 
     def restore(
         self, path: str | Path, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
     ) -> Verification:
         """Read a backup into this ledger, which must be empty; without a checkpoint all accounts are closed."""
-        found = copies.restore(self._store, Path(path), self.principal, checkpoint, progress)
-        self._books.forget()
-        return found
+        return self._books.restore(Path(path), checkpoint, progress)
 
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry, such as `census#17`; the entry keeps its digest. Say whether there was one."""
-        return self._store.erase_note(*place_of(entry))
+        return self._books.erase_note(entry)
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; entries keep the random identity. Say whether there was one."""
-        erased = self._store.erase_principal(check_key(name, "principal"))
-        if name == self.principal:
-            self._books.forget()
-        return erased
+        return self._books.erase_principal(name)
 
     def close(self) -> None:
         """Let go of files and connections; the accounts stay open."""
-        self._store.close()
+        self._books.leave()
 
     def __enter__(self) -> Self:
         return self
