@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from hypothesis import settings
 from postgres_server import PostgresServer
+from service_server import ServiceThread
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -39,6 +40,13 @@ def postgres_url(postgres: PostgresServer) -> str:
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
     return urlsplit(postgres.url)._replace(path=f"/{name}").geturl()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceThread]:
+    """A service over a new, empty SQLite file, on a free port of this machine."""
+    with ServiceThread(f"sqlite:///{tmp_path}/served.db") as running:
+        yield running
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

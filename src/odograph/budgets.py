@@ -20,7 +20,7 @@ from odograph.errors import InvalidPolicy
 if TYPE_CHECKING:
     from odograph.core.exact import Progress
 
-__all__ = ["cache_folder", "certified", "compile_policy"]
+__all__ = ["cache_folder", "certified", "compile_policy", "compiled_at_hand"]
 
 
 def compile_policy(
@@ -39,26 +39,50 @@ def compile_policy(
     return compile_meters(policy, budget, note)
 
 
+def compiled_at_hand(policy: Policy) -> Compiled | None:
+    """Compile a policy if that takes no solving: no exact rule, a target of the table, or one solved here before."""
+    need = Need.of(policy)
+    if need is None:
+        return compile_meters(policy)
+    found = _at_hand(need, COARSE)
+    return None if found is None else compile_meters(policy, *found)
+
+
 def certified(
     need: Need, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
 ) -> tuple[Budget, str]:
     """Return a budget for what a policy needs, and a note on where it came from."""
     if isinstance(fineness, bool) or not isinstance(fineness, int) or not 1 <= fineness <= 100:
         raise InvalidPolicy(f"fineness must be a whole number from 1 to 100, and {fineness!r} is not")
-    listed = need.takes == FAMILIES and not need.menu
-    if listed and fineness <= table.FINENESS:
+    if not solve:
+        return _listed(need, fineness) or _neighbour(need)
+    found = _at_hand(need, fineness)
+    if found is not None:
+        return found
+    budget = _solved(need, fineness, progress)
+    _remember(_path(need, fineness), budget)
+    return budget, "budget solved for this policy"
+
+
+def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
+    """Return a budget of the table, or one that was solved on this machine before."""
+    listed = _listed(need, fineness)
+    if listed is not None:
+        return listed
+    budget = _remembered(_path(need, fineness), need)
+    return None if budget is None else (budget, "budget solved on this machine before")
+
+
+def _listed(need: Need, fineness: int) -> tuple[Budget, str] | None:
+    if need.takes == FAMILIES and not need.menu and fineness <= table.FINENESS:
         for row in table.ROWS:
             if (Fraction(row[0]), Fraction(row[1])) == (need.epsilon, need.delta):
                 return _of_row(row), "budget from the shipped table"
-    if not solve:
-        return _neighbour(need)
-    path = cache_folder() / f"{_key(need, fineness)}.json"
-    budget = _remembered(path, need)
-    if budget is not None:
-        return budget, "budget solved on this machine before"
-    budget = _solved(need, fineness, progress)
-    _remember(path, budget)
-    return budget, "budget solved for this policy"
+    return None
+
+
+def _path(need: Need, fineness: int) -> Path:
+    return cache_folder() / f"{_key(need, fineness)}.json"
 
 
 def cache_folder() -> Path:

@@ -47,7 +47,8 @@ def connect(
         if principal is not None:
             raise LedgerError("a service knows who writes by the token; leave principal out")
         load("httpx")
-        books: Books = import_module("odograph.client").RemoteBooks(url, token, timeout=timeout)
+        client = import_module("odograph.client")
+        books: Books = client.RemoteBooks(client.Wire(url, token, timeout))
         return Ledger(books)
     if token is not None:
         raise LedgerError("a token is for a service, such as https://budgets.example.org; leave it out here")

@@ -16,8 +16,11 @@ OdographError
 │   ├── LedgerBusy
 │   └── LedgerCorrupt
 └── RemoteError
+    ├── BadRequest
+    ├── KeyNotFound
     ├── NotAuthenticated
     ├── NotPermitted
+    ├── RateLimited
     └── ServiceUnavailable
 """
 
@@ -34,11 +37,13 @@ __all__ = [
     "AccountClosed",
     "AccountExists",
     "AccountNotFound",
+    "BadRequest",
     "BudgetExceeded",
     "ErrorRow",
     "IdempotencyConflict",
     "InvalidGuarantee",
     "InvalidPolicy",
+    "KeyNotFound",
     "LedgerBusy",
     "LedgerCorrupt",
     "LedgerError",
@@ -46,6 +51,7 @@ __all__ = [
     "NotAuthenticated",
     "NotPermitted",
     "OdographError",
+    "RateLimited",
     "RemoteError",
     "ReservationNotFound",
     "ReservationResolved",
@@ -126,12 +132,24 @@ class RemoteError(OdographError):
     """The base of errors about a remote service."""
 
 
+class BadRequest(RemoteError):
+    """The service could not read the request. Nothing was changed."""
+
+
+class KeyNotFound(RemoteError):
+    """There is no API key of that identity."""
+
+
 class NotAuthenticated(RemoteError):
     """The key is missing, unknown, revoked or expired."""
 
 
 class NotPermitted(RemoteError):
     """The key is known and may not do this."""
+
+
+class RateLimited(RemoteError):
+    """The key was used too often in a short time. Nothing was changed; try again later."""
 
 
 class ServiceUnavailable(RemoteError):
@@ -165,7 +183,10 @@ ERROR_TABLE: dict[type[OdographError], ErrorRow] = {
     LedgerBusy: ErrorRow(status=503, exit_code=6, retryable=True),
     LedgerCorrupt: ErrorRow(status=500, exit_code=5, retryable=False),
     RemoteError: ErrorRow(status=502, exit_code=6, retryable=False),
+    BadRequest: ErrorRow(status=400, exit_code=2, retryable=False),
+    KeyNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
     NotAuthenticated: ErrorRow(status=401, exit_code=4, retryable=False),
     NotPermitted: ErrorRow(status=403, exit_code=4, retryable=False),
+    RateLimited: ErrorRow(status=429, exit_code=6, retryable=True),
     ServiceUnavailable: ErrorRow(status=503, exit_code=6, retryable=True),
 }

@@ -35,23 +35,32 @@ LAYERS = {
     "session": 3,
     "training": 3,
     "ledger": 4,
-    "connect": 5,
-    "cli": 6,
+    "client": 5,
+    "connect": 6,
+    "service": 7,
+    "cli": 8,
 }
 
 # Where a heavy dependency may be imported, by path prefix.
 HEAVY: dict[str, str | tuple[str, ...]] = {
+    "bokeh": "service/dashboard/",
     "diffprivlib": "integrations/diffprivlib.py",
     "dp_accounting": ("integrations/dp_accounting.py", "integrations/dp_events.py"),
+    "httpx": ("client/", "connect.py"),
+    "jinja2": "service/dashboard/",
     "matplotlib": "figures/",
+    "msgspec": "service/",
     "opacus": "integrations/opacus.py",
     "opendp": ("cli/drill.py", "integrations/opendp.py"),
-    "psycopg": ("connect.py", "ledger/postgres.py"),
+    "prometheus_client": "service/metrics.py",
+    "psycopg": ("connect.py", "ledger/postgres.py", "service/keys_postgres.py"),
     "rich": "cli/",
+    "starlette": ("cli/serve.py", "service/"),
     "statsmodels": "cli/drill.py",
     "tmlt": "integrations/tumult.py",
     "torch": "integrations/opacus.py",
     "typer": "cli/",
+    "uvicorn": "service/server.py",
 }
 
 # Input and output, the clock, randomness, logging: none of it in core.
@@ -112,7 +121,7 @@ def unexported(source: str) -> set[str]:
     defined: set[str] = set()
     imported: set[str] = set()
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             defined.add(node.name)
         elif isinstance(node, ast.ImportFrom | ast.Import):
             imported |= {(alias.asname or alias.name) for alias in node.names}

@@ -1,4 +1,4 @@
-"""Fixtures: a new ledger on every store, and a filled file for whoever tampers."""
+"""Fixtures: a new ledger on every store and behind a service, and a filled file for whoever tampers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,54 @@ from pathlib import Path
 
 import pytest
 from forging import fill, verified
+from service_server import ServiceThread
 
 import odograph as odo
 from odograph import Checkpoint, Ledger
 
 
+@pytest.fixture(params=["memory", "sqlite", "postgres", "service"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a new, empty ledger can be: on every store, and behind a service, where the verbs are the same."""
+    if request.param == "service":
+        service: ServiceThread = request.getfixturevalue("service")
+        return service.url
+    if request.param == "postgres":
+        database: str = request.getfixturevalue("postgres_url")
+        return database
+    return "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/ledger.db"
+
+
 @pytest.fixture
-def ledger(url: str) -> Iterator[Ledger]:
-    """A new, empty ledger, on every store."""
-    with odo.connect(url, principal="ana") as found:
+def token(request: pytest.FixtureRequest, where: str) -> str | None:
+    """What a service wants to see."""
+    if not where.startswith("http"):
+        return None
+    service: ServiceThread = request.getfixturevalue("service")
+    return service.token("ana")
+
+
+def reach_at(where: str, token: str | None) -> Ledger:
+    """Connect as ana."""
+    return odo.connect(where, token=token) if token else odo.connect(where, principal="ana")
+
+
+@pytest.fixture
+def ledger(where: str, token: str | None) -> Iterator[Ledger]:
+    """A new, empty ledger, on every store and behind a service."""
+    with reach_at(where, token) as found:
         yield found
 
 
 @pytest.fixture
-def again(ledger: Ledger, url: str) -> Iterator[Callable[[], Ledger]]:
+def again(ledger: Ledger, where: str, token: str | None) -> Iterator[Callable[[], Ledger]]:
     """Reach the same ledger anew: over a connection of its own, except in memory, where there is one only."""
     with ExitStack() as stack:
 
         def reach() -> Ledger:
-            if url == "memory://":
+            if where == "memory://":
                 return ledger.acting_as("ana")
-            return stack.enter_context(odo.connect(url, principal="ana"))
+            return stack.enter_context(reach_at(where, token))
 
         yield reach
 

@@ -112,41 +112,41 @@ CHANGES += [f"DELETE FROM {table}" for table in TABLES]  # noqa: S608  our own n
 CHANGES += ["DELETE FROM entries WHERE account = 'ana' AND sequence = 7"]
 
 
-def rewritten(url: str, statement: str) -> None:
+def rewritten(where: str, statement: str) -> None:
     """Run a statement as somebody would who has the store's own tools."""
-    if url.startswith("postgresql"):
-        with psycopg.connect(url) as server:
+    if where.startswith("postgresql"):
+        with psycopg.connect(where) as server:
             server.execute("SET search_path TO odograph")
             server.execute(statement.encode())
         return
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file, file:
+    with closing(sqlite3.connect(where.removeprefix("sqlite:///"))) as file, file:
         file.execute(statement)
 
 
-@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
-def test_the_store_itself_refuses_update_and_delete(busy: Ledger, url: str) -> None:
+@pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=True)
+def test_the_store_itself_refuses_update_and_delete(busy: Ledger, where: str) -> None:
     before = busy.verify().checkpoint
-    truncate = [f"TRUNCATE {table} CASCADE" for table in TABLES] if url.startswith("postgresql") else []
+    truncate = [f"TRUNCATE {table} CASCADE" for table in TABLES] if where.startswith("postgresql") else []
     for statement in [*CHANGES, *truncate]:
         with pytest.raises((sqlite3.IntegrityError, psycopg.errors.RaiseException), match="never"):
-            rewritten(url, statement)
+            rewritten(where, statement)
     assert busy.verify().checkpoint == before
     control = "UPDATE accounts SET totals = '9;9 9 9 9;0 0 0 0' WHERE name = 'ana'"
-    rewritten(url, control)  # negative control: what is derived can be changed, and is found
+    rewritten(where, control)  # negative control: what is derived can be changed, and is found
     with pytest.raises(odo.LedgerCorrupt, match="ana"):
         busy.verify()
 
 
-@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_what_gets_past_the_triggers_is_seen(busy: Ledger, url: str) -> None:
+@pytest.mark.parametrize("where", ["sqlite"], indirect=True)
+def test_what_gets_past_the_triggers_is_seen(busy: Ledger, where: str) -> None:
     """SQLite's REPLACE deletes without firing a delete trigger: `verify` is what finds it."""
     with pytest.raises(sqlite3.IntegrityError):
-        rewritten(url, "UPDATE OR REPLACE entries SET sequence = 1 WHERE sequence = 2")
+        rewritten(where, "UPDATE OR REPLACE entries SET sequence = 1 WHERE sequence = 2")
     busy.verify()
     fields = (
         "version, account, sequence, time + 1, principal, verb, legs, cost, price, key, request, note, detail, seal"
     )
-    rewritten(url, f"INSERT OR REPLACE INTO entries SELECT {fields} FROM entries WHERE sequence = 1")  # noqa: S608
+    rewritten(where, f"INSERT OR REPLACE INTO entries SELECT {fields} FROM entries WHERE sequence = 1")  # noqa: S608
     with pytest.raises(odo.LedgerCorrupt, match="#1"):
         busy.verify()
 

@@ -312,9 +312,9 @@ def test_a_page_beyond_every_number_is_empty_and_a_page_of_all_is_quick(account:
 
 
 def test_time_is_the_store_s_and_never_earlier_than_the_last_entry(
-    ledger: Ledger, account: LedgerAccount, url: str, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, account: LedgerAccount, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if url.startswith("postgresql"):
+    if where.startswith("postgresql"):
         pytest.skip("its clock is the server's")
     before = account.spend(TENTH).time
     now = time.time_ns()
@@ -337,9 +337,9 @@ def test_time_is_the_store_s_and_never_earlier_than_the_last_entry(
 
 
 def test_an_expired_reservation_stays_expired_when_the_clock_is_set_back(
-    ledger: Ledger, account: LedgerAccount, url: str, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, account: LedgerAccount, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if url.startswith("postgresql"):
+    if where.startswith("postgresql"):
         pytest.skip("its clock is the server's")
     now = time.time_ns()
     held = account.reserve(TENTH, expires=60)
@@ -350,3 +350,12 @@ def test_an_expired_reservation_stays_expired_when_the_clock_is_set_back(
         held.void("not run")
     assert tenths(account) == (2, 2)
     ledger.verify()
+
+
+def test_voids_are_counted_in_every_account_that_was_charged(ledger: Ledger, account: LedgerAccount) -> None:
+    account.spend(PureDP("0.01"))
+    for number in range(4):
+        reservation = account.reserve(PureDP("0.01"))
+        (reservation.commit if number == 1 else lambda one=reservation: one.void("not run"))()
+    account.reserve(PureDP("0.01"))
+    assert (account.voids, ledger.account("top").voids) == (3, 3)

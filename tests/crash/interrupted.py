@@ -35,7 +35,7 @@ def interrupt_when(ready: threading.Event) -> None:
 
 def waiting(ledger: Ledger, path: str) -> None:
     """The main thread is the first of three that wait for one that cannot write."""
-    writer = cast("LocalBooks", ledger._books).writer  # noqa: SLF001  how many wait
+    writer = cast("LocalBooks", ledger.books).writer
     threads = [
         threading.Thread(target=ledger.spend, args=({"a": COST},), kwargs={"key": str(number)}) for number in range(3)
     ]

@@ -17,8 +17,10 @@ from odograph.cli.copies import backup, export, import_, restore
 from odograph.cli.costs import decision_to_dict
 from odograph.cli.demo import demo
 from odograph.cli.figures import figures
+from odograph.cli.keys import keys_app
 from odograph.cli.plot import plot
 from odograph.cli.records import checkpoint, erase, history, verify
+from odograph.cli.serve import serve
 from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError
 
 __all__ = ["app", "exit_code"]
@@ -93,11 +95,13 @@ _PANELS: Final = {
     "Charges": (decide, spend, reserve, commit, void, largest),
     "Records": (history, verify, checkpoint, plot, erase),
     "Copies": (backup, restore, export, import_),
+    "Service": (serve,),
     "Without a ledger": (demo, budget, figures),
 }
 for panel, commands in _PANELS.items():
     for command in commands:
         app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(command)
+app.add_typer(keys_app, rich_help_panel="Service")
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  the signature of a Typer callback

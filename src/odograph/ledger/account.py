@@ -17,7 +17,8 @@ from odograph.errors import AccountNotFound, IdempotencyConflict, InvalidGuarant
 from odograph.figures import account_card, draw_account
 from odograph.ledger.books import Books, Opened
 from odograph.ledger.entries import CHARGES, price_from_text
-from odograph.ledger.receipts import Lifetime, Past, Receipt
+from odograph.ledger.lifetimes import Lifetime
+from odograph.ledger.receipts import Past, Receipt
 from odograph.ledger.store import Balance
 
 __all__ = ["LedgerAccount", "Reservation", "microseconds"]
@@ -121,6 +122,11 @@ class LedgerAccount:
     def pending(self) -> tuple[Reservation, ...]:
         """The reservations charged here that nobody has committed or voided."""
         return tuple(Reservation(self._books, receipt) for receipt in self._books.pending(self.name))
+
+    @property
+    def voids(self) -> int:
+        """How many reservations charged here were taken back; each is somebody's word that nothing was run."""
+        return self._books.voids(self.name)
 
     def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge nobody.

@@ -19,11 +19,12 @@ from odograph.core.policy import Policy
 from odograph.errors import InvalidGuarantee, LedgerError
 from odograph.ledger.audit import Progress
 from odograph.ledger.entries import price_to_text, text_of
-from odograph.ledger.receipts import Checkpoint, Lifetime, Past, Receipt, Verification
+from odograph.ledger.lifetimes import Lifetime
+from odograph.ledger.receipts import Checkpoint, Past, Receipt, Verification
 from odograph.ledger.requests import Ask, Stop
 from odograph.ledger.store import Balance, Head
 
-__all__ = ["Books", "Opened"]
+__all__ = ["Books", "Opened", "check_costs"]
 
 _REMEMBERED: Final = 1024  # priced requests per account
 
@@ -69,6 +70,14 @@ class Opened:
             if balance is None or balance.origin != one.origin:
                 raise LedgerError(f"{one.head.name!r} is no longer the account that was opened; connect again")
         return [Place(one.head.name, one.compiled, balances[one.head.name].totals) for one in self.path]
+
+
+def check_costs(costs: object) -> None:
+    """Raise unless it says what is asked of at least one account."""
+    if not isinstance(costs, Mapping) or not costs:
+        raise InvalidGuarantee(
+            f"costs must name at least one account, as in {{'jan': PureDP(0.1)}}, and {costs!r} does not"
+        )
 
 
 class Books(Protocol):
@@ -130,6 +139,10 @@ class Books(Protocol):
 
     def pending(self, name: str) -> Sequence[Receipt]:
         """Return the reservations of an account that nobody has resolved."""
+        ...
+
+    def voids(self, name: str) -> int:
+        """Count the reservations charged to an account that were voided."""
         ...
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:

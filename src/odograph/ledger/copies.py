@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -21,7 +22,7 @@ from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
 
-__all__ = ["backup", "check_checkpoint", "export", "lines", "restore", "take_in"]
+__all__ = ["Piece", "backup", "check_checkpoint", "export", "lines", "pieces", "reading", "take_in"]
 
 _FORM: Final = 1
 _PART: Final = 4096  # entries stored at a time
@@ -37,7 +38,7 @@ def export(snapshot: Snapshot, file: IO[str], progress: Progress | None = None) 
     file.write(text_of({"odograph": "ledger", "form": _FORM}) + "\n")
     checkpoint = Checkpoint({})
     done = 0
-    for piece in _pieces(snapshot):
+    for piece in pieces(snapshot):
         if isinstance(piece, Entry):
             form = {name: str(value) for name, value in piece._asdict().items()}
             file.write(text_of({"entry": form}) + "\n")
@@ -105,23 +106,22 @@ def _checked(text: str) -> str:
         raise ValueError("a principal's name or identity is not one") from problem
 
 
-def backup(snapshot: Snapshot, path: Path, progress: Progress | None = None) -> Checkpoint:
+def backup(pieces: Iterable[Piece], path: Path, progress: Progress | None = None) -> Checkpoint:
     """Copy a ledger into a new SQLite file, as it is."""
     if os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
         raise LedgerError(f"there is a file at {path} already; a backup is a new file")
-    return _take_in(SqliteStore(path), _pieces(snapshot), None, None, progress).checkpoint
+    return _take_in(SqliteStore(path), pieces, None, None, progress).checkpoint
 
 
-def restore(
-    store: Store, path: Path, principal: str, checkpoint: Checkpoint | None, progress: Progress | None = None
-) -> Verification:
-    """Read a backup into an empty ledger."""
+@contextmanager
+def reading(path: Path) -> Iterator[Snapshot]:
+    """Look at a backup."""
     if not os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
         raise LedgerError(f"there is no backup at {path}; nothing was restored")
     source = SqliteStore(path)
     try:
         with source.snapshot() as snapshot:
-            return take_in(store, _pieces(snapshot), principal, checkpoint, progress)
+            yield snapshot
     finally:
         source.close()
 
@@ -246,7 +246,8 @@ def _twice(entry: Entry) -> LedgerCorrupt:
     return LedgerCorrupt(f"entry {entry.place}: its key {entry.key!r} was used before; nothing was taken in")
 
 
-def _pieces(snapshot: Snapshot) -> Iterator[Piece]:
+def pieces(snapshot: Snapshot) -> Iterator[Piece]:
+    """Take a ledger apart: entries, notes, principals, and where it stands."""
     for entry, _ in snapshot.records():
         yield entry
     yield from snapshot.notes()

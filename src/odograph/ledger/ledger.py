@@ -30,21 +30,21 @@ class Ledger:
     """
 
     def __init__(self, books: Books) -> None:
-        self._books = books
+        self.books = books  # what this object stands on, for whoever builds on a ledger
 
     @property
     def url(self) -> str:
         """Where the ledger is, without a password."""
-        return self._books.url
+        return self.books.url
 
     @property
     def principal(self) -> str:
         """Who writes through this object."""
-        return self._books.principal
+        return self.books.principal
 
     def acting_as(self, principal: str) -> Ledger:
         """Return the same ledger for another principal, sharing the connection and the queue."""
-        return Ledger(self._books.acting_as(principal))
+        return Ledger(self.books.acting_as(principal))
 
     def open_account(  # noqa: PLR0913  each is one sentence about the account
         self,
@@ -73,16 +73,16 @@ class Ledger:
         unit, neighbours = whom.unit, whom.neighbours
         if not unit.isprintable():
             raise InvalidPolicy(f"Policy.unit must be printable text in a ledger, and {unit!r} is not")
-        self._books.open(Head(name, parent, successor_of, dataset, unit, neighbours), policy, key, note)
+        self.books.open(Head(name, parent, successor_of, dataset, unit, neighbours), policy, key, note)
         return self.account(name)
 
     def account(self, name: str) -> LedgerAccount:
         """Return an account that was opened before."""
-        return LedgerAccount(self._books, self._books.opened(name))
+        return LedgerAccount(self.books, self.books.opened(name))
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return all accounts, in the order of their names."""
-        return tuple(self.account(name) for name in self._books.balances())
+        return tuple(self.account(name) for name in self.books.balances())
 
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.
@@ -90,7 +90,7 @@ class Ledger:
         Each cost bounds the mechanism for a person in that account's data. Accounts that share a parent charge it
         once each.
         """
-        return self._books.charge("spend", costs, key, note)
+        return self.books.charge("spend", costs, key, note)
 
     def reserve(
         self,
@@ -101,35 +101,35 @@ class Ledger:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        return Reservation(self._books, self._books.charge("reserve", costs, key, note, microseconds(expires)))
+        return Reservation(self.books, self.books.charge("reserve", costs, key, note, microseconds(expires)))
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether several accounts would admit their costs together; spend nothing."""
-        return self._books.decide(costs)
+        return self.books.decide(costs)
 
     def commit(self, reservation: str, *, note: str = "") -> Receipt:
         """Say that a reservation's mechanism was run, or may have been; works after it expired, and again."""
-        return self._books.resolve("commit", reservation, note)
+        return self.books.resolve("commit", reservation, note)
 
     def void(self, reservation: str, reason: str) -> Receipt:
         """Take a reservation back: the mechanism was not run. Not after it was committed or has expired."""
-        return self._books.resolve("void", reservation, reason)
+        return self.books.resolve("void", reservation, reason)
 
     def reservation(self, reservation: str) -> Reservation:
         """Return a reservation by its id, such as `census#17`: to resolve it in another process."""
-        return Reservation(self._books, self._books.reservation(reservation))
+        return Reservation(self.books, self.books.reservation(reservation))
 
     def verify(self, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
         """Replay every entry of every account, or raise `LedgerCorrupt` and name the first bad one."""
-        return self._books.verify(checkpoint, progress)
+        return self.books.verify(checkpoint, progress)
 
     def checkpoint(self) -> Checkpoint:
         """Say where every account stands, to be kept elsewhere: `verify` then sees what was removed or rewritten."""
-        return self._books.checkpoint()
+        return self.books.checkpoint()
 
     def export(self, file: IO[str], *, progress: Progress | None = None) -> Checkpoint:
         """Write the whole ledger as JSON Lines, integers as text; return where it stood."""
-        return self._books.export(file, progress)
+        return self.books.export(file, progress)
 
     def import_(
         self, file: IO[str], *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
@@ -139,29 +139,29 @@ class Ledger:
         A copy may be older than its original, and would give spent budget back. So it is refused if it is behind the
         checkpoint, and without one every account is closed.
         """
-        return self._books.import_(file, checkpoint, progress)
+        return self.books.import_(file, checkpoint, progress)
 
     def backup(self, path: str | Path, *, progress: Progress | None = None) -> Checkpoint:
         """Copy the whole ledger, as it is now, into a new SQLite file; return where it stood."""
-        return self._books.backup(Path(path), progress)
+        return self.books.backup(Path(path), progress)
 
     def restore(
         self, path: str | Path, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
     ) -> Verification:
         """Read a backup into this ledger, which must be empty; without a checkpoint all accounts are closed."""
-        return self._books.restore(Path(path), checkpoint, progress)
+        return self.books.restore(Path(path), checkpoint, progress)
 
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry, such as `census#17`; the entry keeps its digest. Say whether there was one."""
-        return self._books.erase_note(entry)
+        return self.books.erase_note(entry)
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; entries keep the random identity. Say whether there was one."""
-        return self._books.erase_principal(name)
+        return self.books.erase_principal(name)
 
     def close(self) -> None:
         """Let go of files and connections; the accounts stay open."""
-        self._books.leave()
+        self.books.leave()
 
     def __enter__(self) -> Self:
         return self

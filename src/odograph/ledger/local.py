@@ -12,7 +12,7 @@ from typing import IO, Final
 from odograph.budgets import compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.decide import Decision, decide
-from odograph.core.guarantees import Guarantee, exact_of
+from odograph.core.guarantees import Guarantee
 from odograph.core.offers import G, Quote
 from odograph.core.paths import Place, largest_on_path, quote_path, with_offer
 from odograph.core.policy import Policy
@@ -29,7 +29,7 @@ from odograph.errors import (
 )
 from odograph.ledger import copies
 from odograph.ledger.audit import Progress, audit
-from odograph.ledger.books import Opened
+from odograph.ledger.books import Opened, check_costs
 from odograph.ledger.entries import (
     Entry,
     Leg,
@@ -40,8 +40,9 @@ from odograph.ledger.entries import (
     place_of,
     shown,
 )
+from odograph.ledger.lifetimes import Lifetime, linked, together
 from odograph.ledger.openings import Close, Open, opening_of
-from odograph.ledger.receipts import Checkpoint, Lifetime, Line, Past, Receipt, Verification
+from odograph.ledger.receipts import Checkpoint, Line, Past, Receipt, Verification
 from odograph.ledger.requests import Ask, Author, Charge, Made, Outcome, Refused, Repeated, Request, Resolve
 from odograph.ledger.store import Balance, Changes, Head, Hit, State, Store, Wants
 from odograph.ledger.writer import Writer
@@ -69,8 +70,10 @@ class LocalBooks:
         return self.store.url
 
     def acting_as(self, principal: str) -> LocalBooks:
-        """Return the books of another principal, sharing the connection and the queue."""
-        return LocalBooks(self.store, principal, self.writer)
+        """Return the books of another principal, sharing the connection, the queue and what was read."""
+        other = LocalBooks(self.store, principal, self.writer)
+        other._known = self._known
+        return other
 
     def open(self, head: Head, policy: Policy | Compiled, key: str | None, note: str) -> None:
         """Open an account; relatives that are missing are found before anything is made, even the file."""
@@ -126,8 +129,24 @@ class LocalBooks:
         expires: int | None = None,
     ) -> Receipt:
         """Charge all or nothing and return the receipt, or raise `BudgetExceeded` with what would fit."""
-        request = Charge(self.author(key, note), verb, self.asks(costs), expires)
+        request = self.request(verb, costs, key, note, expires)
         return self.charged(request, self.submit(request))
+
+    def request(
+        self,
+        verb: str,
+        costs: Mapping[str, Guarantee],
+        key: str | None,
+        note: str,
+        expires: int | None = None,
+    ) -> Charge:
+        """Price what is asked for; nothing is charged before the request is submitted."""
+        return Charge(self.author(key, note), verb, self.asks(costs), expires)
+
+    def at_hand(self, costs: Mapping[str, Guarantee]) -> bool:
+        """Say whether `request` would find all that it needs without reading the store."""
+        known = self._known
+        return self._identity != "" and all(name in known for name in costs)
 
     def charged(self, request: Charge, outcome: Made | Repeated | Refused) -> Receipt:
         """Return the receipt of a charge that was carried out, or raise `BudgetExceeded` with what would fit."""
@@ -171,10 +190,7 @@ class LocalBooks:
 
     def asks(self, costs: Mapping[str, Guarantee]) -> tuple[Ask, ...]:
         """Price what is asked of each account."""
-        if not isinstance(costs, Mapping) or not costs:
-            raise InvalidGuarantee(
-                f"costs must name at least one account, as in {{'jan': PureDP(0.1)}}, and {costs!r} does not"
-            )
+        check_costs(costs)
         for name in costs:
             if name not in self._known:
                 check_name(name, "account")
@@ -246,6 +262,10 @@ class LocalBooks:
         ids = dict.fromkeys(entry.called for entry in self.store.pending(name))
         return [self.reservation(one) for one in ids]
 
+    def voids(self, name: str) -> int:
+        """Count the reservations charged to an account that were voided."""
+        return self.store.voids(name)
+
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether the accounts would admit their costs together, each with all above it; spend nothing."""
         asks = self.asks(costs)
@@ -282,28 +302,12 @@ class LocalBooks:
 
     def lifetime(self, name: str) -> Lifetime | None:
         """Return what an account and those linked to it, before and after, promise together; None if it is alone."""
-        heads = [balance.head for balance in self.store.balances().values()]
-        names = [name]
-        for one in names:
-            pairs = [(head.name, head.successor_of) for head in heads if one in (head.name, head.successor_of)]
-            names += [other for pair in pairs for other in pair if other and other not in names]
-        return self.together(sorted(names)) if len(names) > 1 else None
+        names = linked([balance.head for balance in self.store.balances().values()], name)
+        return together({one: self.opened(one).compiled.policy for one in names}) if len(names) > 1 else None
 
     def _lifetimes(self, names: Iterable[str]) -> tuple[Lifetime, ...]:
         found = [self.lifetime(name) for name in names]
         return tuple(dict.fromkeys(lifetime for lifetime in found if lifetime is not None))
-
-    def together(self, names: list[str]) -> Lifetime:
-        """Return the sum of some accounts' promises.
-
-        Theorem: basic composition: filters with promises (e_i, d_i) together promise (sum e_i, sum d_i).
-        Assumes: the accounts' policies, and how many there are, were not chosen by looking at the answers; if they
-            were, the sum is a running total and not a promise made beforehand.
-        """
-        policies = [self.opened(name).compiled.policy for name in names]
-        epsilon = sum(exact_of(policy.epsilon) for policy in policies)
-        delta = sum(exact_of(policy.delta) for policy in policies)
-        return Lifetime(tuple(names), exact_of(epsilon), exact_of(delta))
 
     def history(self, name: str, first: int, count: int) -> list[Past]:
         """Return a page of entries, with the names and notes that were not erased."""
@@ -341,11 +345,12 @@ class LocalBooks:
     def backup(self, path: Path, progress: Progress | None) -> Checkpoint:
         """Copy the whole ledger into a new SQLite file."""
         with self.store.snapshot() as snapshot:
-            return copies.backup(snapshot, path, progress)
+            return copies.backup(copies.pieces(snapshot), path, progress)
 
     def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Read a backup in."""
-        found = copies.restore(self.store, path, self.principal, checkpoint, progress)
+        with copies.reading(path) as snapshot:
+            found = copies.take_in(self.store, copies.pieces(snapshot), self.principal, checkpoint, progress)
         self.forget()
         return found
 

@@ -104,6 +104,10 @@ class PostgresStore:
         """Read the reservations of an account that nobody has resolved."""
         return [Entry._make(row) for row in self._read("pending", account)]
 
+    def voids(self, account: str) -> int:
+        """Count the reservations of an account that were voided."""
+        return int(self._read("voids", account)[0][0])
+
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
         """Read the notes of some entries."""
         notes = map(Note._make, self._read("notes", account, first, first + count))

@@ -1,4 +1,4 @@
-"""What the verbs answer: receipts, the promise over linked accounts, history as people read it, checkpoints."""
+"""What the verbs answer: receipts, history as people read it, checkpoints."""
 
 from __future__ import annotations
 
@@ -6,31 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 from odograph.core.guarantees import Guarantee
 from odograph.errors import LedgerCorrupt
 from odograph.ledger.entries import Entry, checkpoint_of, moment
+from odograph.ledger.lifetimes import Lifetime
 
-__all__ = ["Checkpoint", "Lifetime", "Line", "Past", "Receipt", "Verification"]
+__all__ = ["Checkpoint", "Line", "Past", "Receipt", "Verification"]
 
 _FORM = 1
-
-
-class Lifetime(NamedTuple):
-    """What linked accounts promise together: the sum, because each of them is a fresh budget."""
-
-    accounts: tuple[str, ...]
-    epsilon: Fraction
-    delta: Fraction
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the promise in plain types."""
-        return {"accounts": [*self.accounts], "epsilon": float(self.epsilon), "delta": float(self.delta)}
-
-    def __str__(self) -> str:
-        return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {', '.join(self.accounts)}"
 
 
 class Line(NamedTuple):

@@ -97,6 +97,11 @@ class SqliteStore:
         with self._reading() as connection:
             return [Entry(*row) for row in connection.execute(SQL["pending"], (account,))]
 
+    def voids(self, account: str) -> int:
+        """Count the reservations of an account that were voided."""
+        with self._reading() as connection:
+            return int(connection.execute(SQL["voids"], (account,)).fetchone()[0])
+
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
         """Read the notes of some entries."""
         with self._reading() as connection:

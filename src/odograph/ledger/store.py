@@ -216,6 +216,10 @@ class Store(Protocol):
         """Read the reservations that this account was asked for and that nobody has resolved."""
         ...
 
+    def voids(self, account: str) -> int:
+        """Count the reservations charged to this account that were voided."""
+        ...
+
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
         """Read the notes of some entries, by sequence, as far as they were not erased."""
         ...

@@ -3,18 +3,22 @@
 Whoever finds nobody writing becomes the writer: it takes what is waiting, carries it out in one transaction on its
 own thread, and answers everyone only after the commit. What arrived meanwhile is the next group, and one of those who
 wait for it becomes its writer. So a lone caller commits on its own thread, and under load a commit is shared.
+
+Who cannot wait, such as an event loop, posts a request instead and is called back; a thread of the writer's leads for
+all of those.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import reduce
 from operator import or_
-from typing import Final
+from typing import Final, TypeAlias
 from weakref import WeakSet
 
 from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
@@ -28,16 +32,22 @@ WAITING: Final = 4096  # requests that may wait; one client may fill half of the
 _GLANCE: Final = 0.5  # seconds until one who waits looks for itself: whoever was to wake it may have been interrupted
 
 
+# Told of every transaction: how long it took, and how many requests were in it.
+Watch: TypeAlias = Callable[[float, int], None]
+
+
 class _Ticket:
     """A request that waits: for its outcome, or for its turn to write."""
 
-    __slots__ = ("awake", "outcome", "request")
+    __slots__ = ("awake", "done", "outcome", "request")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(
+        self, request: Request, awake: threading.Lock | threading.Semaphore, done: Callable[[Outcome], None] | None
+    ) -> None:
         self.request = request
         self.outcome: Outcome | None = None
-        self.awake = threading.Lock()  # held until there is something to wake up for: the cheapest event there is
-        self.awake.acquire()
+        self.awake = awake  # released when there is something to wake up for
+        self.done = done  # of one who does not wait
 
 
 class Writer:
@@ -46,17 +56,23 @@ class Writer:
     _leader: _Ticket | None
     _writing: list[_Ticket]  # the leader's group
     _clients: dict[str, deque[_Ticket]]  # in the order of their turns
+    _thread: threading.Thread | None  # that leads for those who do not wait
 
-    def __init__(self, store: Store, *, group: int = GROUP, waiting: int = WAITING) -> None:
+    def __init__(
+        self, store: Store, *, group: int = GROUP, waiting: int = WAITING, watch: Watch | None = None
+    ) -> None:
         self._store = store
         self._group = group
         self._waiting = waiting
+        self._watch = watch
         self.renew()
         _WRITERS.add(self)
 
     def submit(self, request: Request) -> Outcome:
         """Carry a request out durably and return its outcome; raise only what interrupts the caller."""
-        mine = _Ticket(request)
+        awake = threading.Lock()  # held until there is something to wake up for: the cheapest event there is
+        awake.acquire()
+        mine = _Ticket(request, awake, None)
         try:
             with self._lock:
                 if self._leader is None:
@@ -74,6 +90,19 @@ class Writer:
             raise
         return mine.outcome
 
+    def post(self, request: Request, done: Callable[[Outcome], None]) -> None:
+        """Carry a request out durably on the writer's own thread, and call `done` there; do not wait for it."""
+        mine = _Ticket(request, self._called, done)
+        with self._lock:
+            if self._leader is not None:
+                self._enqueue(mine)
+                return
+            self._leader, self._writing = mine, [mine]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._lead_for_others, name="odograph-writer", daemon=True)
+                self._thread.start()
+        mine.awake.release()
+
     @property
     def waiting(self) -> int:
         """How many requests wait."""
@@ -86,6 +115,8 @@ class Writer:
         self._writing = []
         self._clients = {}
         self._count = 0
+        self._called = threading.Semaphore(0)  # released when a posted request is the one to lead
+        self._thread = None
 
     def _enqueue(self, ticket: _Ticket) -> None:
         client = ticket.request.author.principal
@@ -114,19 +145,30 @@ class Writer:
             if own:
                 clients[client] = own  # at the end of the order
 
+    def _lead_for_others(self) -> None:
+        """Lead whenever the one to lead was posted and has no thread of its own."""
+        while True:
+            self._called.acquire()
+            while (leader := self._leader) is not None and leader.done is not None:
+                self._lead()
+                self._leave(leader)
+
     def _lead(self) -> None:
         """Write a group: one's own request if nobody else was there, else all that wait, one's own first."""
-        if not self._writing:
+        if not self._writing or self._writing[0].done is not None:  # the writer's thread takes a while to wake up
             with self._lock:
                 self._take_group()
         group = self._writing
         outcomes: Sequence[Outcome]
+        begun = time.perf_counter()
         try:
             outcomes = carry_out(self._store, [ticket.request for ticket in group])
         except OdographError as error:
             outcomes = [copy(error) for _ in group]  # raised in as many threads, each with its own traceback
         for ticket, outcome in zip(group, outcomes, strict=True):
             ticket.outcome = outcome
+        if self._watch is not None:
+            self._watch(time.perf_counter() - begun, len(group))
 
     def _leave(self, mine: _Ticket) -> None:
         """Take back a request that nobody has begun; a leader answers its group and lets the next one lead."""
@@ -134,22 +176,21 @@ class Writer:
             if self._leader is not mine:
                 self._take_back(mine)
                 return
-            if mine.outcome is not None and not self._clients and len(self._writing) == 1:
+            if mine.done is None and mine.outcome is not None and not self._clients and len(self._writing) == 1:
                 self._leader, self._writing = None, []  # a lone caller, and nobody has come meanwhile
                 return
             group, self._writing = self._writing, []
-            # Without an outcome the writer itself was interrupted, and what it did or did not do is in the store.
             for ticket in group:
-                ticket.outcome = ticket.outcome or ServiceUnavailable(
-                    "the thread that was writing was interrupted; ask again with the same key to know the outcome"
-                )
+                ticket.outcome = ticket.outcome or _interrupted()
             self._take_back(mine)
             following = next((own[0] for own in self._clients.values() if own), None)
             self._leader = following
         if following is not None:
             following.awake.release()
         for ticket in group:
-            if ticket is not mine:
+            if ticket.done is not None:
+                ticket.done(ticket.outcome or _interrupted())
+            elif ticket is not mine:
                 ticket.awake.release()
 
     def _take_back(self, mine: _Ticket) -> None:
@@ -160,6 +201,13 @@ class Writer:
             self._count -= 1
             if not own:
                 del self._clients[client]
+
+
+def _interrupted() -> ServiceUnavailable:
+    """Without an outcome the writer itself was interrupted, and what it did or did not do is in the store."""
+    return ServiceUnavailable(
+        "the thread that was writing was interrupted; ask again with the same key to know the outcome"
+    )
 
 
 _WRITERS: WeakSet[Writer] = WeakSet()

@@ -107,6 +107,15 @@ WHERE account = %s AND verb = 'reserve' AND NOT EXISTS (
 )
 ORDER BY sequence;
 
+-- name: voids
+SELECT count(*)
+FROM odograph.entries
+JOIN odograph.keys
+    ON keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
+JOIN odograph.entries AS done
+    ON done.account = keys.account AND done.sequence = keys.sequence AND done.verb = 'void'
+WHERE entries.account = %s AND entries.verb = 'reserve';
+
 -- name: notes
 SELECT account, sequence, salt, text FROM odograph.notes WHERE account = %s AND sequence >= %s AND sequence < %s;
 

@@ -60,6 +60,15 @@ WHERE account = ? AND verb = 'reserve' AND NOT EXISTS (
 )
 ORDER BY sequence;
 
+-- name: voids
+SELECT count(*)
+FROM entries
+JOIN keys ON keys.owner = '' AND keys.key = substr(
+    entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
+)
+JOIN entries AS done ON done.account = keys.account AND done.sequence = keys.sequence AND done.verb = 'void'
+WHERE entries.account = ? AND entries.verb = 'reserve';
+
 -- name: notes
 SELECT account, sequence, salt, text FROM notes WHERE account = ? AND sequence >= ? AND sequence < ?;
 

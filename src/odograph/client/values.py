@@ -1,0 +1,123 @@
+"""Answers of a service, read back into the values that a ledger returns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any, Final
+
+from odograph.core.decide import Decision
+from odograph.core.guarantees import guarantee_from_dict
+from odograph.core.meters import Meter
+from odograph.core.offers import Quote
+from odograph.ledger.entries import VERSION, Entry, price_from_text, text_of, totals_from_text
+from odograph.ledger.lifetimes import Lifetime
+from odograph.ledger.receipts import Checkpoint, Line, Past, Receipt, Verification
+from odograph.ledger.store import Balance, Head
+
+__all__ = [
+    "balance_of",
+    "decision_of",
+    "lifetime_of",
+    "past_of",
+    "quote_of",
+    "receipt_of",
+    "verification_of",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_NUMBERS: Final = ("version", "sequence", "time")
+
+Form = Mapping[str, Any]
+Meters = Callable[[str], tuple[Meter, ...]]  # of an account, by its name
+
+
+def balance_of(row: Form) -> Balance:
+    """Read an account in brief."""
+    head = Head(row["name"], row["parent"], row["successor_of"], row["dataset"], row["unit"], row["neighbours"])
+    return Balance(
+        head,
+        row["sequence"],
+        row["seal"],
+        _time(row["time"]),
+        totals_from_text(row["totals"]),
+        row["closed"],
+        row["linked"],
+        row["origin"],
+    )
+
+
+def receipt_of(form: Form) -> Receipt:
+    """Read a receipt."""
+    lines = tuple(
+        Line(line["account"], line["sequence"], guarantee_from_dict(line["cost"]), line["seal"])
+        for line in form["accounts"]
+    )
+    lifetimes = tuple(filter(None, map(lifetime_of, form["lifetimes"])))
+    expires = None if form["expires"] is None else _time(form["expires"])
+    return Receipt(form["verb"], form["key"], _time(form["time"]), lines, expires, lifetimes, form["repeated"])
+
+
+def lifetime_of(form: Form | None) -> Lifetime | None:
+    """Read what linked accounts promise together."""
+    if form is None:
+        return None
+    return Lifetime(tuple(form["accounts"]), Fraction(form["epsilon"]), Fraction(form["delta"]))
+
+
+def decision_of(form: Form, meters: Meters, asked: str = "") -> Decision:
+    """Read a decision; `meters` finds those of the account that decided: `asked`, if it names none."""
+    return Decision(
+        admitted=form["admitted"],
+        meters=meters(form["account"] or asked),
+        totals=totals_from_text(form["totals"]),
+        totals_after=totals_from_text(form["totals_after"]),
+        price=price_from_text(form["price"]),
+        request=None if form["request"] is None else guarantee_from_dict(form["request"]),
+        largest=None if form["largest"] is None else guarantee_from_dict(form["largest"]),
+        account=form["account"],
+    )
+
+
+def quote_of(form: Form, meters: Meters, asked: str) -> Quote:
+    """Read the answer to a batch."""
+    decisions = tuple(decision_of(one, meters, asked) for one in form["decisions"])
+    return Quote(form["admitted"], decisions, totals_from_text(form["totals_after"]))
+
+
+def past_of(account: str, form: Form) -> Past:
+    """Read an entry; one that names accounts that the caller may not see comes without them."""
+    if form["sealed"] is not None:
+        fields = form["sealed"] | {name: int(form["sealed"][name]) for name in _NUMBERS}
+        return Past(Entry(**fields), form["principal"], form["note"])
+    expires = {} if form["expires"] is None else {"expires": str(_time(form["expires"]))}
+    entry = Entry(
+        version=VERSION,
+        account=account,
+        sequence=form["sequence"],
+        time=_time(form["time"]),
+        principal="",
+        verb=form["verb"],
+        legs=f"{account}#{form['sequence']}",
+        cost="" if form["cost"] is None else text_of(form["cost"]),
+        price=form["price"],
+        key=form["key"],
+        request="",
+        note="",
+        detail=json.dumps(expires) if expires else "",
+        seal=form["seal"],
+    )
+    return Past(entry, form["principal"], form["note"])
+
+
+def verification_of(form: Form) -> Verification:
+    """Read what a replay found."""
+    checkpoint = Checkpoint.from_dict(form["checkpoint"])
+    return Verification(checkpoint, form["entries"], form["notes_erased"], form["principals_erased"])
+
+
+def _time(text: str) -> int:
+    return (datetime.fromisoformat(text) - _EPOCH) // _MICROSECOND

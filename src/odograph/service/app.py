@@ -1,0 +1,116 @@
+"""The application, as a server calls it: the API, the dashboard, and what is open to everybody."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Router
+from starlette.routing import Route as Path
+from starlette.types import Receive, Scope, Send
+
+from odograph.service import admin, logs, openapi
+from odograph.service.api import ROUTES
+from odograph.service.dashboard import pages
+from odograph.service.door import Endpoint, Headers, reply, request_id_of
+from odograph.service.office import Office
+from odograph.service.problems import PROBLEM, HttpProblem, problem_of
+from odograph.service.settings import Settings
+
+__all__ = ["App", "from_environment"]
+
+
+class App:
+    """The service as an ASGI application. What it shares is made when the server starts it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._router = Router()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or start and end with the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._router(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            office = Office(self._settings)
+            self._router = Router(_routes(office), redirect_slashes=False, default=_Nowhere())
+        except Exception as error:  # noqa: BLE001  the server says that it could not start
+            logs.failure(error)
+            await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}"})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await office.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def from_environment() -> App:
+    """Return the application with the settings that `odograph serve` left for its workers."""
+    settings = Settings.from_environment()
+    logs.configure(settings.log_level)
+    return App(settings)
+
+
+class _Resource:
+    """A path and its methods."""
+
+    def __init__(self, methods: dict[str, Endpoint]) -> None:
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._methods.get(scope["method"])
+        if found is not None:
+            await found(scope, receive, send)
+            return
+        allow = ", ".join(sorted(self._methods))
+        await _refuse(scope, send, 405, f"this path takes {allow}", ((b"allow", allow.encode()),))
+
+
+class _Nowhere:
+    """What answers where nothing is."""
+
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
+        await _refuse(scope, send, 404, "there is nothing at this path; /docs says what there is")
+
+
+async def _refuse(scope: Scope, send: Send, status: int, detail: str, headers: Headers = ()) -> None:
+    request_id = request_id_of(dict(scope["headers"]))
+    problem = problem_of(HttpProblem(status, detail), None, request_id)
+    await reply(send, status, PROBLEM, msgspec.json.encode(problem), request_id, headers)
+
+
+def _routes(office: Office) -> list[BaseRoute]:
+    paths: dict[str, dict[str, Endpoint]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method] = Endpoint(office, route)
+    described = msgspec.json.encode(openapi.describe(ROUTES))
+
+    async def health(_: Request) -> Response:
+        return _json(msgspec.json.encode(admin.health()))
+
+    async def ready(_: Request) -> Response:
+        form = await admin.ready(office)
+        return _json(msgspec.json.encode(form), 200 if form.status == "ok" else 503)
+
+    async def description(_: Request) -> Response:
+        return _json(described)
+
+    return [
+        *(Path(path, _Resource(methods)) for path, methods in paths.items()),
+        Path("/healthz", health),
+        Path("/readyz", ready),
+        Path("/v1/openapi.json", description),
+        *pages.routes(office),
+    ]
+
+
+def _json(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, {"cache-control": "no-store"}, media_type="application/json")

@@ -1,0 +1,131 @@
+"""Logs: JSON lines on standard error. A line says who asked for what and how it ended, and never what was in it.
+
+Tokens, cookies, notes, costs and the texts of exceptions have no way in: a line has these fields and no others.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final
+
+from msgspec import Struct
+from msgspec.json import Encoder
+
+__all__ = ["configure", "failure", "request_line"]
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_ENCODER: Final = Encoder()
+_SERVER: Final = "uvicorn"
+
+
+class _Line(Struct, omit_defaults=True):
+    """Everything that a line may say."""
+
+    time: datetime
+    level: str
+    event: str
+    request_id: str = ""
+    method: str = ""
+    route: str = ""
+    status: int = 0
+    milliseconds: float = -1.0
+    account: str = ""
+    principal: str = ""
+    key: str = ""
+    error: str = ""
+    where: str = ""
+    logger: str = ""
+    message: str = ""
+
+
+class _Output:
+    """Where lines go: nowhere, until `configure` says so."""
+
+    file: BinaryIO | None = None
+    level: int = logging.INFO
+
+
+class _Handler(logging.Handler):
+    """The lines of other loggers: of the web server what it says, of anybody else only where it was said."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = _Line(datetime.now(UTC), record.levelname.lower(), "log", logger=record.name)
+        line.where = f"{record.module}.py:{record.lineno}"
+        if record.name.partition(".")[0] == _SERVER:
+            # After the first line there may be a traceback, and the text of an exception.
+            line.message = record.getMessage().partition("\n")[0]
+        if record.exc_info and record.exc_info[0] is not None:
+            line.error = record.exc_info[0].__name__
+            line.where = _where(record.exc_info[2]) or line.where
+        _write(line)
+
+
+def configure(level: str, file: BinaryIO | None = None) -> None:
+    """Write lines of this level and above to standard error, or to a file; those of the web server too.
+
+    The web server is started without a configuration of its own for logs (`log_config=None, access_log=False`).
+    """
+    _Output.file = file or open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115  unbuffered: one write a line
+    _Output.level = logging.getLevelNamesMapping()[level.upper()]
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(_Handler(_Output.level))
+    logging.getLogger(f"{_SERVER}.error").setLevel(_Output.level)
+    access = logging.getLogger(f"{_SERVER}.access")
+    access.handlers, access.propagate = [], False  # it would write paths and queries as they came
+
+
+def request_line(  # noqa: PLR0913  these and no others
+    *,
+    request_id: str,
+    method: str,
+    route: str,
+    status: int,
+    milliseconds: float,
+    account: str = "",
+    principal: str = "",
+    key: str = "",
+) -> None:
+    """Write a line about an answered request: `route` is the template, `key` the key's id."""
+    if _Output.level > logging.INFO:
+        return
+    took = round(milliseconds, 3)
+    now = datetime.now(UTC)
+    _write(_Line(now, "info", "request", request_id, method, route, status, took, account, principal, key))
+
+
+def failure(error: BaseException, *, request_id: str = "") -> None:
+    """Write a line about an exception that nobody expected: its type and where in this package, not its text."""
+    where = _where(error.__traceback__)
+    _write(_Line(datetime.now(UTC), "error", "failure", request_id, error=type(error).__name__, where=where))
+
+
+def _where(trace: TracebackType | None) -> str:
+    """Return the last line of this package that an exception went through."""
+    found = ""
+    while trace is not None:
+        path = Path(trace.tb_frame.f_code.co_filename)
+        if path.is_relative_to(_PACKAGE):
+            found = f"{path.relative_to(_PACKAGE.parent).as_posix()}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _write(line: _Line) -> None:
+    file = _Output.file
+    if file is None:
+        return
+    try:
+        text = _ENCODER.encode(line)
+    except UnicodeEncodeError:  # half a character, from somebody who tries things out
+        for name in _Line.__struct_fields__:
+            if isinstance(value := getattr(line, name), str):
+                setattr(line, name, value.encode(errors="replace").decode())
+        text = _ENCODER.encode(line)
+    with suppress(OSError, ValueError):  # nobody reads the log any more, and that is no reason not to answer
+        file.write(text + b"\n")

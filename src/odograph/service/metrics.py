@@ -1,0 +1,118 @@
+"""Metrics: what the service counts, in Prometheus' text format. Accounts have labels; people never do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from odograph.core.decide import Price, decide
+from odograph.core.offers import used
+from odograph.errors import AccountNotFound
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.store import Balance
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_TIMES: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class Metrics:
+    """The counts of one process; where several share PROMETHEUS_MULTIPROC_DIR, each renders the sum over all."""
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._spends = Counter("odograph_spends", "Charges made.", ["verb"], registry=registry)
+        self._refusals = Counter("odograph_refusals", "Charges refused: over budget.", registry=registry)
+        self._requests = Counter("odograph_requests", "Requests answered.", ["route", "status"], registry=registry)
+        self._seconds = Histogram(
+            "odograph_request_seconds", "From request to answer.", buckets=_TIMES, registry=registry
+        )
+        self._commits = Histogram(
+            "odograph_commit_seconds", "One durable group of writes.", buckets=_TIMES, registry=registry
+        )
+        self._written = Counter("odograph_committed_requests", "Writes in all groups.", registry=registry)
+        self._depth = Gauge(
+            "odograph_queue_depth", "Writes that wait.", registry=registry, multiprocess_mode="livesum"
+        )
+        # Finding a label's counter takes longer than counting.
+        self._by_verb: dict[str, Counter] = {}
+        self._by_answer: dict[tuple[str, int], Counter] = {}
+
+    def spent(self, verb: str) -> None:
+        """Count a charge that was made."""
+        counter = self._by_verb.get(verb)
+        if counter is None:
+            counter = self._by_verb[verb] = self._spends.labels(verb)
+        counter.inc()
+
+    def refused(self) -> None:
+        """Count a charge that did not fit."""
+        self._refusals.inc()
+
+    def committed(self, seconds: float, requests: int) -> None:
+        """Count a group of writes: how long it took until it was durable, and how many they were."""
+        self._commits.observe(seconds)
+        self._written.inc(requests)
+
+    def queued(self, depth: int) -> None:
+        """Say how many writes wait."""
+        self._depth.set(depth)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer; `route` is the template, so that nobody can make up labels."""
+        counter = self._by_answer.get((route, status))
+        if counter is None:
+            counter = self._by_answer[route, status] = self._requests.labels(route, str(status))
+        counter.inc()
+        self._seconds.observe(seconds)
+
+    def render(self, ledger: Ledger) -> bytes:
+        """Return everything as text, with every account's budget as it is now. Reads the ledger, and waits for it."""
+        counts, budgets = self._registry, CollectorRegistry()
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            counts = CollectorRegistry()
+            MultiProcessCollector(counts)  # type: ignore[no-untyped-call]
+        budgets.register(_Budgets(ledger))
+        return generate_latest(counts) + generate_latest(budgets)
+
+
+class _Budgets(Collector):
+    """What every account has spent and has left, read when it is asked for."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        ratios = GaugeMetricFamily(
+            "odograph_budget_spent_ratio", "The part of an account's budget that is spent.", labels=["account"]
+        )
+        lefts = GaugeMetricFamily(
+            "odograph_budget_left", "What an account has left, by meter.", labels=["account", "meter"]
+        )
+        for name, balance in self._balances().items():
+            compiled, totals = self._ledger.books.opened(name).compiled, balance.totals
+            ratios.add_metric([name], used(compiled, totals))
+            # Asks for nothing, to be told what is left.
+            now = decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))
+            for meter, left in now.left.items():
+                lefts.add_metric([name, meter], left)
+        yield ratios
+        yield lefts
+
+    def _balances(self) -> dict[str, Balance]:
+        try:
+            return self._ledger.books.balances()
+        except AccountNotFound:  # no account was opened yet, so there is no file
+            return {}
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Say nothing beforehand: registering would read the ledger once more."""
+        return iter(())

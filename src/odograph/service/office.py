@@ -1,0 +1,131 @@
+"""Office: what the handlers share. One per worker process: the ledger, the keys, the pen, the threads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, NamedTuple, ParamSpec, TypeVar
+
+from odograph.connect import store_at
+from odograph.errors import LedgerBusy, NotAuthenticated
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.local import LocalBooks
+from odograph.ledger.writer import Writer
+from odograph.service.access import ApiKey, Caller, digest_of_token, looks_like_token, same
+from odograph.service.keys import KeyStore, connect_keys
+from odograph.service.limits import RateLimit
+from odograph.service.metrics import Metrics
+from odograph.service.pen import Pen
+from odograph.service.settings import Settings
+from odograph.service.solver import Solver
+
+__all__ = ["Office"]
+
+_THREADS: Final = 8
+_WAITING: Final = 256  # calls that may wait for a thread
+_FRESH: Final = 1.0  # seconds for which a key is believed: a revoked one opens nothing after that
+_REMEMBERED: Final = 10_000
+_SERVICE: Final = "service"  # who reads for the metrics; it writes nothing
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _Known(NamedTuple):
+    """A key that was looked up a moment ago."""
+
+    looked_up: float
+    key: ApiKey
+    caller: Caller
+
+
+class Office:
+    """Made inside the event loop that it serves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
+        self.writer = Writer(store, watch=self.metrics.committed)
+        self._books = LocalBooks(store, _SERVICE, self.writer)
+        self._books_of: dict[str, LocalBooks] = {}
+        self.keys: KeyStore = connect_keys(
+            settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off
+        )
+        self.pen = Pen(self.writer)
+        self.solver = Solver()
+        self.limit = RateLimit(settings.rate, settings.burst)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="odograph")
+        self._busy = 0
+        self.auditing = asyncio.Lock()  # one replay at a time is enough
+        self._known: dict[str, _Known] = {}
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger as the service itself reads it."""
+        return Ledger(self._books)
+
+    def books_of(self, caller: Caller) -> LocalBooks:
+        """Return the caller's way into the ledger; a principal keeps it when its keys change."""
+        found = self._books_of.get(caller.principal)
+        if found is None:
+            found = self._books_of[caller.principal] = self._books.acting_as(caller.principal)
+        return found
+
+    def ledger_of(self, caller: Caller) -> Ledger:
+        """Return the ledger, acting as the caller's principal."""
+        return Ledger(self.books_of(caller))
+
+    async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call blocking work in a thread; if too much waits already, raise `LedgerBusy`."""
+        if self._busy >= _THREADS + _WAITING:
+            raise LedgerBusy("the service has as much to do as it can hold; nothing was changed. Try again")
+        self._busy += 1
+        try:
+            call = partial(function, *args, **kwargs)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        finally:
+            self._busy -= 1
+
+    async def admit(self, token: str) -> Caller:
+        """Return the caller behind a token, or raise `NotAuthenticated`, which does not say why."""
+        digest = digest_of_token(token) if looks_like_token(token) else ""
+        found = self._known.get(digest)
+        if found is None or time.monotonic() - found.looked_up > _FRESH:
+            key = await self.run(self.keys.find, digest) if digest else None
+            if key is not None:
+                found = self._remember(key)
+        # The digest found the key; the comparison says so again in a time that tells nothing.
+        if found is None or not same(found.key.digest, digest) or not found.key.valid_at(self.keys.now()):
+            raise NotAuthenticated("this API key is unknown, revoked or expired")
+        return found.caller
+
+    def _remember(self, key: ApiKey) -> _Known:
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        known = self._known[key.digest] = _Known(time.monotonic(), key, Caller.of(key))
+        return known
+
+    def forget(self) -> None:
+        """Look every key up again: one was revoked here."""
+        self._known.clear()
+
+    def forget_principals(self) -> None:
+        """Look every principal's identity up again: a name was erased here."""
+        self._books_of.clear()
+
+    def discreet(self, text: str) -> str:
+        """Return a message without where the ledger is: that is the operator's business."""
+        for where in (self._books.url, self._books.url.removeprefix("sqlite:///")):
+            text = text.replace(where, "the ledger")
+        return text
+
+    async def close(self) -> None:
+        """Finish what was accepted and let go of everything."""
+        await self.solver.close()
+        await asyncio.to_thread(self._pool.shutdown, wait=True)
+        self.keys.close()
+        self._books.leave()

@@ -1,0 +1,81 @@
+"""Errors as they leave the service: problem+json, with the code from the error table, and nothing not meant."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+from odograph.errors import (
+    ERROR_TABLE,
+    AccountClosed,
+    AccountNotFound,
+    BadRequest,
+    BudgetExceeded,
+    ErrorRow,
+    OdographError,
+    RateLimited,
+    ReservationNotFound,
+)
+from odograph.service.access import Caller
+from odograph.service.answers import Problem
+from odograph.service.views import decision_form
+
+__all__ = ["PROBLEM", "HttpProblem", "TooFast", "problem_of", "row_of", "unexpected"]
+
+PROBLEM: Final = b"application/problem+json"
+_UNSAID: Final = "something went wrong in the service; nothing more is said here, the log has the request id"
+
+
+class HttpProblem(BadRequest):
+    """A request that HTTP itself has a word for: its own status, and headers that go with it."""
+
+    def __init__(self, status: int, detail: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = headers
+
+
+class TooFast(RateLimited):
+    """A key that was used too often, and when to try again."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"this key was used too often; nothing was changed. Try again in {seconds:.3g} seconds")
+        self.seconds = seconds
+
+
+def row_of(error: OdographError) -> ErrorRow:
+    """Return the row of the nearest class that the error table lists."""
+    return next(ERROR_TABLE[cls] for cls in type(error).__mro__ if cls in ERROR_TABLE)
+
+
+def problem_of(error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
+    """Return an error as it is told to this caller."""
+    row = row_of(error)
+    listed = next(cls for cls in type(error).__mro__ if cls in ERROR_TABLE)
+    status = error.status if isinstance(error, HttpProblem) else row.status
+    decision = decision_form(error.decision) if isinstance(error, BudgetExceeded) else None
+    detail = str(error)
+    if isinstance(error, AccountNotFound):
+        # One that is not there and one that the caller may not see are told alike.
+        detail = "there is no such account here, or this key does not open it; nothing was changed"
+    if isinstance(error, ReservationNotFound):
+        detail = "there is no such reservation here, or this key does not open its accounts; nothing was changed"
+    if isinstance(error, AccountClosed) and caller is not None and caller.accounts is not None:
+        # The message names the account that is closed, perhaps one above that this caller does not know of.
+        detail = "an account that was asked is closed and takes no new charges; nothing was charged"
+    return Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        code=listed.__name__,
+        detail=detail,
+        retryable=row.retryable,
+        request_id=request_id,
+        decision=decision,
+    )
+
+
+def unexpected(request_id: str) -> Problem:
+    """Return what is said of an error that nobody expected: nothing."""
+    return Problem(
+        title="Internal Server Error", status=500, code="OdographError", detail=_UNSAID, request_id=request_id
+    )

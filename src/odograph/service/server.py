@@ -1,0 +1,93 @@
+"""Run the service: the first owner's key, then uvicorn, in this process or in several."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from odograph.errors import LedgerError
+from odograph.service import logs
+from odograph.service.app import App
+from odograph.service.keys import connect_keys
+from odograph.service.settings import Settings
+
+__all__ = ["owner_key_file", "serve", "write_first_key"]
+
+_PATIENCE: Final = 30  # seconds in which what was accepted is finished
+_SWITCH: Final = 0.001  # seconds until another thread may run: the writer's must not wait long for the loop's
+
+
+def serve(settings: Settings, say: Callable[[str], None]) -> None:
+    """Serve until a signal ends it; `say` is told what a person should know."""
+    settings.check()
+    made = write_first_key(settings)
+    if made is not None:
+        say(f"wrote the first owner's API key to {made}; keep it, or make others with it and revoke it")
+    scheme = "https" if settings.tls_cert is not None else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    say(f"serving on {scheme}://{host}:{settings.port}; stop with Ctrl-C")
+    options: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "loop": "uvloop",
+        "http": "httptools",
+        "ws": "none",
+        "lifespan": "on",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "date_header": False,
+        "timeout_graceful_shutdown": _PATIENCE,
+        "ssl_certfile": settings.tls_cert,
+        "ssl_keyfile": settings.tls_key,
+    }
+    sys.setswitchinterval(_SWITCH)
+    logs.configure(settings.log_level)
+    if settings.workers == 1:
+        uvicorn.run(App(settings), **options)
+        return
+    settings.to_environment()
+    with tempfile.TemporaryDirectory(prefix="odograph-metrics-") as counts:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts
+        uvicorn.run("odograph.service.app:from_environment", factory=True, workers=settings.workers, **options)
+
+
+def write_first_key(settings: Settings) -> Path | None:
+    """Make an owner's key if no key was ever made, and write it to a file that only its user can read."""
+    path = owner_key_file(settings)
+    with connect_keys(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off) as keys:
+        if keys.keys():
+            return None
+        # The file first: a key that nobody could read would be the only one there is.
+        try:
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        except OSError as problem:
+            raise LedgerError(
+                f"the first owner's key cannot be written to {path} ({problem.strerror}); move that file away, or"
+                " pass --owner-key-file"
+            ) from problem
+        with os.fdopen(file, "w", encoding="ascii") as text:
+            token = keys.first_owner()
+            if token is not None:
+                text.write(token + "\n")
+                text.flush()
+                os.fsync(text.fileno())
+        if token is None:  # another process was first
+            path.unlink()
+            return None
+    return path
+
+
+def owner_key_file(settings: Settings) -> Path:
+    """Return where the first owner's key goes: beside an SQLite file, else into the working folder."""
+    if settings.owner_key_file is not None:
+        return settings.owner_key_file
+    if settings.url.startswith("sqlite:///"):
+        return Path(f"{settings.url.removeprefix('sqlite:///')}-owner-key")
+    return Path("odograph-owner-key")

@@ -1,0 +1,121 @@
+"""Settings: how the service is run, every choice in one value that worker processes read from their environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Final
+
+from odograph.errors import BadRequest, LedgerError
+from odograph.service.limits import RateLimit
+
+__all__ = ["LEVELS", "VARIABLE", "Settings"]
+
+VARIABLE: Final = "ODOGRAPH_SERVICE"
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+_PATHS: Final = ("owner_key_file", "tls_cert", "tls_key")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `odograph serve` was told. `plain_http` says that TLS ends in front of the service.
+
+    `rate` is requests a second for one key, 0 for any number, and `burst` how many may come at once: twice the rate,
+    if it is left out. Sizes are bytes, `timeout` is seconds to wait for the ledger.
+    """
+
+    url: str = field(repr=False)  # it may hold a password
+    host: str = "127.0.0.1"
+    port: int = 8300
+    workers: int = 1
+    rate: float = 1000.0
+    burst: float | None = None
+    largest_body: int = 1 << 20
+    largest_import: int = 1 << 30
+    timeout: float = 10.0
+    log_level: str = "info"
+    owner_key_file: Path | None = None
+    accept_fsync_off: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    plain_http: bool = False
+
+    @property
+    def secure_cookies(self) -> bool:
+        """Whether browsers are to send cookies over TLS only: TLS ends here, or in front."""
+        return self.tls_cert is not None or self.plain_http
+
+    def check(self) -> None:
+        """Raise unless the service can be run so, and safely."""
+        self._check_url()
+        self._check_numbers()
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BadRequest("TLS needs both a certificate and its key: pass --tls-cert and --tls-key, or neither")
+        if not _is_loopback(self.host) and not self.secure_cookies:
+            raise BadRequest(
+                f"host {self.host!r} is reached from other machines, and keys would travel in the clear: put TLS in"
+                " front and say --plain-http, or pass --tls-cert and --tls-key"
+            )
+
+    def to_environment(self) -> None:
+        """Put the settings where the processes that this one starts find them."""
+        form = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        os.environ[VARIABLE] = json.dumps(form)
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read what `to_environment` wrote."""
+        try:
+            form = json.loads(os.environ[VARIABLE])
+            values = {one.name: form[one.name] for one in fields(cls)}
+        except (KeyError, TypeError, ValueError) as problem:
+            raise BadRequest(
+                f"{VARIABLE} does not hold the service's settings; start it by `odograph serve`"
+            ) from problem
+        return cls(**values | {name: Path(values[name]) for name in _PATHS if values[name] is not None})
+
+    def _check_url(self) -> None:
+        scheme = self.url.partition("://")[0]
+        if scheme == "memory":
+            raise LedgerError(
+                "a ledger in memory would end with the service: use sqlite:///privacy.db or postgresql://..."
+            )
+        if scheme in ("http", "https"):
+            raise LedgerError(
+                "a service serves a ledger, not another service: use sqlite:///privacy.db or postgresql://..."
+            )
+        if scheme not in ("sqlite", "postgresql", "postgres"):
+            raise LedgerError(
+                "url is not where a ledger can be: use sqlite:///privacy.db or postgresql://user@host/database"
+            )
+        if scheme == "sqlite" and self.workers > 1:
+            raise LedgerError(
+                f"workers is {self.workers}, and one SQLite file has one writer: one worker; PostgreSQL takes several"
+            )
+
+    def _check_numbers(self) -> None:
+        for name, least, most in (
+            ("port", 0, 65_535),
+            ("workers", 1, 1000),
+            ("largest_body", 1024, 1 << 40),
+            ("largest_import", 1024, 1 << 50),
+            ("timeout", 0.001, 3600),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:  # false for what is not a number, too
+                raise BadRequest(f"{name} must be from {least} to {most}, and {value!r} is not")
+        RateLimit(self.rate, self.burst)
+        if self.log_level not in LEVELS:
+            raise BadRequest(f"log_level must be one of {', '.join(LEVELS)}, and {self.log_level!r} is not")
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or nothing, which means every address
+        return False

@@ -1,0 +1,49 @@
+-- name: any_key
+SELECT id FROM keys LIMIT 1;
+
+-- name: key_of_request
+SELECT id FROM keys WHERE made_by = ? AND request = ? AND request <> '';
+
+-- name: add_key
+INSERT INTO keys
+    (id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by, request)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: key_of_digest
+SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+FROM keys WHERE digest = ?;
+
+-- name: key
+SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+FROM keys WHERE id = ?;
+
+-- name: keys
+SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+FROM keys ORDER BY number DESC;
+
+-- name: other_owners
+SELECT id FROM keys
+WHERE role = 'owner' AND id <> ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)
+LIMIT 1;
+
+-- name: revoke
+UPDATE keys SET revoked = ?, revoked_by = ? WHERE id = ?;
+
+-- name: end_sessions_of_key
+DELETE FROM sessions WHERE key = ?;
+
+-- name: end_old_sessions
+DELETE FROM sessions WHERE ends <= ?;
+
+-- name: end_session
+DELETE FROM sessions WHERE digest = ?;
+
+-- name: add_session
+INSERT INTO sessions (digest, key, csrf, began, ends) VALUES (?, ?, ?, ?, ?);
+
+-- name: session
+SELECT
+    sessions.digest, sessions.key, sessions.csrf, sessions.began, sessions.ends,
+    keys.id, keys.digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+FROM sessions JOIN keys ON keys.id = sessions.key
+WHERE sessions.digest = ?;

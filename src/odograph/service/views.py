@@ -1,0 +1,300 @@
+"""What a caller may see: accounts, entries, decisions as answers, with everything left out that is not theirs.
+
+A caller bound to accounts cannot see that others exist. An account that it may not see is not found, as one that does
+not exist; names of relatives are left out; a refusal by an account above is told as one by the caller's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import UNSET, Raw
+
+from odograph.core.compiled import price
+from odograph.core.decide import Decision, Price, decide
+from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
+from odograph.core.odometers import Reading
+from odograph.core.offers import used
+from odograph.core.policy import Policy
+from odograph.errors import AccountNotFound, UnprovenComposition
+from odograph.ledger.account import LedgerAccount
+from odograph.ledger.books import Books
+from odograph.ledger.entries import Entry, legs_from_text, moment, shown, text_of, totals_to_text
+from odograph.ledger.entries import price_to_text as price_text
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.lifetimes import Lifetime
+from odograph.ledger.receipts import Past, Receipt
+from odograph.ledger.requests import Ask
+from odograph.ledger.store import Balance
+from odograph.service.access import Caller
+from odograph.service.answers import (
+    AccountForm,
+    AccountRow,
+    DecisionForm,
+    EntriesForm,
+    EntryForm,
+    LifetimeForm,
+    LineForm,
+    MeterForm,
+    PromiseForm,
+    ReadingForm,
+    ReadingsForm,
+    ReceiptForm,
+)
+
+__all__ = [
+    "account_form",
+    "decide_for",
+    "decision_form",
+    "entries_form",
+    "lifetime_form",
+    "masked",
+    "pending_of",
+    "readings_form",
+    "receipt_form",
+    "require_seen",
+    "row_of",
+    "rows",
+    "rule_text",
+    "seen",
+]
+
+
+def require_seen(caller: Caller, names: Iterable[str]) -> None:
+    """Raise `AccountNotFound` for the first account that the caller may not see, whether there is one or not."""
+    for name in names:
+        if not caller.sees(name):
+            raise AccountNotFound(f"there is no account {shown(name)} here; nothing was charged")
+
+
+def seen(ledger: Ledger, caller: Caller, name: str) -> LedgerAccount:
+    """Return an account that the caller may see, or raise `AccountNotFound`."""
+    require_seen(caller, [name])
+    try:
+        return ledger.account(name)
+    except AccountNotFound:
+        # In the same words as for one that may not be seen.
+        raise AccountNotFound(f"there is no account {shown(name)} here; nothing was charged") from None
+
+
+def rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
+    """Return the accounts that the caller may see, in the order of their names."""
+    try:
+        balances = ledger.books.balances(None if caller.accounts is None else sorted(caller.accounts))
+    except AccountNotFound:  # no account was opened yet, so there is no ledger either
+        return []
+    return [row_of(ledger.books, caller, balance) for _, balance in sorted(balances.items())]
+
+
+def row_of(books: Books, caller: Caller, balance: Balance) -> AccountRow:
+    """Return an account in brief."""
+    head, compiled = balance.head, books.opened(balance.head.name).compiled
+    policy = compiled.policy
+    linked = balance.linked and lifetime_form(books.lifetime(head.name), caller) is not None
+    return AccountRow(
+        name=head.name,
+        parent=head.parent if caller.sees(head.parent) else "",
+        successor_of=head.successor_of if caller.sees(head.successor_of) else "",
+        dataset=head.dataset,
+        unit=head.unit,
+        neighbours=head.neighbours,
+        promise=_promise(policy),
+        rule=rule_text(policy),
+        spent=used(compiled, balance.totals),
+        steps=balance.totals.steps,
+        sequence=balance.sequence,
+        seal=balance.seal,
+        time=moment(balance.time).isoformat(),
+        totals=totals_to_text(balance.totals),
+        closed=balance.closed,
+        linked=linked,
+        origin=balance.origin,
+    )
+
+
+def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
+    """Return an account with everything that its page shows."""
+    account, books = seen(ledger, caller, name), ledger.books
+    balance = books.balances([name])[name]
+    compiled, totals = account.compiled, balance.totals
+    # Asks for nothing, to be told what is spent and left.
+    now = decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))
+    return AccountForm(
+        account=row_of(books, caller, balance),
+        policy=account.policy.to_dict(),
+        source=compiled.note,
+        meters={meter: MeterForm(spent, now.left[meter]) for meter, spent in now.spent.items()},
+        reading=_reading(account.reading()),
+        largest=[] if balance.closed else [offer.to_dict() for offer in _offers(account)],
+        children=[child.name for child in account.children if caller.sees(child.name)],
+        lifetime=lifetime_form(account.lifetime, caller),
+        pending=pending_of(ledger, caller, name),
+        voids=account.voids,
+    )
+
+
+def entries_form(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> EntriesForm:
+    """Return a page of entries; a negative `first` counts from the end."""
+    account = seen(ledger, caller, name)
+    return EntriesForm(name, account.size, [_entry(past, caller) for past in account.history(first, count)])
+
+
+def readings_form(ledger: Ledger, caller: Caller, name: str, *, compare: bool) -> ReadingsForm:
+    """Return the policy's reading; others beside it only for a comparison, marked as not licensed."""
+    account = seen(ledger, caller, name)
+    own, *others = account.compare() if compare else (account.reading(),)
+    beside = [_reading(other) for other in others] if compare else UNSET
+    return ReadingsForm(name, _promise(account.policy), _reading(own), beside)
+
+
+def decide_for(ledger: Ledger, caller: Caller, costs: Mapping[str, Guarantee]) -> Decision:
+    """Say whether the accounts would admit their costs together, as far as the caller may know why not."""
+    require_seen(caller, costs)
+    return masked(ledger.books, caller, costs, ledger.decide(costs))
+
+
+def masked(books: Books, caller: Caller, costs: Mapping[str, Guarantee], decision: Decision) -> Decision:
+    """Return a decision that the caller may see: a refusal by an account above is one by the caller's own."""
+    if decision.admitted or caller.sees(decision.account):
+        return decision
+    name, cost = next(
+        (name, cost)
+        for name, cost in sorted(costs.items())
+        if decision.account in books.opened(name).names and cost == decision.request
+    )
+    compiled, totals = books.opened(name).compiled, books.balances([name])[name].totals
+    asked = price(compiled, cost)
+    return Decision(
+        admitted=False,
+        meters=compiled.meters,
+        totals=totals,
+        totals_after=totals,
+        price=asked,
+        request=cost,
+        largest=decision.largest,
+        account=name,
+    )
+
+
+def decision_form(decision: Decision) -> DecisionForm:
+    """Return a decision in plain types; totals and price as the ledger writes them."""
+    return DecisionForm(
+        admitted=decision.admitted,
+        account=decision.account,
+        request=None if decision.request is None else decision.request.to_dict(),
+        largest=None if decision.largest is None else decision.largest.to_dict(),
+        spent=decision.spent,
+        asked=decision.asked,
+        left=decision.left,
+        message=str(decision),
+        totals=totals_to_text(decision.totals),
+        totals_after=totals_to_text(decision.totals_after),
+        price=price_text(decision.price),
+    )
+
+
+def receipt_form(receipt: Receipt, caller: Caller, asks: Sequence[Ask] = ()) -> ReceiptForm:
+    """Return a receipt in plain types, with the lifetimes that the caller may see whole.
+
+    `asks` are what was asked for, if that is known: the costs need not be written again then.
+    """
+    texts = [ask.asked[1] for ask in asks] or [text_of(line.cost.to_dict()) for line in receipt.lines]
+    lines = [
+        LineForm(account, sequence, Raw(text.encode()), seal)
+        for (account, sequence, _, seal), text in zip(receipt.lines, texts, strict=True)
+    ]
+    lifetimes = [form for one in receipt.lifetimes if (form := lifetime_form(one, caller)) is not None]
+    time, expires = receipt.time, receipt.expires
+    return ReceiptForm(
+        id=receipt.id,
+        verb=receipt.verb,
+        key=receipt.key,
+        time=time.isoformat(),
+        accounts=lines,
+        expires=_iso(expires),
+        lifetimes=lifetimes,
+        repeated=receipt.repeated,
+    )
+
+
+def pending_of(ledger: Ledger, caller: Caller, name: str) -> list[ReceiptForm]:
+    """Return the reservations of an account that nobody has resolved, if the caller may see all of their accounts."""
+    receipts = [reservation.receipt for reservation in seen(ledger, caller, name).pending]
+    return [
+        receipt_form(receipt, caller)
+        for receipt in receipts
+        if all(caller.sees(account) for account, *_ in receipt.lines)
+    ]
+
+
+def lifetime_form(lifetime: Lifetime | None, caller: Caller) -> LifetimeForm | None:
+    """Return what linked accounts promise together, if the caller may see all of them."""
+    if lifetime is None or not all(map(caller.sees, lifetime.accounts)):
+        return None
+    return LifetimeForm([*lifetime.accounts], str(lifetime.epsilon), str(lifetime.delta))
+
+
+def rule_text(policy: Policy) -> str:
+    """Return the name of a policy's rule, or its rules with their shares."""
+    if isinstance(policy.rule, str):
+        return policy.rule
+    return ", ".join(f"{name} {float(share):g}" for name, share in policy.rule)
+
+
+def _promise(policy: Policy) -> PromiseForm:
+    text = f"({policy.epsilon:g}, {policy.delta:g})-DP for each {policy.unit} ({policy.neighbours})"
+    return PromiseForm(float(policy.epsilon), float(policy.delta), text)
+
+
+def _reading(reading: Reading) -> ReadingForm:
+    loss = reading.loss if math.isfinite(reading.loss) else None
+    name = type(reading.odometer).__name__
+    return ReadingForm(loss, reading.delta, name, reading.licensed, reading.licence)
+
+
+def _offers(account: LedgerAccount) -> list[Guarantee]:
+    """The largest next request of each kind that the policy takes."""
+    found: list[Guarantee] = []
+    for kind in (PureDP, GDP, ZCDP):
+        try:
+            offer = account.largest(kind)
+        except UnprovenComposition:
+            continue
+        if offer is not None:
+            found.append(offer)
+    return found
+
+
+def _entry(past: Past, caller: Caller) -> EntryForm:
+    entry, principal, note = past
+    whole = caller.accounts is None or all(map(caller.sees, _names(entry)))
+    guarantee = entry.guarantee
+    cost: dict[str, Any] | None = None if guarantee is None else guarantee.to_dict()
+    # The key of a commit or void is its reservation's name, and that may be another account's.
+    return EntryForm(
+        sequence=entry.sequence,
+        time=entry.moment.isoformat(),
+        verb=entry.verb,
+        cost=cost,
+        price=entry.price,
+        principal=principal,
+        key=entry.key if whole else "",
+        note=note,
+        expires=None if entry.expires is None else _iso(moment(entry.expires)),
+        seal=entry.seal,
+        sealed={field: str(value) for field, value in entry._asdict().items()} if whole else None,
+    )
+
+
+def _names(entry: Entry) -> set[str]:
+    """Every account that an entry names."""
+    details = entry.details
+    named = {str(details.get(field) or "") for field in ("parent", "successor_of", "refused_by")} - {""}
+    return named | {name for leg in legs_from_text(entry.legs) for name, _ in leg.places}
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()

@@ -1,0 +1,159 @@
+"""What the service counts: right, summed over workers, and about accounts only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import odograph as odo
+from odograph.core.offers import used
+from odograph.service.metrics import Metrics
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+LABELS = {"account", "meter", "verb", "route", "status", "le"}
+
+
+def samples(text: bytes) -> Samples:
+    """Read the text format, as Prometheus does."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def other_labels(text: bytes) -> set[str]:
+    """The checker: labels that are about something else than accounts and requests."""
+    return {label for _, labels in samples(text) for label, _ in labels} - LABELS
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[odo.Ledger]:
+    with odo.connect(f"sqlite:///{tmp_path}/ledger.db") as found:
+        yield found
+
+
+def test_what_happened_is_counted(ledger: odo.Ledger) -> None:
+    metrics = Metrics()
+    for verb in ("spend", "spend", "reserve"):
+        metrics.spent(verb)
+    metrics.refused()
+    metrics.committed(0.003, 3)
+    metrics.committed(0.2, 1)
+    metrics.queued(7)
+    metrics.queued(5)
+    metrics.answered("/v1/accounts/{name}/spends", 200, 0.004)
+    metrics.answered("/v1/accounts/{name}/spends", 409, 0.004)
+    metrics.answered("/v1/accounts/{name}/spends", 200, 0.006)
+    found = samples(metrics.render(ledger))
+    route = ("route", "/v1/accounts/{name}/spends")
+    assert found["odograph_spends_total", (("verb", "spend"),)] == 2
+    assert found["odograph_spends_total", (("verb", "reserve"),)] == 1
+    assert found["odograph_refusals_total", ()] == 1
+    assert found["odograph_requests_total", (route, ("status", "200"))] == 2
+    assert found["odograph_requests_total", (route, ("status", "409"))] == 1
+    assert found["odograph_request_seconds_count", ()] == 3
+    assert found["odograph_request_seconds_bucket", (("le", "0.005"),)] == 2
+    assert found["odograph_commit_seconds_count", ()] == 2
+    assert found["odograph_commit_seconds_sum", ()] == pytest.approx(0.203)
+    assert found["odograph_committed_requests_total", ()] == 4
+    assert found["odograph_queue_depth", ()] == 5
+
+
+def test_two_services_in_one_process_count_apart(ledger: odo.Ledger) -> None:
+    one, other = Metrics(), Metrics()
+    one.refused()
+    assert samples(one.render(ledger))["odograph_refusals_total", ()] == 1
+    assert samples(other.render(ledger))["odograph_refusals_total", ()] == 0
+
+
+def test_budgets_are_read_when_they_are_asked_for(ledger: odo.Ledger) -> None:
+    metrics = Metrics()
+    assert not any("budget" in name for name, _ in samples(metrics.render(ledger)))
+    for opened in ("census", "émigrés", "2030.q1:west@a+b-c"):
+        ledger.open_account(opened, odo.Policy(1, 1e-6))
+    ledger.account("census").spend(odo.PureDP("0.25"))
+    for account in ledger.accounts():
+        found = samples(metrics.render(ledger))
+        name = ("account", account.name)
+        ratio = used(account.compiled, account.totals)
+        assert found["odograph_budget_spent_ratio", (name,)] == pytest.approx(ratio)
+        left = {
+            labels[1][1]: value for (what, labels), value in found.items() if what.endswith("left") and name in labels
+        }
+        assert left == pytest.approx(account.decide(odo.PureDP(0)).left)
+    before = found["odograph_budget_left", (("account", "census"), ("meter", "epsilon"))]
+    assert before == 0.75
+    ledger.account("census").spend(odo.PureDP("0.5"))
+    after = samples(metrics.render(ledger))["odograph_budget_left", (("account", "census"), ("meter", "epsilon"))]
+    assert after == 0.25
+
+
+def test_a_meter_that_has_no_price_left_shows_nothing_left(ledger: odo.Ledger) -> None:
+    ledger.open_account("census", odo.Policy(1, 1e-6)).spend(odo.gaussian(sigma=50, sensitivity=1))
+    found = samples(Metrics().render(ledger))
+    assert found["odograph_budget_left", (("account", "census"), ("meter", "epsilon"))] == 0
+    assert found["odograph_budget_left", (("account", "census"), ("meter", "exact"))] > 0
+    assert 0 < found["odograph_budget_spent_ratio", (("account", "census"),)] < 1
+
+
+def test_labels_are_of_accounts_and_requests_and_never_of_people(ledger: odo.Ledger) -> None:
+    ledger.acting_as("alice").open_account("census", odo.Policy(1, 1e-6), note="for bob").spend(odo.PureDP(0.1))
+    metrics = Metrics()
+    metrics.answered("/v1/accounts", 200, 0.1)
+    text = metrics.render(ledger)
+    assert other_labels(text) == set()
+    assert b"alice" not in text
+    assert b"bob" not in text
+    # Control: a balance per person is caught.
+    registry = CollectorRegistry()
+    Gauge("odograph_person_left", "Wrong.", ["person"], registry=registry).labels("bob").set(1)
+    assert other_labels(text + generate_latest(registry)) == {"person"}
+
+
+WORKER = """
+import sys
+import odograph as odo
+from odograph.service.metrics import Metrics
+metrics = Metrics()
+for _ in range(int(sys.argv[1])):
+    metrics.spent("spend")
+    metrics.answered("/v1/accounts", 200, 0.001)
+metrics.queued(int(sys.argv[1]))
+sys.stdout.buffer.write(metrics.render(odo.connect("memory://")))
+print("# end", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_each_worker_renders_the_sum_of_all(tmp_path: Path) -> None:
+    environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    rendered = []
+    workers = []
+    for count in ("3", "4"):
+        worker = subprocess.Popen(  # noqa: S603  our own
+            [sys.executable, "-c", WORKER, count], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        assert worker.stdout is not None
+        rendered.append(samples(b"".join(takewhile(lambda line: line != b"# end\n", worker.stdout))))
+        workers.append(worker)
+    for worker in workers:
+        worker.communicate()
+    assert [found["odograph_spends_total", (("verb", "spend"),)] for found in rendered] == [3, 7]
+    assert rendered[1]["odograph_request_seconds_count", ()] == 7
+    assert rendered[1]["odograph_queue_depth", ()] == 7
+    # Control: without a folder to share, a process knows of itself alone.
+    alone = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", WORKER, "4"], stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    assert samples(alone.stdout)["odograph_spends_total", (("verb", "spend"),)] == 4

@@ -1,0 +1,54 @@
+"""A real service on a free port of this machine, for tests: uvicorn in a thread, or `odograph serve` as a process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+
+from odograph.service.app import App
+from odograph.service.keys import connect_keys
+from odograph.service.settings import Settings
+
+
+class ServiceThread:
+    """The service in a thread of this process: as real as any over its socket, and quick to start."""
+
+    def __init__(self, url: str, **settings: object) -> None:
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        port = self._socket.getsockname()[1]
+        chosen: dict[str, object] = {"rate": 0.0, "accept_fsync_off": True, "log_level": "critical"} | settings
+        self.settings = Settings(url=url, port=port, **chosen)  # type: ignore[arg-type]
+        self.url = f"http://127.0.0.1:{port}"
+        config = uvicorn.Config(
+            App(self.settings), loop="uvloop", http="httptools", ws="none", log_config=None, access_log=False
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+
+    def token(self, principal: str = "ana", role: str = "owner", *accounts: str, **options: object) -> str:
+        """Make an API key."""
+        options.setdefault("every_account", role != "owner" and not accounts)
+        with connect_keys(self.settings.url, accept_fsync_off=True) as keys:
+            return keys.make(principal, role, accounts=accounts, made_by="test", **options)[0]  # type: ignore[arg-type]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        end = time.monotonic() + 20
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > end:
+                raise RuntimeError("the service did not start")
+            time.sleep(0.002)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=30)
+        self._socket.close()
