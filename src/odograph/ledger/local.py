@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
 from odograph.budgets import compile_policy
 from odograph.core.compiled import Compiled
@@ -47,9 +47,12 @@ from odograph.ledger.requests import Ask, Author, Charge, Made, Outcome, Refused
 from odograph.ledger.store import Balance, Changes, Head, Hit, State, Store, Wants
 from odograph.ledger.writer import Writer
 
-__all__ = ["LocalBooks", "settled"]
+__all__ = ["LocalBooks", "Settled", "settled"]
 
 _ERASED: Final = "erased"
+
+# What became of a request, if that was no error.
+Settled: TypeAlias = Made | Repeated | Refused
 
 
 class LocalBooks:
@@ -145,10 +148,9 @@ class LocalBooks:
 
     def at_hand(self, costs: Mapping[str, Guarantee]) -> bool:
         """Say whether `request` would find all that it needs without reading the store."""
-        known = self._known
-        return self._identity != "" and all(name in known for name in costs)
+        return self._identity != "" and costs.keys() <= self._known.keys()
 
-    def charged(self, request: Charge, outcome: Made | Repeated | Refused) -> Receipt:
+    def charged(self, request: Charge, outcome: Settled) -> Receipt:
         """Return the receipt of a charge that was carried out, or raise `BudgetExceeded` with what would fit."""
         if isinstance(outcome, Refused):
             raise BudgetExceeded(self.offer(request.asks, outcome))
@@ -184,7 +186,7 @@ class LocalBooks:
             raise LedgerCorrupt("a resolution was refused")
         return self.receipt(outcome)
 
-    def submit(self, request: Request) -> Made | Repeated | Refused:
+    def submit(self, request: Request) -> Settled:
         """Carry a request out durably."""
         return settled(request, self.writer.submit(request))
 
@@ -370,7 +372,7 @@ class LocalBooks:
         self.store.close()
 
 
-def settled(request: Request, outcome: Outcome) -> Made | Repeated | Refused:
+def settled(request: Request, outcome: Outcome) -> Settled:
     """Return what became of a request, or raise its error; an unknown outcome names the key to ask again with."""
     if isinstance(outcome, ServiceUnavailable):
         raise ServiceUnavailable(f"{outcome} (key {request.author.key!r})") from outcome

@@ -27,7 +27,20 @@ from odograph.core.decide import Totals
 from odograph.errors import LedgerCorrupt
 from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, totals_to_text
 
-__all__ = ["Balance", "Changes", "Head", "Hit", "Note", "Record", "Snapshot", "State", "Store", "Wants", "Work"]
+__all__ = [
+    "Balance",
+    "Changes",
+    "Head",
+    "Hit",
+    "Note",
+    "Record",
+    "Snapshot",
+    "State",
+    "Store",
+    "Wants",
+    "Work",
+    "together",
+]
 
 
 class Wants(NamedTuple):
@@ -39,14 +52,18 @@ class Wants(NamedTuple):
     datasets: frozenset[str] = frozenset()  # datasets of which any one block is wanted
     opens: bool = False  # whether accounts are opened or closed: such groups come one at a time
 
-    def __or__(self, other: Wants) -> Wants:
-        return Wants(
-            self.accounts | other.accounts,
-            self.keys | other.keys,
-            self.trees | other.trees,
-            self.datasets | other.datasets,
-            self.opens or other.opens,
-        )
+
+def together(wants: Sequence[Wants]) -> Wants:
+    """Return what all of them want."""
+    accounts, keys, trees, datasets, opens = zip(*wants, strict=True)
+    nothing: frozenset[str] = frozenset()
+    return Wants(
+        nothing.union(*accounts),
+        frozenset[tuple[str, str]]().union(*keys),
+        nothing.union(*trees),
+        nothing.union(*datasets),
+        any(opens),
+    )
 
 
 class Head(NamedTuple):

@@ -16,19 +16,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import reduce
-from operator import or_
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
 from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
 from odograph.ledger.requests import Outcome, Request
-from odograph.ledger.store import Changes, State, Store
+from odograph.ledger.store import Changes, State, Store, together
 
 __all__ = ["GROUP", "WAITING", "Writer", "carry_out"]
 
 GROUP: Final = 256  # requests in one transaction: more would not be cheaper each, and all of them wait for the last
-WAITING: Final = 4096  # requests that may wait; one client may fill half of the places
+WAITING: Final = 16384  # requests that may wait; one client may fill half of the places
 _GLANCE: Final = 0.5  # seconds until one who waits looks for itself: whoever was to wake it may have been interrupted
 
 
@@ -36,16 +34,20 @@ _GLANCE: Final = 0.5  # seconds until one who waits looks for itself: whoever wa
 Watch: TypeAlias = Callable[[float, int], None]
 
 
-class _Ticket:
-    """A request that waits: for its outcome, or for its turn to write."""
+# Called with the outcomes of what was posted.
+Done: TypeAlias = Callable[[Sequence[Outcome]], None]
 
-    __slots__ = ("awake", "done", "outcome", "request")
+
+class _Ticket:
+    """Requests of one client that wait: for their outcomes, or for their turn to write."""
+
+    __slots__ = ("awake", "done", "outcomes", "requests")
 
     def __init__(
-        self, request: Request, awake: threading.Lock | threading.Semaphore, done: Callable[[Outcome], None] | None
+        self, requests: Sequence[Request], awake: threading.Lock | threading.Semaphore, done: Done | None
     ) -> None:
-        self.request = request
-        self.outcome: Outcome | None = None
+        self.requests = requests
+        self.outcomes: Sequence[Outcome] = ()
         self.awake = awake  # released when there is something to wake up for
         self.done = done  # of one who does not wait
 
@@ -72,14 +74,14 @@ class Writer:
         """Carry a request out durably and return its outcome; raise only what interrupts the caller."""
         awake = threading.Lock()  # held until there is something to wake up for: the cheapest event there is
         awake.acquire()
-        mine = _Ticket(request, awake, None)
+        mine = _Ticket((request,), awake, None)
         try:
             with self._lock:
                 if self._leader is None:
                     self._leader, self._writing = mine, [mine]
                 else:
                     self._enqueue(mine)
-            while mine.outcome is None:
+            while not mine.outcomes:
                 if self._leader is mine:
                     self._lead()
                     self._leave(mine)
@@ -88,11 +90,14 @@ class Writer:
         except BaseException:  # an interrupt, at any moment: what this thread had to do for others is done
             self._leave(mine)
             raise
-        return mine.outcome
+        return mine.outcomes[0]
 
-    def post(self, request: Request, done: Callable[[Outcome], None]) -> None:
-        """Carry a request out durably on the writer's own thread, and call `done` there; do not wait for it."""
-        mine = _Ticket(request, self._called, done)
+    def post(self, requests: Sequence[Request], done: Done) -> None:
+        """Carry requests of one principal out durably on the writer's own thread, and call `done` there.
+
+        They are in one transaction, so they should not be many; raise `LedgerBusy` if they cannot wait.
+        """
+        mine = _Ticket(requests, self._called, done)
         with self._lock:
             if self._leader is not None:
                 self._enqueue(mine)
@@ -119,28 +124,30 @@ class Writer:
         self._thread = None
 
     def _enqueue(self, ticket: _Ticket) -> None:
-        client = ticket.request.author.principal
+        client, size = ticket.requests[0].author.principal, len(ticket.requests)
         own = self._clients.get(client)
-        if self._count >= self._waiting or (own is not None and 2 * len(own) >= self._waiting):
+        waiting = 0 if own is None else size * len(own)  # of a client whose tickets are alike
+        if self._count >= self._waiting or 2 * waiting >= self._waiting:
             raise LedgerBusy(
                 f"{self._count} requests are waiting to be written, as many as may; nothing was charged. Try again"
             )
         if own is None:
             own = self._clients[client] = deque()
         own.append(ticket)
-        self._count += 1
+        self._count += size
 
     def _take_group(self) -> None:
         """Take turns: one request of each client, then again, so that nobody waits for a busy one's whole queue."""
         clients = self._clients
-        while clients and len(self._writing) < self._group:
+        room = self._group - sum(len(ticket.requests) for ticket in self._writing)
+        while clients and room > 0:
             client, own = next(iter(clients.items()))
             if own:
-                self._writing.append(
-                    own[0]
-                )  # in the group before it is out of the queue: an interrupt may not lose it
+                size = len(own[0].requests)
+                self._writing.append(own[0])  # before it is out of the queue: an interrupt may not lose it
                 own.popleft()
-                self._count -= 1
+                self._count -= size
+                room -= size
             del clients[client]
             if own:
                 clients[client] = own  # at the end of the order
@@ -162,13 +169,17 @@ class Writer:
         outcomes: Sequence[Outcome]
         begun = time.perf_counter()
         try:
-            outcomes = carry_out(self._store, [ticket.request for ticket in group])
+            outcomes = carry_out(self._store, [request for ticket in group for request in ticket.requests])
         except OdographError as error:
-            outcomes = [copy(error) for _ in group]  # raised in as many threads, each with its own traceback
-        for ticket, outcome in zip(group, outcomes, strict=True):
-            ticket.outcome = outcome
+            # Raised in as many threads, each with its own traceback.
+            outcomes = [copy(error) for ticket in group for _ in ticket.requests]
+        first = 0
+        for ticket in group:
+            after = first + len(ticket.requests)
+            ticket.outcomes = outcomes[first:after]
+            first = after
         if self._watch is not None:
-            self._watch(time.perf_counter() - begun, len(group))
+            self._watch(time.perf_counter() - begun, len(outcomes))
 
     def _leave(self, mine: _Ticket) -> None:
         """Take back a request that nobody has begun; a leader answers its group and lets the next one lead."""
@@ -176,12 +187,12 @@ class Writer:
             if self._leader is not mine:
                 self._take_back(mine)
                 return
-            if mine.done is None and mine.outcome is not None and not self._clients and len(self._writing) == 1:
+            if mine.done is None and mine.outcomes and not self._clients and len(self._writing) == 1:
                 self._leader, self._writing = None, []  # a lone caller, and nobody has come meanwhile
                 return
             group, self._writing = self._writing, []
             for ticket in group:
-                ticket.outcome = ticket.outcome or _interrupted()
+                ticket.outcomes = ticket.outcomes or [_interrupted() for _ in ticket.requests]
             self._take_back(mine)
             following = next((own[0] for own in self._clients.values() if own), None)
             self._leader = following
@@ -189,16 +200,16 @@ class Writer:
             following.awake.release()
         for ticket in group:
             if ticket.done is not None:
-                ticket.done(ticket.outcome or _interrupted())
+                ticket.done(ticket.outcomes)
             elif ticket is not mine:
                 ticket.awake.release()
 
     def _take_back(self, mine: _Ticket) -> None:
-        client = mine.request.author.principal
+        client = mine.requests[0].author.principal
         own = self._clients.get(client)
         if own is not None and mine in own:
             own.remove(mine)
-            self._count -= 1
+            self._count -= len(mine.requests)
             if not own:
                 del self._clients[client]
 
@@ -236,6 +247,6 @@ def carry_out(store: Store, requests: Sequence[Request]) -> list[Outcome]:
                 outcomes.append(error)
         return changes
 
-    wants = requests[0].wants if len(requests) == 1 else reduce(or_, [request.wants for request in requests])
+    wants = requests[0].wants if len(requests) == 1 else together([request.wants for request in requests])
     store.write(wants, work)
     return outcomes

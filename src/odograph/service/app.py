@@ -25,19 +25,22 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._table: _Table | None = None
         self._router = Router()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or start and end with the server."""
-        if scope["type"] == "lifespan":
+        if scope["type"] == "http":
+            resource = None if self._table is None else self._table.find(scope)
+            await (resource or self._router)(scope, receive, send)
+        elif scope["type"] == "lifespan":
             await self._live(receive, send)
-        else:
-            await self._router(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
             office = Office(self._settings)
+            self._table = _Table(office)
             self._router = Router(_routes(office), redirect_slashes=False, default=_Nowhere())
         except Exception as error:  # noqa: BLE001  the server says that it could not start
             logs.failure(error)
@@ -71,12 +74,47 @@ class _Resource:
         await _refuse(scope, send, 405, f"this path takes {allow}", ((b"allow", allow.encode()),))
 
 
+class _Table:
+    """The paths of the API by their parts: found in a look, however many there are."""
+
+    def __init__(self, office: Office) -> None:
+        paths: dict[str, dict[str, Endpoint]] = {}
+        for route in ROUTES:
+            paths.setdefault(route.path, {})[route.method] = Endpoint(office, route)
+        self._by_shape: dict[tuple[object, ...], list[tuple[list[str], _Resource]]] = {}
+        for path, methods in paths.items():
+            parts = path.split("/")
+            shape = self._by_shape.setdefault(_shape(parts), [])
+            shape.append((parts, _Resource(methods)))
+
+    def find(self, scope: Scope) -> _Resource | None:
+        """Return what is at a path, and put its parameters into the scope."""
+        given = scope["path"].split("/")
+        for parts, resource in self._by_shape.get(_shape(given), ()):
+            named: dict[str, str] = {}
+            for part, value in zip(parts, given, strict=True):
+                if part[:1] == "{" and value:
+                    named[part[1:-1]] = value
+                elif part != value:
+                    break
+            else:
+                scope["path_params"] = named
+                return resource
+        return None
+
+
+def _shape(parts: list[str]) -> tuple[object, ...]:
+    """Return what tells most templates apart: how many parts, and the first ones, which are no parameters."""
+    return len(parts), *parts[1:3]
+
+
 class _Nowhere:
     """What answers where nothing is."""
 
-    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close"})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        if not scope["path"].startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
+            await pages.missing(request)(scope, receive, send)
             return
         await _refuse(scope, send, 404, "there is nothing at this path; /docs says what there is")
 
@@ -88,9 +126,6 @@ async def _refuse(scope: Scope, send: Send, status: int, detail: str, headers: H
 
 
 def _routes(office: Office) -> list[BaseRoute]:
-    paths: dict[str, dict[str, Endpoint]] = {}
-    for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method] = Endpoint(office, route)
     described = msgspec.json.encode(openapi.describe(ROUTES))
 
     async def health(_: Request) -> Response:
@@ -104,7 +139,6 @@ def _routes(office: Office) -> list[BaseRoute]:
         return _json(described)
 
     return [
-        *(Path(path, _Resource(methods)) for path, methods in paths.items()),
         Path("/healthz", health),
         Path("/readyz", ready),
         Path("/v1/openapi.json", description),

@@ -19,10 +19,11 @@ from odograph.core.guarantees import (
 )
 from odograph.errors import BudgetExceeded, OdographError, ReservationNotFound
 from odograph.ledger.account import microseconds
-from odograph.ledger.local import settled
+from odograph.ledger.local import LocalBooks, Settled, settled
 from odograph.ledger.receipts import Receipt
-from odograph.ledger.requests import Charge, Made, Outcome
+from odograph.ledger.requests import Charge, Made
 from odograph.service import forms
+from odograph.service.access import Caller
 from odograph.service.answers import BatchResult, BatchResults, ReceiptForm
 from odograph.service.door import Answer, Call
 from odograph.service.problems import TooFast, problem_of
@@ -95,10 +96,12 @@ async def batch(call: Call) -> BatchResults:
     wait = office.limit.take(caller.key, len(items) - 1)  # the first was taken at the door
     if wait:
         raise TooFast(wait)
+    books = office.books_of(caller)
     begun: list[Charge | OdographError] = []
     for item in items:
         try:
-            begun.append(await _request(call, _Asked("spend", _costs(item.costs), item.key, item.note)))
+            asked = _Asked("spend", _costs(item.costs), item.key, item.note)
+            begun.append(_at_once(books, caller, asked) or await _priced(call, books, asked))
         except OdographError as error:
             begun.append(error)
     requests = [request for request in begun if isinstance(request, Charge)]
@@ -108,7 +111,8 @@ async def batch(call: Call) -> BatchResults:
         try:
             if isinstance(one, OdographError):
                 raise one
-            form = await _receipt(call, one, next(outcomes))
+            done = settled(one, next(outcomes))
+            form = _quick_receipt(call, books, one, done) or await _receipt(call, books, one, done)
             results.append(BatchResult(_OK if form.repeated else _CREATED, receipt=form))
         except OdographError as error:
             problem = problem_of(error, caller)
@@ -134,28 +138,40 @@ async def void(call: Call) -> ReceiptForm:
 
 
 async def _charge(call: Call, verb: str, costs: dict[str, Guarantee], expires: int | None = None) -> Answer:
-    request = await _request(call, _Asked(verb, costs, call.key, call.form.note, expires))
-    form = await _receipt(call, request, await call.office.pen.write(request))
+    office, books = call.office, call.office.books_of(call.caller)
+    asked = _Asked(verb, costs, call.key, call.form.note, expires)
+    request = _at_once(books, call.caller, asked) or await _priced(call, books, asked)
+    done = settled(request, await office.pen.write(request))
+    form = _quick_receipt(call, books, request, done) or await _receipt(call, books, request, done)
     return Answer(_OK if form.repeated else _CREATED, form)
 
 
-async def _request(call: Call, asked: _Asked) -> Charge:
-    """Price a charge: at once if that is quick, else in a thread."""
-    require_seen(call.caller, asked.costs)
-    books = call.office.books_of(call.caller)
-    if books.at_hand(asked.costs) and all(isinstance(cost, _QUICK) for cost in asked.costs.values()):
-        return books.request(*asked)
+def _at_once(books: LocalBooks, caller: Caller, asked: _Asked) -> Charge | None:
+    """Price a charge, if that is quick and needs nothing from the store; else it is for a thread."""
+    require_seen(caller, asked.costs)
+    for cost in asked.costs.values():
+        if not isinstance(cost, _QUICK):
+            return None
+    return books.request(*asked) if books.at_hand(asked.costs) else None
+
+
+async def _priced(call: Call, books: LocalBooks, asked: _Asked) -> Charge:
     return await call.office.run(books.request, *asked)
 
 
-async def _receipt(call: Call, request: Charge, outcome: Outcome) -> ReceiptForm:
-    """Return the receipt of a charge, or raise what became of it; count it."""
-    office, caller, done = call.office, call.caller, settled(request, outcome)
-    books = office.books_of(caller)
-    quick = isinstance(done, Made) and not done.linked
+def _quick_receipt(call: Call, books: LocalBooks, request: Charge, done: Settled) -> ReceiptForm | None:
+    """Return the receipt of a charge that was made, if nothing needs to be looked up for it."""
+    if not isinstance(done, Made) or done.linked:
+        return None
+    call.office.metrics.spent(request.verb)
+    return receipt_form(books.receipt(done, request.asks), call.caller, request.asks)
+
+
+async def _receipt(call: Call, books: LocalBooks, request: Charge, done: Settled) -> ReceiptForm:
+    """Return the receipt of a charge after looking up its first time or its lifetime; or raise the refusal."""
+    office, caller = call.office, call.caller
     try:
-        # Anything else looks something up: the first receipt, linked accounts, what would fit instead.
-        receipt = books.charged(request, done) if quick else await office.run(books.charged, request, done)
+        receipt = await office.run(books.charged, request, done)
     except BudgetExceeded as refusal:
         office.metrics.refused()
         costs = {ask.asked[0]: ask.cost for ask in request.asks}

@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import count
 from tempfile import SpooledTemporaryFile
 from time import perf_counter
 from typing import IO, Any, Final, NamedTuple, TypeAlias
@@ -31,6 +32,9 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _IN_MEMORY: Final = 1 << 20  # of an upload, before it goes to a temporary file
 _CHUNK: Final = 1 << 16
 _SAFE: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+# A random number for every request would be a system call for every request, and another thread would have its turn.
+_PROCESS: Final = secrets.token_hex(6)
+_NUMBERS: Final = count(1)
 _BEARER: Final = "bearer "
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -237,8 +241,10 @@ async def reply(  # noqa: PLR0913, PLR0917  the parts of an answer
 
 def request_id_of(headers: dict[bytes, bytes]) -> str:
     """Return the caller's request id if it is a plain one, else a new one."""
-    given = headers.get(b"x-request-id", b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode()
+    return f"{_PROCESS}-{next(_NUMBERS):x}"
 
 
 def _headers_of(error: OdographError) -> Headers:

@@ -5,21 +5,23 @@ Tokens, cookies, notes, costs and the texts of exceptions have no way in: a line
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final
+from typing import BinaryIO, ClassVar, Final
 
 from msgspec import Struct
 from msgspec.json import Encoder
 
-__all__ = ["configure", "failure", "request_line"]
+__all__ = ["configure", "failure", "flush", "request_line"]
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _ENCODER: Final = Encoder()
 _SERVER: Final = "uvicorn"
+_SOON: Final = 0.05  # seconds
 
 
 class _Line(Struct, omit_defaults=True):
@@ -47,6 +49,7 @@ class _Output:
 
     file: BinaryIO | None = None
     level: int = logging.INFO
+    gathered: ClassVar[list[bytes]] = []
 
 
 class _Handler(logging.Handler):
@@ -96,7 +99,7 @@ def request_line(  # noqa: PLR0913  these and no others
         return
     took = round(milliseconds, 3)
     now = datetime.now(UTC)
-    _write(_Line(now, "info", "request", request_id, method, route, status, took, account, principal, key))
+    _gather(_Line(now, "info", "request", request_id, method, route, status, took, account, principal, key))
 
 
 def failure(error: BaseException, *, request_id: str = "") -> None:
@@ -116,10 +119,37 @@ def _where(trace: TracebackType | None) -> str:
     return found
 
 
-def _write(line: _Line) -> None:
-    file = _Output.file
-    if file is None:
+def flush() -> None:
+    """Write the lines that were gathered."""
+    lines = b"".join(_Output.gathered)
+    _Output.gathered.clear()
+    if lines and _Output.file is not None:
+        with suppress(OSError, ValueError):  # nobody reads the log any more, and that is no reason not to answer
+            _Output.file.write(lines)
+
+
+def _gather(line: _Line) -> None:
+    """Write a line soon, with others: a system call for every request would give other threads a turn each time."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        _write(line)
         return
+    if _Output.file is None:
+        return
+    if not _Output.gathered:
+        loop.call_later(_SOON, flush)
+    _Output.gathered.append(_text(line))
+
+
+def _write(line: _Line) -> None:
+    """Write a line at once, after those that were gathered."""
+    if _Output.file is not None:
+        _Output.gathered.append(_text(line))
+        flush()
+
+
+def _text(line: _Line) -> bytes:
     try:
         text = _ENCODER.encode(line)
     except UnicodeEncodeError:  # half a character, from somebody who tries things out
@@ -127,5 +157,4 @@ def _write(line: _Line) -> None:
             if isinstance(value := getattr(line, name), str):
                 setattr(line, name, value.encode(errors="replace").decode())
         text = _ENCODER.encode(line)
-    with suppress(OSError, ValueError):  # nobody reads the log any more, and that is no reason not to answer
-        file.write(text + b"\n")
+    return text + b"\n"

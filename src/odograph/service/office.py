@@ -14,6 +14,7 @@ from odograph.errors import LedgerBusy, NotAuthenticated
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.writer import Writer
+from odograph.service import logs
 from odograph.service.access import ApiKey, Caller, digest_of_token, looks_like_token, same
 from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.limits import RateLimit
@@ -129,3 +130,4 @@ class Office:
         await asyncio.to_thread(self._pool.shutdown, wait=True)
         self.keys.close()
         self._books.leave()
+        logs.flush()

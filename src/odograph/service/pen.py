@@ -6,12 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import Final, TypeAlias
 
 from odograph.errors import OdographError
 from odograph.ledger.requests import Outcome, Request
 from odograph.ledger.writer import Writer
 
 __all__ = ["Pen"]
+
+_TOGETHER: Final = 64  # of a batch in one transaction at least: more would let others wait for it
+
+Outcomes: TypeAlias = Sequence[Outcome]
 
 
 class Pen:
@@ -20,30 +25,31 @@ class Pen:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._loop = asyncio.get_running_loop()
-        self._finished: deque[tuple[asyncio.Future[Outcome], Outcome]] = deque()
+        self._finished: deque[tuple[asyncio.Future[Outcomes], Outcomes]] = deque()
         self._called = False
-
-    def post(self, request: Request) -> asyncio.Future[Outcome]:
-        """Begin to carry a request out; its outcome is durable. A full queue is an outcome too: `LedgerBusy`."""
-        future: asyncio.Future[Outcome] = self._loop.create_future()
-        try:
-            self._writer.post(request, partial(self._done, future))
-        except OdographError as error:
-            future.set_result(error)
-        return future
 
     async def write(self, request: Request) -> Outcome:
         """Carry a request out durably and return its outcome."""
-        return await self.post(request)
+        return (await self._post((request,)))[0]
 
     async def write_all(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Carry independent requests out durably, and return their outcomes in order."""
-        futures = [self.post(request) for request in requests]
-        return [await future for future in futures]
+        """Carry independent requests of one principal out durably, and return their outcomes in order."""
+        starts = range(0, len(requests), _TOGETHER)
+        futures = [self._post(requests[start : start + _TOGETHER]) for start in starts]
+        return [outcome for future in futures for outcome in await future]
 
-    def _done(self, future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    def _post(self, requests: Sequence[Request]) -> asyncio.Future[Outcomes]:
+        """Begin to carry requests out. A full queue is an outcome too: `LedgerBusy`."""
+        future: asyncio.Future[Outcomes] = self._loop.create_future()
+        try:
+            self._writer.post(requests, partial(self._done, future))
+        except OdographError as error:
+            future.set_result([error] * len(requests))
+        return future
+
+    def _done(self, future: asyncio.Future[Outcomes], outcomes: Outcomes) -> None:
         # On the writer's thread. The loop clears the mark before it empties the queue, so nothing is left behind.
-        self._finished.append((future, outcome))
+        self._finished.append((future, outcomes))
         if not self._called:
             self._called = True
             self._loop.call_soon_threadsafe(self._answer)
@@ -51,6 +57,6 @@ class Pen:
     def _answer(self) -> None:
         self._called = False
         while self._finished:
-            future, outcome = self._finished.popleft()
+            future, outcomes = self._finished.popleft()
             if not future.done():  # whoever asked may have gone away; what was written stays written
-                future.set_result(outcome)
+                future.set_result(outcomes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from msgspec import UNSET, Raw
@@ -93,7 +93,9 @@ def row_of(books: Books, caller: Caller, balance: Balance) -> AccountRow:
     """Return an account in brief."""
     head, compiled = balance.head, books.opened(balance.head.name).compiled
     policy = compiled.policy
-    linked = balance.linked and lifetime_form(books.lifetime(head.name), caller) is not None
+    linked = balance.linked
+    if linked and caller.accounts is not None:  # to one who sees all of them
+        linked = lifetime_form(books.lifetime(head.name), caller) is not None
     return AccountRow(
         name=head.name,
         parent=head.parent if caller.sees(head.parent) else "",
@@ -107,7 +109,7 @@ def row_of(books: Books, caller: Caller, balance: Balance) -> AccountRow:
         steps=balance.totals.steps,
         sequence=balance.sequence,
         seal=balance.seal,
-        time=moment(balance.time).isoformat(),
+        time=_iso(balance.time),
         totals=totals_to_text(balance.totals),
         closed=balance.closed,
         linked=linked,
@@ -207,14 +209,13 @@ def receipt_form(receipt: Receipt, caller: Caller, asks: Sequence[Ask] = ()) -> 
         for (account, sequence, _, seal), text in zip(receipt.lines, texts, strict=True)
     ]
     lifetimes = [form for one in receipt.lifetimes if (form := lifetime_form(one, caller)) is not None]
-    time, expires = receipt.time, receipt.expires
     return ReceiptForm(
         id=receipt.id,
         verb=receipt.verb,
         key=receipt.key,
-        time=time.isoformat(),
+        time=_iso(receipt.written),
         accounts=lines,
-        expires=_iso(expires),
+        expires=None if receipt.voidable_until is None else _iso(receipt.voidable_until),
         lifetimes=lifetimes,
         repeated=receipt.repeated,
     )
@@ -276,14 +277,14 @@ def _entry(past: Past, caller: Caller) -> EntryForm:
     # The key of a commit or void is its reservation's name, and that may be another account's.
     return EntryForm(
         sequence=entry.sequence,
-        time=entry.moment.isoformat(),
+        time=_iso(entry.time),
         verb=entry.verb,
         cost=cost,
         price=entry.price,
         principal=principal,
         key=entry.key if whole else "",
         note=note,
-        expires=None if entry.expires is None else _iso(moment(entry.expires)),
+        expires=None if entry.expires is None else _iso(entry.expires),
         seal=entry.seal,
         sealed={field: str(value) for field, value in entry._asdict().items()} if whole else None,
     )
@@ -296,5 +297,13 @@ def _names(entry: Entry) -> set[str]:
     return named | {name for leg in legs_from_text(entry.legs) for name, _ in leg.places}
 
 
-def _iso(time: datetime | None) -> str | None:
-    return None if time is None else time.isoformat()
+def _iso(time: int) -> str:
+    """Return a time of the store as a date in UTC."""
+    seconds, micros = divmod(time, 1_000_000)
+    return f"{_second(seconds)}.{micros:06}+00:00"
+
+
+@lru_cache(maxsize=64)
+def _second(seconds: int) -> str:
+    # Every receipt has a time, and most of them are of the same second.
+    return f"{moment(1_000_000 * seconds):%Y-%m-%dT%H:%M:%S}"
