@@ -48,6 +48,19 @@ else
 endif
 	@touch $@
 
+# Browser tests drive Debian's Chromium, and the service's benchmark asks with wrk. Where they cannot be installed, the
+# tests are skipped, and say so.
+$(VENV)/programs: $(VENV)/stamp
+	@for program in chromium wrk; do \
+	  command -v $$program >/dev/null && continue; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends $$program >/dev/null; \
+	  else \
+	    echo "there is no $$program here: install it to run what needs it"; \
+	  fi; \
+	done
+	@touch $@
+
 # Tumult pins NumPy 1 and pandas 1, so its tests have an environment of their own.
 TUMULT := $(VENV)-tumult
 $(TUMULT)/stamp: pyproject.toml
@@ -59,10 +72,10 @@ $(TUMULT)/stamp: pyproject.toml
 demo: $(VENV)/stamp
 	@$(BIN)/odograph demo
 
-test: $(VENV)/training
+test: $(VENV)/training $(VENV)/programs
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-test-all: $(VENV)/training $(TUMULT)/stamp
+test-all: $(VENV)/training $(VENV)/programs $(TUMULT)/stamp
 	@ODOGRAPH_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	@$(TUMULT)/bin/python -m pytest tests/integrations/test_tumult.py
 
@@ -79,10 +92,11 @@ format: $(VENV)/stamp
 figures: $(VENV)/stamp
 	@$(BIN)/odograph figures --out figures
 
-bench: $(VENV)/training
+bench: $(VENV)/training $(VENV)/programs
 	@$(BIN)/python benchmarks/decide.py
 	@$(BIN)/python benchmarks/accountant.py
 	@$(BIN)/python benchmarks/ledger.py
+	@$(BIN)/python benchmarks/service.py
 
 table: $(VENV)/stamp
 	@$(BIN)/python tools/build_table.py

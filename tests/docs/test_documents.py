@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from service_server import ServiceThread
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
@@ -30,9 +31,13 @@ def printed(code: str, names: dict[str, object] | None = None) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_examples_print_what_the_document_says(
-    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)  # an example may write a file
+    if document.name == "service.md":
+        service: ServiceThread = request.getfixturevalue("service")
+        monkeypatch.setenv("ODOGRAPH_URL", service.url)
+        monkeypatch.setenv("ODOGRAPH_TOKEN", service.token("owner"))
     names: dict[str, object] = {}  # an example goes on where the one before it stopped
     for code, expected in _CODE.findall(document.read_text()):
         assert printed(code, names) == expected

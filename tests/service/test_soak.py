@@ -52,7 +52,7 @@ class Analyst:
         self.failure: BaseException | None = None
         self._asked = 0
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._work)
+        self._thread = threading.Thread(target=self._work, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -60,7 +60,7 @@ class Analyst:
     def stop(self) -> None:
         """Let it finish what it has begun."""
         self._done.set()
-        self._thread.join(PATIENCE)
+        self._thread.join(2 * PATIENCE)
         assert not self._thread.is_alive()
         self.ledger.close()
         if self.failure is not None:
@@ -99,10 +99,13 @@ class Analyst:
 
 def insist(ask: Callable[[], T]) -> T:
     """Ask until there is an answer."""
+    end = time.monotonic() + PATIENCE
     while True:
         try:
             return ask()
         except (LedgerBusy, ServiceUnavailable):
+            if time.monotonic() > end:
+                raise
             time.sleep(0.01)
 
 

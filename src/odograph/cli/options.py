@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
 import typer
@@ -51,9 +53,18 @@ class At:
         str,
         typer.Option(
             envvar="ODOGRAPH_URL",
-            help="Where the ledger is: sqlite:///FILE, sqlite:////FOLDER/FILE or postgresql://USER@HOST/DATABASE.",
+            help="Where the ledger is: sqlite:///FILE, sqlite:////FOLDER/FILE, postgresql://USER@HOST/DATABASE, or"
+            " a service at https://HOST.",
         ),
     ] = DEFAULT_URL
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="ODOGRAPH_TOKEN_FILE",
+            metavar="FILE",
+            help="A file with the API key of a service; or put the key into ODOGRAPH_TOKEN.",
+        ),
+    ] = None
     principal: Annotated[
         str | None,
         typer.Option(envvar="ODOGRAPH_PRINCIPAL", help="Who asks; the user of the operating system if left out."),
@@ -64,7 +75,10 @@ class At:
         """Return the ledger; only opening an account, import and restore make one."""
         if self.url.startswith("memory:"):
             raise LedgerError(f"a ledger in memory would end with this command; use one such as {DEFAULT_URL}")
-        return connect(self.url, principal=self.principal)
+        if not self.url.startswith(("http://", "https://")):
+            return connect(self.url, principal=self.principal)
+        token = os.environ.get("ODOGRAPH_TOKEN") if self.token_file is None else self.token_file.read_text().strip()
+        return connect(self.url, token=token, principal=self.principal)
 
 
 def say(form: Mapping[str, Any], text: RenderableType, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ class Pen:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._loop = asyncio.get_running_loop()
+        self._gathered: list[tuple[asyncio.Future[Outcomes], Sequence[Request]]] = []
         self._finished: deque[tuple[asyncio.Future[Outcomes], Outcomes]] = deque()
         self._called = False
 
@@ -39,13 +40,21 @@ class Pen:
         return [outcome for future in futures for outcome in await future]
 
     def _post(self, requests: Sequence[Request]) -> asyncio.Future[Outcomes]:
-        """Begin to carry requests out. A full queue is an outcome too: `LedgerBusy`."""
+        """Gather requests until the loop has read all that is there: they are written together then."""
         future: asyncio.Future[Outcomes] = self._loop.create_future()
-        try:
-            self._writer.post(requests, partial(self._done, future))
-        except OdographError as error:
-            future.set_result([error] * len(requests))
+        if not self._gathered:
+            self._loop.call_soon(self._hand_over)
+        self._gathered.append((future, requests))
         return future
+
+    def _hand_over(self) -> None:
+        """Post what was gathered. A full queue is an outcome too: `LedgerBusy`."""
+        gathered, self._gathered = self._gathered, []
+        for future, requests in gathered:
+            try:
+                self._writer.post(requests, partial(self._done, future))
+            except OdographError as error:
+                future.set_result([error] * len(requests))
 
     def _done(self, future: asyncio.Future[Outcomes], outcomes: Outcomes) -> None:
         # On the writer's thread. The loop clears the mark before it empties the queue, so nothing is left behind.

@@ -1,4 +1,4 @@
-"""The dashboard's pages: sign-in, overview, account with its planner, audit, opening an account.
+"""The dashboard's pages: sign-in, overview, account with its planner, audit, opening an account, API.
 
 Pages are asked for by GET and change nothing. What changes something is a form, and it is checked who sent it. No
 page can spend: a cookie opens accounts at most, and only an owner's.
@@ -29,6 +29,7 @@ from odograph.service.dashboard.charts import chart, picture
 from odograph.service.dashboard.markup import HEADERS, Answer, answered, fragment, problem_page, wants_json
 from odograph.service.dashboard.opening import choices, open_page, policy_of
 from odograph.service.dashboard.planner import PlanForm, plan
+from odograph.service.dashboard.reference import reference_page
 from odograph.service.dashboard.visits import (
     Visit,
     check_origin,
@@ -69,6 +70,7 @@ def routes(office: Office) -> list[Route]:
         page("/audit", partial(_audit, asyncio.Lock()), "GET", "POST"),
         page("/open", _open, "GET", "POST"),
         page("/pulse", _pulse),
+        served("/docs", _docs),
         served("/sign-in", sign_in, "GET", "POST"),
         served("/sign-out", sign_out, "POST"),
         Route("/static/{version}/{name}", static),
@@ -218,3 +220,9 @@ async def _open(office: Office, request: Request, visit: Visit, form: Form) -> R
 async def _pulse(office: Office, _request: Request, visit: Visit, _form: Form) -> Response:
     beat = await office.run(contents.pulse, office.ledger_of(visit.caller), visit.caller)
     return PlainTextResponse(beat, headers=HEADERS)
+
+
+async def _docs(office: Office, request: Request) -> Response:
+    """Show the API's reference to everybody: it holds no data."""
+    await visit_of(office, request)  # for the page's frame
+    return answered(request, reference_page())

@@ -1,0 +1,115 @@
+"""A service with accounts in it, ways to ask it for things, and what all its refusals have in common."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+from service_server import ServiceThread
+
+from odograph.errors import ERROR_TABLE
+from odograph.service.door import Route
+
+POLICY: Final = {"epsilon": "1", "delta": "1e-6", "rule": "basic"}
+CODES: Final = {error.__name__ for error in ERROR_TABLE}
+JSON: Final = {"Content-Type": "application/json"}
+# What Python says of its own errors, and where files are.
+_TELLTALE: Final = re.compile(
+    r"Traceback|Error\(|\bobject (?:has no|is not)|unhashable|NoneType|__\w+__|positional argument|keyword argument"
+    r"|set_int_max_str_digits|not subscriptable|could not convert|\.py\b|/tmp/|/work/|site-packages|sqlite"  # noqa: S108  what is looked for
+)
+
+
+def reach(service: ServiceThread, token: str | None) -> httpx.Client:
+    """Return a client that sends this token, or none."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return httpx.Client(base_url=service.url, headers=headers, timeout=60)
+
+
+def owner_of(service: ServiceThread) -> httpx.Client:
+    """Return a client with a new owner's key."""
+    return reach(service, service.token("olga"))
+
+
+def pure(epsilon: str) -> dict[str, Any]:
+    """Return a cost as it is sent."""
+    return {"kind": "pure", "epsilon": epsilon}
+
+
+def open_account(owner: httpx.Client, name: str, policy: Mapping[str, object] = POLICY, **relatives: str) -> None:
+    """Open an account."""
+    answer = post(owner, "/v1/accounts", {"name": name, "policy": policy, **relatives}, key=f"open {name}")
+    assert answer.status_code == 201, answer.text
+
+
+def post(client: httpx.Client, path: str, form: object, *, key: str = "") -> httpx.Response:
+    """Send a form, under an idempotency key if there is one."""
+    return client.post(path, json=form, headers={"Idempotency-Key": key.replace(" ", "%20")} if key else {})
+
+
+def path_of(route: Route, **names: str) -> str:
+    """Return a path of the route; what is not named is named so that it can be, and is not there."""
+    names = {
+        "name": "nothing",
+        "reservation": "nothing%230",
+        "entry": "nothing%230",
+        "principal": "nobody",
+        "key": "0" * 12,
+    } | names
+    return route.path.format(**names)
+
+
+def state(owner: httpx.Client) -> object:
+    """Return where every account stands, and which keys there are: what must not change."""
+    return owner.get("/v1/checkpoint").json(), owner.get("/v1/keys").json()
+
+
+def check_problem(answer: httpx.Response, *statuses: int) -> None:
+    """Assert that a refusal is told as all of them are, and tells nothing about the machine."""
+    told = f"{answer.request.method} {str(answer.request.url)[:200]} -> {answer.status_code} {answer.text[:500]}"
+    assert 400 <= answer.status_code < 500, told
+    assert not statuses or answer.status_code in statuses, told
+    assert answer.headers["content-type"] == "application/problem+json", told
+    form = answer.json()
+    assert form["status"] == answer.status_code, told
+    assert form["code"] in CODES, told
+    assert form["request_id"] == answer.headers["x-request-id"], told
+    assert form["title"], told
+    assert form["detail"], told
+    assert not _TELLTALE.search(answer.text), told
+
+
+def same_words(answer: httpx.Response) -> tuple[object, ...]:
+    """Return everything about an answer but its request id and date: what must not differ."""
+    form = answer.json()
+    form.pop("request_id", None)
+    headers = {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in ("x-request-id", "date", "content-length")
+    }
+    return answer.status_code, form, headers
+
+
+def raw(service: ServiceThread, data: bytes, *, end: bool = False, patience: float = 10.0) -> bytes:
+    """Send bytes as they are, perhaps say that there are no more, and return what came back until it was quiet.
+
+    An answer that says nothing of the connection leaves it open; then half a second without a byte is the end.
+    """
+    where = urlsplit(service.url)
+    found = b""
+    with socket.create_connection((where.hostname, where.port), timeout=patience) as line:
+        try:
+            line.sendall(data)
+            if end:
+                line.shutdown(socket.SHUT_WR)
+            while part := line.recv(1 << 16):
+                found += part
+                line.settimeout(0.5)
+        except (ConnectionError, TimeoutError):
+            pass
+    return found
