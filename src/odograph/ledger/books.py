@@ -57,7 +57,7 @@ class Opened:
         for one in self.path:
             asked = price(one.compiled, cost)
             stops.append(Stop(one.head.name, one.compiled, asked, price_to_text(asked), one.origin))
-        made = Ask((self.head.name, text_of(cost.to_dict())), cost, tuple(stops))
+        made = Ask((self.head.name, text_of(cost.to_dict())), cost, tuple(stops), frozenset(self.names))
         if len(self._asks) >= _REMEMBERED:
             self._asks.clear()
         self._asks[id(cost)] = made  # holding the object keeps its identity from being used again

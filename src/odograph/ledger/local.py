@@ -193,6 +193,9 @@ class LocalBooks:
     def asks(self, costs: Mapping[str, Guarantee]) -> tuple[Ask, ...]:
         """Price what is asked of each account."""
         check_costs(costs)
+        if len(costs) == 1:
+            ((name, cost),) = costs.items()
+            return (self.opened(name).ask(cost),)
         for name in costs:
             if name not in self._known:
                 check_name(name, "account")

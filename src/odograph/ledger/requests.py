@@ -121,6 +121,7 @@ class Ask(NamedTuple):
     asked: tuple[str, str]  # the account, and the guarantee as it is written
     cost: Guarantee
     stops: tuple[Stop, ...]
+    names: frozenset[str]  # of the stops
 
 
 class Charge(NamedTuple):
@@ -141,8 +142,9 @@ class Charge(NamedTuple):
     @property
     def wants(self) -> Wants:
         """Every account on the way, and the key."""
-        names = [stop.name for ask in self.asks for stop in ask.stops]
-        return Wants(frozenset(names), frozenset([(self.author.principal, self.author.key)]))
+        asks, author = self.asks, self.author
+        names = asks[0].names if len(asks) == 1 else frozenset[str]().union(*[ask.names for ask in asks])
+        return Wants(names, frozenset([(author.principal, author.key)]))
 
     def step(self, state: State, changes: Changes) -> Outcome:
         """Charge, or record the refusal; a refusal leaves the key free."""

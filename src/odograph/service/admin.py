@@ -61,7 +61,6 @@ async def revoke_key(call: Call) -> KeyForm:
 async def metrics(call: Call) -> File:
     """Send what the service counts, for Prometheus."""
     office = call.office
-    office.metrics.queued(office.writer.waiting)
     return File(CONTENT_TYPE.encode(), BytesIO(await office.run(office.metrics.render, office.ledger)))
 
 

@@ -17,7 +17,7 @@ from odograph.service.office import Office
 from odograph.service.problems import PROBLEM, HttpProblem, problem_of
 from odograph.service.settings import Settings
 
-__all__ = ["App", "from_environment"]
+__all__ = ["App"]
 
 
 class App:
@@ -50,13 +50,6 @@ class App:
         await receive()
         await office.close()
         await send({"type": "lifespan.shutdown.complete"})
-
-
-def from_environment() -> App:
-    """Return the application with the settings that `odograph serve` left for its workers."""
-    settings = Settings.from_environment()
-    logs.configure(settings.log_level)
-    return App(settings)
 
 
 class _Resource:

@@ -27,7 +27,7 @@ from odograph.service.access import Caller
 from odograph.service.answers import BatchResult, BatchResults, ReceiptForm
 from odograph.service.door import Answer, Call
 from odograph.service.problems import TooFast, problem_of
-from odograph.service.views import masked, receipt_form, require_seen
+from odograph.service.views import made_form, masked, receipt_form, require_seen
 
 __all__ = ["batch", "commit", "guarantee_of", "reservation", "reserve", "reserve_all", "spend", "spend_all", "void"]
 
@@ -112,12 +112,13 @@ async def batch(call: Call) -> BatchResults:
             if isinstance(one, OdographError):
                 raise one
             done = settled(one, next(outcomes))
-            form = _quick_receipt(call, books, one, done) or await _receipt(call, books, one, done)
+            form = _quick_receipt(done) or await _receipt(call, books, one, done)
             results.append(BatchResult(_OK if form.repeated else _CREATED, receipt=form))
         except OdographError as error:
             problem = problem_of(error, caller)
             problem.detail = office.discreet(problem.detail)
             results.append(BatchResult(problem.status, problem=problem))
+    office.metrics.spent("spend", sum(result.status == _CREATED for result in results))
     return BatchResults(results)
 
 
@@ -142,8 +143,11 @@ async def _charge(call: Call, verb: str, costs: dict[str, Guarantee], expires: i
     asked = _Asked(verb, costs, call.key, call.form.note, expires)
     request = _at_once(books, call.caller, asked) or await _priced(call, books, asked)
     done = settled(request, await office.pen.write(request))
-    form = _quick_receipt(call, books, request, done) or await _receipt(call, books, request, done)
-    return Answer(_OK if form.repeated else _CREATED, form)
+    form = _quick_receipt(done) or await _receipt(call, books, request, done)
+    if form.repeated:
+        return Answer(_OK, form)
+    office.metrics.spent(verb)
+    return Answer(_CREATED, form)
 
 
 def _at_once(books: LocalBooks, caller: Caller, asked: _Asked) -> Charge | None:
@@ -159,12 +163,11 @@ async def _priced(call: Call, books: LocalBooks, asked: _Asked) -> Charge:
     return await call.office.run(books.request, *asked)
 
 
-def _quick_receipt(call: Call, books: LocalBooks, request: Charge, done: Settled) -> ReceiptForm | None:
+def _quick_receipt(done: Settled) -> ReceiptForm | None:
     """Return the receipt of a charge that was made, if nothing needs to be looked up for it."""
     if not isinstance(done, Made) or done.linked:
         return None
-    call.office.metrics.spent(request.verb)
-    return receipt_form(books.receipt(done, request.asks), call.caller, request.asks)
+    return made_form(done.own)
 
 
 async def _receipt(call: Call, books: LocalBooks, request: Charge, done: Settled) -> ReceiptForm:
@@ -176,9 +179,7 @@ async def _receipt(call: Call, books: LocalBooks, request: Charge, done: Settled
         office.metrics.refused()
         costs = {ask.asked[0]: ask.cost for ask in request.asks}
         raise BudgetExceeded(await office.run(masked, books, caller, costs, refusal.decision)) from None
-    if not receipt.repeated:
-        office.metrics.spent(request.verb)
-    return receipt_form(receipt, caller, request.asks)
+    return receipt_form(receipt, caller)
 
 
 async def _reserved(call: Call) -> Receipt:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 from odograph.core.decide import Price, decide
@@ -17,7 +18,7 @@ from odograph.errors import AccountNotFound
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.store import Balance
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Metrics", "forget_the_dead"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,12 +47,12 @@ class Metrics:
         self._by_verb: dict[str, Counter] = {}
         self._by_answer: dict[tuple[str, int], Counter] = {}
 
-    def spent(self, verb: str) -> None:
-        """Count a charge that was made."""
+    def spent(self, verb: str, count: int = 1) -> None:
+        """Count charges that were made."""
         counter = self._by_verb.get(verb)
         if counter is None:
             counter = self._by_verb[verb] = self._spends.labels(verb)
-        counter.inc()
+        counter.inc(count)
 
     def refused(self) -> None:
         """Count a charge that did not fit."""
@@ -82,6 +83,15 @@ class Metrics:
             MultiProcessCollector(counts)  # type: ignore[no-untyped-call]
         budgets.register(_Budgets(ledger))
         return generate_latest(counts) + generate_latest(budgets)
+
+
+def forget_the_dead() -> None:
+    """Take workers that ended without a word out of what is summed over those that live."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    for file in Path(folder).glob("gauge_live*_*.db") if folder else ():
+        pid = file.stem.rpartition("_")[2]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            mark_process_dead(int(pid))  # type: ignore[no-untyped-call]
 
 
 class _Budgets(Collector):

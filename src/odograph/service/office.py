@@ -50,7 +50,7 @@ class Office:
         self.settings = settings
         self.metrics = Metrics()
         store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
-        self.writer = Writer(store, watch=self.metrics.committed)
+        self.writer = Writer(store, watch=self._watch)
         self._books = LocalBooks(store, _SERVICE, self.writer)
         self._books_of: dict[str, LocalBooks] = {}
         self.keys: KeyStore = connect_keys(
@@ -63,6 +63,10 @@ class Office:
         self._busy = 0
         self.auditing = asyncio.Lock()  # one replay at a time is enough
         self._known: dict[str, _Known] = {}
+
+    def _watch(self, seconds: float, requests: int) -> None:
+        self.metrics.committed(seconds, requests)
+        self.metrics.queued(self.writer.waiting)
 
     @property
     def ledger(self) -> Ledger:

@@ -27,7 +27,6 @@ from odograph.ledger.entries import price_to_text as price_text
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.lifetimes import Lifetime
 from odograph.ledger.receipts import Past, Receipt
-from odograph.ledger.requests import Ask
 from odograph.ledger.store import Balance
 from odograph.service.access import Caller
 from odograph.service.answers import (
@@ -51,6 +50,7 @@ __all__ = [
     "decision_form",
     "entries_form",
     "lifetime_form",
+    "made_form",
     "masked",
     "pending_of",
     "readings_form",
@@ -198,15 +198,20 @@ def decision_form(decision: Decision) -> DecisionForm:
     )
 
 
-def receipt_form(receipt: Receipt, caller: Caller, asks: Sequence[Ask] = ()) -> ReceiptForm:
-    """Return a receipt in plain types, with the lifetimes that the caller may see whole.
+def made_form(own: Sequence[Entry]) -> ReceiptForm:
+    """Return the receipt of a charge from the entries just written: the costs are in them as they are sent."""
+    first = own[0]
+    lines = [LineForm(one.account, one.sequence, Raw(one.cost.encode()), one.seal) for one in own]
+    expires = None if not first.detail or first.expires is None else _iso(first.expires)
+    place = f"{first.account}#{first.sequence}"
+    return ReceiptForm(place, first.verb, first.key, _iso(first.time), lines, expires, [], repeated=False)
 
-    `asks` are what was asked for, if that is known: the costs need not be written again then.
-    """
-    texts = [ask.asked[1] for ask in asks] or [text_of(line.cost.to_dict()) for line in receipt.lines]
+
+def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
+    """Return a receipt in plain types, with the lifetimes that the caller may see whole."""
     lines = [
-        LineForm(account, sequence, Raw(text.encode()), seal)
-        for (account, sequence, _, seal), text in zip(receipt.lines, texts, strict=True)
+        LineForm(account, sequence, Raw(text_of(cost.to_dict()).encode()), seal)
+        for account, sequence, cost, seal in receipt.lines
     ]
     lifetimes = [form for one in receipt.lifetimes if (form := lifetime_form(one, caller)) is not None]
     return ReceiptForm(

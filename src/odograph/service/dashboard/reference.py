@@ -99,7 +99,8 @@ def reference_page() -> Answer:
 def _made() -> tuple[dict[str, Any], dict[str, Any]]:
     """Make it once: it holds no data, and changes with the program only."""
     document = describe(ROUTES)
-    schemas = document["components"]["schemas"]
+    queries = {route.query.__name__ for route in ROUTES if route.query is not None}  # shown as parameters
+    schemas = {name: form for name, form in document["components"]["schemas"].items() if name not in queries}
     shapes = [Shape(name, form.get("description", ""), _fields(form)) for name, form in sorted(schemas.items())]
     context = {"about": document["info"], "groups": operations(ROUTES), "shapes": shapes}
     return document, context
