@@ -53,7 +53,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "opacus": "integrations/opacus.py",
     "opendp": ("cli/drill.py", "integrations/opendp.py"),
     "prometheus_client": "service/metrics.py",
-    "psycopg": ("connect.py", "ledger/postgres.py", "service/keys_postgres.py"),
+    "psycopg": ("connect.py", "ledger/postgres", "service/keys_postgres.py"),
     "rich": "cli/",
     "starlette": ("cli/serve.py", "service/"),
     "statsmodels": "cli/drill.py",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote
 
 from odograph.connect import store_at
+from odograph.ledger import sqlite
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
-from odograph.ledger.sqlite import SqliteStore
+from odograph.ledger.sqlite_files import open_file
 from odograph.ledger.store import Changes, State, Store, Wants, Work
 from odograph.ledger.turn import Turn
 
@@ -73,13 +74,11 @@ class ForgetsKeys(Over):
         self.store.write(wants, forgetful)
 
 
-class Unsynced(SqliteStore):
-    """Leaves it to the operating system when its file reaches the disk."""
-
-    def _open(self, *arguments: Any) -> Any:  # noqa: ANN401  a connection, opened as the store does it
-        connection = super()._open(*arguments)
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
+def open_unsynced(path: Path, timeout: float) -> sqlite3.Connection:
+    """Leave it to the operating system when a file reaches the disk."""
+    connection = open_file(path, timeout)
+    connection.execute("PRAGMA synchronous = OFF")
+    return connection
 
 
 def barge(turn: Turn) -> None:
@@ -102,10 +101,10 @@ def books_at(url: str, twin: str = "") -> LocalBooks:
     """Return what such a ledger stands on."""
     store = store_at(url, timeout=30.0)
     if twin == "unsynced":
-        return LocalBooks(Unsynced(Path(unquote(url.removeprefix("sqlite:///")))), PRINCIPAL)
+        sqlite.open_file = open_unsynced
     if twin == "unfair":
         Turn.__enter__ = barge  # type: ignore[method-assign]
-    if twin in ("", "unfair"):
+    if twin in ("", "unfair", "unsynced"):
         return LocalBooks(store, PRINCIPAL)
     broken: dict[str, Callable[[Store], Over]] = {
         "early": AnswersEarly,

@@ -500,8 +500,8 @@ from odograph.service.keys import connect_keys
 if sys.argv[2] == "OFF":
     os.fsync = lambda _: None
 if sys.argv[2]:
-    keys_sqlite.SqliteDatabase._open = lambda self, path, opened=keys_sqlite.SqliteDatabase._open: (
-        connection := opened(self, path), connection.execute(f"PRAGMA synchronous = {sys.argv[2]}"))[0]
+    keys_sqlite.open_file = lambda path, timeout, opened=keys_sqlite.open_file: (
+        connection := opened(path, timeout), connection.execute(f"PRAGMA synchronous = {sys.argv[2]}"))[0]
 store = connect_keys(sys.argv[1])
 os.write(1, store.first_owner().encode())
 store.keys()  # as long as somebody reads, closing the connection that writes syncs nothing

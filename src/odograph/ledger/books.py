@@ -27,6 +27,7 @@ from odograph.ledger.store import Balance, Head
 __all__ = ["Books", "Opened", "check_costs"]
 
 _REMEMBERED: Final = 1024  # priced requests per account
+_LONG: Final = 16384  # characters of a guarantee that is not remembered: a thousand of those would fill the memory
 
 
 class Opened:
@@ -57,7 +58,10 @@ class Opened:
         for one in self.path:
             asked = price(one.compiled, cost)
             stops.append(Stop(one.head.name, one.compiled, asked, price_to_text(asked), one.origin))
-        made = Ask((self.head.name, text_of(cost.to_dict())), cost, tuple(stops), frozenset(self.names))
+        text = text_of(cost.to_dict())
+        made = Ask((self.head.name, text), cost, tuple(stops), frozenset(self.names))
+        if len(text) > _LONG:
+            return made
         if len(self._asks) >= _REMEMBERED:
             self._asks.clear()
         self._asks[id(cost)] = made  # holding the object keeps its identity from being used again

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors as pg
 
 from odograph.errors import AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError, OdographError, ServiceUnavailable
 from odograph.ledger.entries import Entry
+from odograph.ledger.postgres_connections import Connection, connected, line_of, shown_url
 from odograph.ledger.sql import SCHEMA, migrations, queries
 from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
 
@@ -31,20 +31,13 @@ _RACES: Final = 20  # how often a transaction is tried again after another proce
 _IDLE: Final = "30s"  # a client that stops in the middle of a transaction must not hold the others up for ever
 
 _NO_TRANSACTION: Final = psycopg.pq.TransactionStatus.IDLE
-_Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class PostgresStore:
     """One database, one writing and one reading connection; both are made again when they are lost."""
 
     def __init__(self, url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> None:
-        try:
-            parts = urlsplit(url)
-        except ValueError as problem:
-            raise LedgerError(f"this is no address of a database: {problem}") from problem
-        shown = parts.netloc.rpartition("@")
-        user = shown[0].partition(":")[0]
-        self.url = urlunsplit(parts._replace(netloc=f"{user}@{shown[2]}" if user else shown[2], query=""))
+        self.url = shown_url(url)
         self._conninfo = url
         self._timeout = timeout
         self._accept_fsync_off = accept_fsync_off
@@ -153,8 +146,8 @@ class PostgresStore:
     def _renew(self) -> None:
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock()
-        self._writer: _Connection | None = None
-        self._reader: _Connection | None = None
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
         self._pid = os.getpid()  # last: another thread of a forked process may be waiting for it
 
     def _leave_fork(self) -> None:
@@ -167,35 +160,10 @@ class PostgresStore:
     def _lock_timeout(self) -> str:
         return f"{max(1, int(self._timeout * 1000))}ms"
 
-    def _connect(self) -> _Connection:
-        seconds = max(2, int(self._timeout))  # less is taken for none
-        try:
-            connection = psycopg.connect(
-                self._conninfo,
-                autocommit=True,
-                prepare_threshold=None,  # a prepared statement is state, and a pool may hand the next one to others
-                connect_timeout=seconds,
-                application_name="odograph",
-                tcp_user_timeout=1000 * seconds,
-            )
-        except psycopg.OperationalError as problem:
-            raise LedgerBusy(f"{self.url} cannot be reached ({_line(problem)}); nothing was charged") from problem
-        except psycopg.Error as problem:
-            raise LedgerError(f"{self.url} is not a database that can be used ({_line(problem)})") from problem
-        try:
-            unsafe = connection.execute(_SQL["fsync"]).fetchone() == ("off",)
-        except BaseException:
-            connection.close()
-            raise
-        if unsafe and not self._accept_fsync_off:
-            connection.close()
-            raise LedgerError(
-                f"{self.url} runs with fsync=off, so a crash of its machine loses what it acknowledged; refused."
-                " A test may connect with accept_fsync_off=True"
-            )
-        return connection
+    def _connect(self) -> Connection:
+        return connected(self._conninfo, timeout=self._timeout, accept_fsync_off=self._accept_fsync_off)
 
-    def _connected(self) -> _Connection:
+    def _connected(self) -> Connection:
         connection = self._connect()
         try:
             self._require_ledger(connection)
@@ -204,7 +172,7 @@ class PostgresStore:
             raise
         return connection
 
-    def _require_ledger(self, connection: _Connection) -> None:
+    def _require_ledger(self, connection: Connection) -> None:
         """See that the tables are there, and bring them to the current schema."""
         if connection.execute(_SQL["ledger_there"]).fetchone() != (True,):
             raise AccountNotFound(f"there is no ledger in {self.url}; opening an account makes one")
@@ -217,7 +185,7 @@ class PostgresStore:
                 " ledger was left as it is"
             )
 
-    def _migrate(self, connection: _Connection) -> None:
+    def _migrate(self, connection: Connection) -> None:
         """Apply the migrations that the database lacks, together or not at all."""
         with connection.transaction():
             connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE))
@@ -232,7 +200,7 @@ class PostgresStore:
                 connection.execute(_SQL["set_version"], (SCHEMA,))
 
     @contextmanager
-    def _fresh(self) -> Iterator[_Connection]:
+    def _fresh(self) -> Iterator[Connection]:
         """Use a connection once: for what is rare, or takes long."""
         with self._translated():
             connection = self._connect()
@@ -250,12 +218,12 @@ class PostgresStore:
                 # The server went away since the last time, and may be back.
                 return self._reading().execute(_SQL[query], arguments).fetchall()
 
-    def _reading(self) -> _Connection:
+    def _reading(self) -> Connection:
         if self._reader is None or self._reader.closed:
             self._reader = self._connected()
         return self._reader
 
-    def _writing(self) -> _Connection:
+    def _writing(self) -> Connection:
         if self._writer is None or self._writer.closed:
             self._writer = self._connected()
         return self._writer
@@ -315,15 +283,15 @@ class PostgresStore:
         except (pg.LockNotAvailable, pg.QueryCanceled) as problem:
             raise LedgerBusy("another process holds the account; nothing was charged. Try again") from problem
         except (pg.DiskFull, pg.ReadOnlySqlTransaction, pg.InsufficientPrivilege) as problem:
-            raise LedgerError(f"{self.url} cannot be written ({_line(problem)}); nothing was charged") from problem
+            raise LedgerError(f"{self.url} cannot be written ({line_of(problem)}); nothing was charged") from problem
         except pg.UniqueViolation as problem:
-            raise LedgerCorrupt(f"what was to be stored contradicts what is ({_line(problem)})") from problem
+            raise LedgerCorrupt(f"what was to be stored contradicts what is ({line_of(problem)})") from problem
         except (pg.DataCorrupted, pg.IndexCorrupted) as problem:
-            raise LedgerCorrupt(f"{self.url} is damaged ({_line(problem)}); nothing was charged") from problem
+            raise LedgerCorrupt(f"{self.url} is damaged ({line_of(problem)}); nothing was charged") from problem
         except psycopg.OperationalError as problem:
-            raise LedgerBusy(f"{self.url} was lost ({_line(problem)}); nothing was charged. Try again") from problem
+            raise LedgerBusy(f"{self.url} was lost ({line_of(problem)}); nothing was charged. Try again") from problem
         except psycopg.Error as problem:
-            raise LedgerError(f"{self.url} could not be used ({_line(problem)}); nothing was charged") from problem
+            raise LedgerError(f"{self.url} could not be used ({line_of(problem)}); nothing was charged") from problem
 
 
 _LEFT_ALONE: list[object] = []
@@ -332,7 +300,7 @@ _LEFT_ALONE: list[object] = []
 class PostgresSnapshot:
     """A whole ledger, inside one read transaction."""
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.balances = [Balance.read(row) for row in connection.execute(_SQL["accounts"])]
         self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone() or (0, 0)
@@ -353,7 +321,7 @@ class PostgresSnapshot:
         return dict(self._connection.execute(_SQL["principals"]).fetchall())
 
 
-def _locked(connection: _Connection, wants: Wants, lock_timeout: str) -> State:
+def _locked(connection: Connection, wants: Wants, lock_timeout: str) -> State:
     with connection.pipeline() as pipeline:
         execute = connection.execute
         execute(_SQL["begin"])
@@ -390,7 +358,3 @@ def _statements(changes: Changes) -> Iterator[tuple[bytes, tuple[str]]]:
 
 def _rows(rows: Iterable[Sequence[object]]) -> tuple[str]:
     return (json.dumps([*rows], separators=(",", ":")),)
-
-
-def _line(problem: psycopg.Error) -> str:
-    return " ".join(str(problem).split()) or type(problem).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sqlite3
 import threading
@@ -10,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
-from weakref import WeakSet
 
 from odograph.errors import AccountNotFound, LedgerCorrupt, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
 from odograph.ledger.sql import SCHEMA, migrations, statements
 from odograph.ledger.sqlite_errors import code_of, translated, translating
+from odograph.ledger.sqlite_files import NO_FILE, identity, keep_from_forks, make_file, open_file
 from odograph.ledger.sqlite_rows import SQL, many, read_state, store_changes
 from odograph.ledger.store import Balance, Changes, Note, Record, Wants, Work
 from odograph.ledger.turn import Turn
@@ -24,7 +23,6 @@ __all__ = ["SqliteSnapshot", "SqliteStore"]
 
 _APPLICATION: Final = 0x0D06_0001  # how the file says that it is a ledger
 _T = TypeVar("_T")
-_NO_FILE: Final = (0, 0)
 _CHUNK: Final = 4096  # rows at a time, in a walk over everything
 
 
@@ -41,8 +39,8 @@ class SqliteStore:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._turn: Turn | None = None
-        self._file = _NO_FILE
-        _STORES.add(self)
+        self._file = NO_FILE
+        keep_from_forks(self)
 
     def create(self) -> None:
         """Make the file, with the current schema, if there is none."""
@@ -178,30 +176,17 @@ class SqliteStore:
 
     def _make(self, fill: Callable[[sqlite3.Connection], None]) -> bool:
         """Make the file complete or not at all, and never in place of another; say whether it is this one."""
-        new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
-        for left in (self._path.with_name(f"{self._path.name}-{name}") for name in ("wal", "shm", "journal")):
-            if left.exists():
-                raise LedgerError(
-                    f"{left} is left over from a ledger that was moved or deleted, and may hold charges of it; a new"
-                    " ledger would take them over. Move it away together with its file"
-                )
+
+        def whole(path: Path) -> None:
+            self._migrate(path)
+            with translating(), closing(open_file(path, self._timeout)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                fill(connection)
+
         try:
-            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            try:
-                self._migrate(new)
-                with translating(), closing(self._open(new)) as connection:
-                    connection.execute("BEGIN IMMEDIATE")
-                    fill(connection)
-                os.link(new, self._path)
-                _sync_folder(self._path.parent)  # the name must be as durable as what is in the file
-            finally:
-                for name in (new.name, f"{new.name}-wal", f"{new.name}-shm"):
-                    new.with_name(name).unlink(missing_ok=True)
-        except FileExistsError:
-            return False
+            return make_file(self._path, whole)
         except OSError as problem:
             raise LedgerError(f"no ledger can be made at {self._path}: {problem.strerror}") from problem
-        return True
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Call the work in a write transaction, in turn with other processes; what it does not commit is undone."""
@@ -211,7 +196,7 @@ class SqliteStore:
                     self._writer, self._turn = self._connect(), Turn(self._path, self._timeout)
                 connection = self._writer
                 with self._turn:
-                    if _identity(self._name) != self._file:
+                    if identity(self._name) != self._file:
                         raise self._replaced()
                     try:
                         connection.execute("BEGIN IMMEDIATE")
@@ -231,7 +216,7 @@ class SqliteStore:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
             connection = self._reader
-            if _identity(self._name) != self._file:
+            if identity(self._name) != self._file:
                 raise self._replaced()
             try:
                 connection.execute("BEGIN")
@@ -250,30 +235,14 @@ class SqliteStore:
         """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
         if not self._there():
             raise AccountNotFound(f"there is no ledger at {self._path}; opening an account makes one")
-        connection = self._open()
+        connection = open_file(self._path, self._timeout)
         try:
             self._check(connection)
         except BaseException:
             connection.close()
             raise
-        if self._file == _NO_FILE:
-            self._file = _identity(self._name)  # for good: what is remembered of the accounts is about this file
-        return connection
-
-    def _open(self, path: Path | None = None) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"{(path or self._path).as_uri()}?mode=rw",
-            uri=True,
-            timeout=self._timeout,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            for pragma in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON", "secure_delete = ON"):
-                connection.execute(f"PRAGMA {pragma}")
-        except BaseException:
-            connection.close()
-            raise
+        if self._file == NO_FILE:
+            self._file = identity(self._name)  # for good: what is remembered of the accounts is about this file
         return connection
 
     def _check(self, connection: sqlite3.Connection) -> None:
@@ -295,7 +264,7 @@ class SqliteStore:
     def _migrate(self, path: Path | None = None) -> None:
         """Apply the migrations that the file lacks, together or not at all."""
         with translating():
-            connection = self._open(path)
+            connection = open_file(path or self._path, self._timeout)
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("BEGIN IMMEDIATE")
@@ -318,25 +287,6 @@ class SqliteStore:
             return erased
 
         return self._transact(transaction)
-
-
-_STORES: WeakSet[SqliteStore] = WeakSet()
-_FORKING: list[SqliteStore] = []
-
-
-def _before_fork() -> None:
-    _FORKING[:] = sorted(_STORES, key=id)
-    for store in _FORKING:
-        store.before_fork()
-
-
-def _after_fork() -> None:
-    while _FORKING:
-        _FORKING.pop().after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class SqliteSnapshot:
@@ -377,19 +327,3 @@ def _commit(connection: sqlite3.Connection) -> None:
         raise ServiceUnavailable(
             f"the disk failed in the middle of a commit ({problem}); ask again with the same key to know the outcome"
         ) from problem
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _identity(path: str) -> tuple[int, int]:
-    try:
-        found = os.stat(path)  # noqa: PTH116  at every transaction, and Path.stat takes twice as long
-    except FileNotFoundError:
-        return _NO_FILE
-    return found.st_dev, found.st_ino

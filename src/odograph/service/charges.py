@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -26,7 +27,7 @@ from odograph.service import forms
 from odograph.service.access import Caller
 from odograph.service.answers import BatchResult, BatchResults, ReceiptForm
 from odograph.service.door import Answer, Call
-from odograph.service.problems import TooFast, problem_of
+from odograph.service.problems import HttpProblem, TooFast, problem_of
 from odograph.service.views import made_form, masked, receipt_form, require_seen
 
 __all__ = ["batch", "commit", "guarantee_of", "reservation", "reserve", "reserve_all", "spend", "spend_all", "void"]
@@ -36,15 +37,12 @@ _OK: Final = 200
 _QUICK: Final = (PureDP, ApproxDP, ProbDP, ZCDP, GDP)  # to price; a curve or a thousand parts may take a while
 
 
-_MADE: Final[dict[type[forms.CostForm], Callable[..., Guarantee]]] = {
+_MADE: Final[dict[type, Callable[..., Guarantee]]] = {
     forms.Pure: PureDP,
     forms.Approx: ApproxDP,
     forms.Prob: ProbDP,
     forms.Zcdp: ZCDP,
     forms.Gdp: GDP,
-    forms.Rdp: RDP,
-    forms.Known: Mechanism,
-    forms.Disjoint: Parallel,
 }
 
 
@@ -58,15 +56,24 @@ class _Asked(NamedTuple):
     expires: int | None = None
 
 
-@lru_cache(maxsize=4096)
 def guarantee_of(form: forms.CostForm) -> Guarantee:
-    """Return the guarantee that a caller wrote; the same object for the same text, which was priced before."""
-    values = [getattr(form, field) for field in form.__struct_fields__ if field != "form"]
-    if isinstance(form, forms.Known):
-        values[-1] = None if form.curve is None else guarantee_of(form.curve)
+    """Return the guarantee that a caller wrote."""
     if isinstance(form, forms.Disjoint):
-        values = [tuple(guarantee_of(part) for part in form.parts)]
-    return _MADE[type(form)](*values)
+        return Parallel(tuple(guarantee_of(part) for part in form.parts))
+    if isinstance(form, forms.Known):
+        return Mechanism(form.name, form.steps, None if form.curve is None else _curve(form.curve))
+    return _curve(form) if isinstance(form, forms.Rdp) else _simple(form)
+
+
+# Only what is small is remembered: a thousand curves would fill the memory.
+@lru_cache(maxsize=4096)
+def _simple(form: forms.Pure | forms.Approx | forms.Prob | forms.Zcdp | forms.Gdp) -> Guarantee:
+    """Return the same object for the same numbers: it was priced before."""
+    return _MADE[type(form)](*[getattr(form, field) for field in form.__struct_fields__ if field != "form"])
+
+
+def _curve(form: forms.Rdp) -> RDP:
+    return RDP(form.orders, form.values, form.delta)
 
 
 async def spend(call: Call) -> Answer:
@@ -94,6 +101,8 @@ async def batch(call: Call) -> BatchResults:
     """Charge many independent spends, each under its own key; every one has an answer of its own, in order."""
     office, caller, items = call.office, call.caller, call.form.spends
     wait = office.limit.take(caller.key, len(items) - 1)  # the first was taken at the door
+    if wait == math.inf:
+        raise HttpProblem(422, f"{len(items)} spends are more than a key may make at once here; send smaller batches")
     if wait:
         raise TooFast(wait)
     books = office.books_of(caller)

@@ -177,13 +177,10 @@ class Endpoint:
 
     async def _body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
         self._check_length(headers)
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        while message.get("more_body"):
-            message = await receive()
-            body += message.get("body", b"")
-            if len(body) > self._largest:
-                break
+        body, more = await _part(receive)
+        while more and len(body) <= self._largest:
+            part, more = await _part(receive)
+            body += part
         if len(body) > self._largest:
             raise self._too_large()
         return body
@@ -193,11 +190,9 @@ class Endpoint:
         file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115  the handler reads it, and then it is gone
         more, size = True, 0
         while more:
-            message = await receive()
-            part: bytes = message.get("body", b"")
-            more, size = bool(message.get("more_body")), size + len(part)
+            part, more = await _part(receive)
+            size += len(part)
             if size > self._largest:
-                file.close()
                 raise self._too_large()
             await self._office.run(file.write, part)
         file.seek(0)
@@ -222,6 +217,14 @@ class Endpoint:
         finally:
             file.close()
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _part(receive: Receive) -> tuple[bytes, bool]:
+    """Return a part of a body, and whether more comes; a caller who went away in the middle has asked for nothing."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise HttpProblem(400, "the body was cut off; nothing was changed")
+    return message.get("body", b""), bool(message.get("more_body"))
 
 
 async def reply(  # noqa: PLR0913, PLR0917  the parts of an answer

@@ -12,13 +12,13 @@ import psycopg
 from psycopg import errors as pg
 
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, OdographError, ServiceUnavailable
+from odograph.ledger.postgres_connections import Connection, connected, line_of
 from odograph.service.sql import SCHEMA, Run, queries, schema
 
 __all__ = ["PostgresDatabase"]
 
 _SQL: Final = {name: text.encode() for name, text in queries("postgres").items()}
 _T = TypeVar("_T")
-_Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class PostgresDatabase:
@@ -66,7 +66,7 @@ class PostgresDatabase:
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
-        self._reader: _Connection | None = None
+        self._reader: Connection | None = None
         self._made = False  # whether the tables were there when last looked for; once there, they stay
         self._pid = os.getpid()  # last: another thread of a forked process may be waiting for it
 
@@ -76,7 +76,7 @@ class PostgresDatabase:
         self._made = self._made or self._there(self._reader)
         return _rows(self._reader.execute(_SQL[query], arguments)) if self._made else []
 
-    def _there(self, connection: _Connection) -> bool:
+    def _there(self, connection: Connection) -> bool:
         """Say whether the tables are there, and see that this version knows them."""
         if connection.execute(_SQL["there"]).fetchone() != (True,):
             return False
@@ -88,33 +88,10 @@ class PostgresDatabase:
             )
         return True
 
-    def _connect(self) -> _Connection:
-        seconds = max(2, int(self._timeout))  # less is taken for none
-        try:
-            connection = psycopg.connect(
-                self._conninfo,
-                autocommit=True,
-                prepare_threshold=None,  # a prepared statement is state, and a pool may hand the next one to others
-                connect_timeout=seconds,
-                application_name="odograph",
-                tcp_user_timeout=1000 * seconds,
-            )
-        except psycopg.OperationalError as problem:
-            raise LedgerBusy(f"{self.url} cannot be reached ({_line(problem)}). Try again") from problem
-        try:
-            unsafe = connection.execute(_SQL["fsync"]).fetchone() == ("off",)
-        except BaseException:
-            connection.close()
-            raise
-        if unsafe and not self._accept_fsync_off:
-            connection.close()
-            raise LedgerError(
-                f"{self.url} runs with fsync=off, so a crash of its machine may bring a revoked key back; refused. A"
-                " test may connect with accept_fsync_off=True"
-            )
-        return connection
+    def _connect(self) -> Connection:
+        return connected(self._conninfo, timeout=self._timeout, accept_fsync_off=self._accept_fsync_off)
 
-    def _commit(self, connection: _Connection) -> None:
+    def _commit(self, connection: Connection) -> None:
         cursor = connection.cursor()
         try:
             cursor.execute(_SQL["commit"])
@@ -137,11 +114,11 @@ class PostgresDatabase:
         except (pg.LockNotAvailable, pg.QueryCanceled) as problem:
             raise LedgerBusy("another process is changing the keys; nothing was changed. Try again") from problem
         except (pg.DataCorrupted, pg.IndexCorrupted) as problem:
-            raise LedgerCorrupt(f"{self.url} is damaged ({_line(problem)}); no key was changed") from problem
+            raise LedgerCorrupt(f"{self.url} is damaged ({line_of(problem)}); no key was changed") from problem
         except psycopg.OperationalError as problem:
-            raise LedgerBusy(f"{self.url} was lost ({_line(problem)}); no key was changed. Try again") from problem
+            raise LedgerBusy(f"{self.url} was lost ({line_of(problem)}); no key was changed. Try again") from problem
         except psycopg.Error as problem:
-            raise LedgerError(f"{self.url} could not be used ({_line(problem)}); no key was changed") from problem
+            raise LedgerError(f"{self.url} could not be used ({line_of(problem)}); no key was changed") from problem
 
 
 _LEFT_ALONE: list[object] = []
@@ -149,7 +126,3 @@ _LEFT_ALONE: list[object] = []
 
 def _rows(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return cursor.fetchall() if cursor.description else []
-
-
-def _line(problem: psycopg.Error) -> str:
-    return " ".join(str(problem).split()) or type(problem).__name__

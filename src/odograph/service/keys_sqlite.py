@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
 
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, ServiceUnavailable
 from odograph.ledger.sql import statements
 from odograph.ledger.sqlite_errors import code_of
+from odograph.ledger.sqlite_files import NO_FILE, identity, keep_from_forks, make_file, open_file
 from odograph.service.sql import SCHEMA, Run, queries, schema
 
 __all__ = ["MemoryDatabase", "SqliteDatabase"]
 
 _APPLICATION: Final = 0x0D06_0002  # how the file says what it is
 _SQL: Final = queries("sqlite")
-_NO_FILE: Final = (0, 0)
 _T = TypeVar("_T")
 
 
@@ -80,14 +78,14 @@ class SqliteDatabase:
         self._read_lock = threading.RLock()
         self._write_lock = threading.RLock()
         self._reader: sqlite3.Connection | None = None
-        self._file = _NO_FILE
-        _DATABASES.add(self)
+        self._file = NO_FILE
+        keep_from_forks(self)
 
     def read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Return the rows of one query."""
         with self._read_lock, self._translating():
             if self._reader is None:
-                if self._file == _NO_FILE and not self._path.exists():
+                if self._file == NO_FILE and not self._path.exists():
                     return []
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
@@ -97,7 +95,7 @@ class SqliteDatabase:
     def write(self, work: Callable[[Run], _T]) -> _T:
         """Call the work under SQLite's write lock; what it did is synced to the disk on return."""
         with self._write_lock, self._translating():
-            if self._file == _NO_FILE and not self._path.exists():
+            if self._file == NO_FILE and not self._path.exists():
                 self._make()
             with closing(self._connect()) as connection:  # closed, it undoes what was not committed
                 connection.execute("BEGIN IMMEDIATE")
@@ -124,30 +122,17 @@ class SqliteDatabase:
         self._write_lock.release()
 
     def _make(self) -> None:
-        """Make the file complete or not at all, and never in place of another."""
-        for left in (self._path.with_name(f"{self._path.name}-{name}") for name in ("wal", "shm", "journal")):
-            if left.exists():
-                raise LedgerError(
-                    f"{left} is left over from keys that were moved or deleted; new ones would take it over. Move it"
-                    " away together with its file"
-                )
-        new = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}")
-        try:
-            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            try:
-                with closing(self._open(new)) as connection:
-                    connection.execute("PRAGMA journal_mode = WAL")
-                    _make_tables(connection)
-                os.link(new, self._path)
-                _sync_folder(self._path.parent)  # the name must be as durable as what is in the file
-            finally:
-                for name in (new.name, f"{new.name}-wal", f"{new.name}-shm"):
-                    new.with_name(name).unlink(missing_ok=True)
-        except FileExistsError:
-            return  # another process was first
+        """Make the file, unless another process is first."""
+
+        def whole(path: Path) -> None:
+            with closing(open_file(path, self._timeout)) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                _make_tables(connection)
+
+        make_file(self._path, whole)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = self._open(self._path)
+        connection = open_file(self._path, self._timeout)
         try:
             self._check(connection)
         except BaseException:
@@ -168,29 +153,13 @@ class SqliteDatabase:
             )
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             connection.execute("PRAGMA journal_mode = WAL")  # a copy made by other tools may have lost it
-        if self._file == _NO_FILE:
-            self._file = _identity(self._path)  # for good
+        if self._file == NO_FILE:
+            self._file = identity(str(self._path))  # for good
         self._require_same()
-
-    def _open(self, path: Path) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"{path.as_uri()}?mode=rw",
-            uri=True,
-            timeout=self._timeout,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            for pragma in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON"):
-                connection.execute(f"PRAGMA {pragma}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _require_same(self) -> None:
         """Fail closed: a key that is revoked in the file that is there now would still be valid in the old one."""
-        if _identity(self._path) != self._file:
+        if identity(str(self._path)) != self._file:
             raise LedgerError(f"{self._path} was moved or replaced while in use. If it was meant, connect again")
 
     @contextmanager
@@ -213,25 +182,6 @@ class SqliteDatabase:
             raise LedgerError(f"no keys can be kept at {self._path}: {problem.strerror}") from problem
 
 
-_DATABASES: WeakSet[SqliteDatabase] = WeakSet()
-_FORKING: list[SqliteDatabase] = []
-
-
-def _before_fork() -> None:
-    _FORKING[:] = sorted(_DATABASES, key=id)
-    for database in _FORKING:
-        database.before_fork()
-
-
-def _after_fork() -> None:
-    while _FORKING:
-        _FORKING.pop().after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
 def _make_tables(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for statement in statements(schema("sqlite")):
@@ -243,19 +193,3 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 def _runner(connection: sqlite3.Connection) -> Run:
     return lambda query, *arguments: connection.execute(_SQL[query], arguments).fetchall()
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return _NO_FILE
-    return found.st_dev, found.st_ino

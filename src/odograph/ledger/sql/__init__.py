@@ -17,20 +17,20 @@ _NAMED: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 @cache
-def queries(dialect: str) -> dict[str, str]:
-    """Return the queries of a dialect, by name."""
-    parts = _NAMED.split(_text(dialect, "queries.sql"))[1:]
+def queries(dialect: str, package: str = __package__) -> dict[str, str]:
+    """Return the queries of a dialect, by name; of the ledger, or of a package that keeps its own in the same way."""
+    parts = _NAMED.split(_text(package, dialect, "queries.sql"))[1:]
     return {name: text.strip().removesuffix(";") for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def migrations(dialect: str) -> list[str]:
     """Return the scripts that lead from nothing to the current schema, in order."""
-    return [_text(dialect, "migrations", f"{number:04}.sql") for number in range(1, SCHEMA + 1)]
+    return [_text(__package__, dialect, "migrations", f"{number:04}.sql") for number in range(1, SCHEMA + 1)]
 
 
-def schema(dialect: str) -> str:
-    """Return the current schema in one piece, for reading; a test shows that the migrations lead to it."""
-    return _text(dialect, "schema.sql")
+def schema(dialect: str, package: str = __package__) -> str:
+    """Return the current schema in one piece; of the ledger's a test shows that the migrations lead to it."""
+    return _text(package, dialect, "schema.sql")
 
 
 def statements(script: str) -> Iterator[str]:
@@ -43,5 +43,5 @@ def statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _text(*path: str) -> str:
-    return files(__package__).joinpath(*path).read_text(encoding="utf-8")
+def _text(package: str, *path: str) -> str:
+    return files(package).joinpath(*path).read_text(encoding="utf-8")

@@ -13,6 +13,8 @@ from bokeh.util.paths import bokehjs_path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from odograph.service.dashboard.headers import HEADERS
+
 __all__ = ["FILES", "Asset", "address_of", "asset", "favicon", "static"]
 
 _KINDS: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -55,7 +57,7 @@ async def static(request: Request) -> Response:
     """Send a file; there is nothing secret in it."""
     found = asset(request.path_params["name"])
     if found is None or request.path_params["version"] != found.version:
-        return PlainTextResponse("There is no such file.\n", 404, {"Cache-Control": "no-store"})
+        return PlainTextResponse("There is no such file.\n", 404, HEADERS)
     return _sent(request, found, "public, max-age=31536000, immutable")
 
 
@@ -66,7 +68,7 @@ async def favicon(request: Request) -> Response:
 
 
 def _sent(request: Request, found: Asset, keep: str) -> Response:
-    headers = {"Cache-Control": keep, "X-Content-Type-Options": "nosniff", "Vary": "Accept-Encoding"}
+    headers = HEADERS | {"Cache-Control": keep, "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         return Response(found.packed, headers=headers | {"Content-Encoding": "gzip"}, media_type=found.kind)
     return Response(found.content, headers=headers, media_type=found.kind)

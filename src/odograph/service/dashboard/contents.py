@@ -182,6 +182,8 @@ def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Answer:
             found = {"verified": True, "message": str(verification), "entries": verification.entries}
         except LedgerCorrupt as problem:
             found = {"verified": False, "message": str(problem), "entries": None}
+        except AccountNotFound:  # no account was opened yet, so there is no ledger either
+            found = {"verified": True, "message": "there is no account yet, and nothing to verify", "entries": 0}
     places = _places(ledger, caller)
     head = _head(places) if whole else None
     twin = {"head": head, "accounts": places, "verification": found}

@@ -12,29 +12,20 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.service.answers import Problem
 from odograph.service.dashboard.assets import address_of
+from odograph.service.dashboard.headers import HEADERS
 from odograph.service.dashboard.series import MOST_ENTRIES
 
-__all__ = ["HEADERS", "NEAR", "Answer", "answered", "fragment", "problem_page", "wants_json"]
+__all__ = ["NEAR", "Answer", "answered", "fragment", "part", "problem_page", "wants_json"]
 
 NEAR: Final = 0.9  # the part of a budget from which an account is near its limit
 _LOW: Final = 0.75
-
-HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
-        " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    # Not no-referrer: browsers would then send `Origin: null` with forms, and forms check their origin.
-    "Referrer-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 _TITLES: Final = {
     400: "That could not be read",
@@ -84,9 +75,14 @@ def answered(request: Request, answer: Answer, pulse: str = "") -> Response:
     return Response(text, answer.status, HEADERS, "text/html; charset=utf-8")
 
 
+def part(template: str, context: Mapping[str, Any]) -> Markup:
+    """Return a part of a page, to be put in its place."""
+    return Markup(_ENVIRONMENT.get_template(template).render(**context))  # noqa: S704  escaped by the template
+
+
 def fragment(template: str, context: Mapping[str, Any]) -> Response:
-    """Return a part of a page, for the script to put in its place."""
-    return Response(_ENVIRONMENT.get_template(template).render(**context), 200, HEADERS, "text/html; charset=utf-8")
+    """Return a part of a page alone, for the script."""
+    return Response(part(template, context), 200, HEADERS, "text/html; charset=utf-8")
 
 
 def problem_page(request: Request, problem: Problem) -> Response:

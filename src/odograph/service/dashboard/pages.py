@@ -17,6 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from odograph.errors import NotPermitted, OdographError
 from odograph.ledger.ledger import Ledger
@@ -26,7 +27,8 @@ from odograph.service.answers import Problem
 from odograph.service.dashboard import contents
 from odograph.service.dashboard.assets import FILES, asset, favicon, static
 from odograph.service.dashboard.charts import chart, picture
-from odograph.service.dashboard.markup import HEADERS, Answer, answered, fragment, problem_page, wants_json
+from odograph.service.dashboard.headers import HEADERS
+from odograph.service.dashboard.markup import Answer, answered, fragment, problem_page, wants_json
 from odograph.service.dashboard.opening import choices, open_page, policy_of
 from odograph.service.dashboard.planner import PlanForm, plan
 from odograph.service.dashboard.reference import reference_page
@@ -55,9 +57,10 @@ def routes(office: Office) -> list[Route]:
     """Return the dashboard's routes, static files included."""
     for name in FILES:
         asset(name)  # read and packed now, and not while somebody waits
+    reference_page()  # as above
 
     def served(path: str, work: Work, *methods: str) -> Route:
-        return Route(path, partial(_served, path, work, office), methods=[*methods] or ["GET"])
+        return _Route(path, partial(_served, path, work, office), methods=[*methods] or ["GET"])
 
     def page(path: str, handler: Handler, *methods: str) -> Route:
         return served(path, partial(_visited, handler), *methods)
@@ -73,15 +76,36 @@ def routes(office: Office) -> list[Route]:
         served("/docs", _docs),
         served("/sign-in", sign_in, "GET", "POST"),
         served("/sign-out", sign_out, "POST"),
-        Route("/static/{version}/{name}", static),
-        Route("/favicon.ico", favicon),
+        _Route("/static/{version}/{name}", static),
+        _Route("/favicon.ico", favicon),
     ]
+
+
+class _Route(Route):
+    """A route that refuses a method that it does not take as pages refuse everything else."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        takes = self.methods or ()
+        if scope["method"] in takes:
+            await super().handle(scope, receive, send)
+            return
+        allow = ", ".join(sorted(takes))
+        await _refused(Request(scope), HttpProblem(405, f"this address takes {allow}"), Allow=allow)(
+            scope, receive, send
+        )
 
 
 def missing(request: Request) -> Response:
     """Return the page that says that there is no page."""
+    return _refused(request, HttpProblem(404, "there is no page at this address"))
+
+
+def _refused(request: Request, problem: HttpProblem, **headers: str) -> Response:
+    """Return a refusal to whoever it is."""
     request.state.visit = None
-    return problem_page(request, problem_of(HttpProblem(404, "there is no page at this address"), None))
+    response = problem_page(request, problem_of(problem, None))
+    response.headers.update(headers)
+    return response
 
 
 async def _served(route: str, work: Work, office: Office, request: Request) -> Response:
@@ -143,14 +167,16 @@ async def _visited(handler: Handler, office: Office, request: Request) -> Respon
 
 
 async def _shown(office: Office, request: Request, visit: Visit, work: Callable[..., Answer], *args: Any) -> Response:
-    """Make an answer where it may block, and show it. The pulse is taken first, so that no change is missed."""
-    beat, answer = await office.run(_made, office.ledger_of(visit.caller), visit.caller, work, args)
-    return answered(request, answer, beat)
+    """Make an answer and its page where it may take a while."""
+    return await office.run(_made, request, office.ledger_of(visit.caller), visit.caller, work, args)
 
 
-def _made(ledger: Ledger, caller: Caller, work: Callable[..., Answer], args: tuple[Any, ...]) -> tuple[str, Answer]:
+def _made(
+    request: Request, ledger: Ledger, caller: Caller, work: Callable[..., Answer], args: tuple[Any, ...]
+) -> Response:
     caller.require("read")
-    return contents.pulse(ledger, caller), work(ledger, caller, *args)
+    beat = contents.pulse(ledger, caller)  # first, so that no change is missed
+    return answered(request, work(ledger, caller, *args), beat)
 
 
 async def _overview(office: Office, request: Request, visit: Visit, _form: Form) -> Response:
@@ -173,8 +199,11 @@ async def _chart(office: Office, request: Request, visit: Visit, _form: Form) ->
         found = contents.readings(ledger, visit.caller, name, compare=compare)
         if shape == "svg":
             return "image/svg+xml", picture(found, by_time=by_time).encode()
-        form = found if shape == "json" else chart(found, by_time=by_time, dark=query.get("theme") == "dark")
-        return "application/json", msgspec.json.encode(form._asdict() if isinstance(form, tuple) else form)
+        if shape == "json":
+            form = found._asdict() | {"lines": [line._asdict() for line in found.lines]}
+        else:
+            form = chart(found, by_time=by_time, dark=query.get("theme") == "dark")
+        return "application/json", msgspec.json.encode(form)
 
     kind, content = await office.run(draw, office.ledger_of(visit.caller))
     return Response(content, 200, HEADERS, kind)

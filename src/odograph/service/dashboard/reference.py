@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from odograph.service.access import MAY, Role
 from odograph.service.api import ROUTES
 from odograph.service.dashboard.examples import curl, name_of
-from odograph.service.dashboard.markup import Answer
+from odograph.service.dashboard.markup import Answer, part
 from odograph.service.door import Route
 from odograph.service.openapi import describe
 
@@ -89,21 +91,16 @@ def operations(routes: Iterable[Route]) -> dict[str, list[Operation]]:
     return found
 
 
-def reference_page() -> Answer:
-    """Return the page; its twin is the document."""
-    document, context = _made()
-    return Answer("reference.html", "API", document, context)
-
-
 @cache
-def _made() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Make it once: it holds no data, and changes with the program only."""
+def reference_page() -> Answer:
+    """Return the page; its twin is the document. Made once: it holds no data, and anybody may ask for it."""
     document = describe(ROUTES)
     queries = {route.query.__name__ for route in ROUTES if route.query is not None}  # shown as parameters
     schemas = {name: form for name, form in document["components"]["schemas"].items() if name not in queries}
     shapes = [Shape(name, form.get("description", ""), _fields(form)) for name, form in sorted(schemas.items())]
     context = {"about": document["info"], "groups": operations(ROUTES), "shapes": shapes}
-    return document, context
+    twin = msgspec.Raw(msgspec.json.encode(document))
+    return Answer("reference.html", "API", twin, {"content": part("operations.html", context)})
 
 
 def _operation(method: str, path: str, form: Mapping[str, Any], schemas: Mapping[str, Any]) -> Operation:
@@ -169,7 +166,7 @@ def _joined(word: str, schemas: Iterable[Mapping[str, Any]]) -> tuple[Piece, ...
 
 def _limits(schema: Mapping[str, Any]) -> str:
     """Say which values are taken, and what is taken if none is sent."""
-    found = []
+    found = [text for one in schema.get("anyOf", ()) if (text := _limits(one))]
     for least, most, unit in _PAIRS:
         bounds = [f"{word} {schema[key]:,}" for word, key in (("from", least), ("to", most)) if key in schema]
         found += [" ".join([*bounds, *([unit] if unit else [])])] if bounds else []

@@ -13,7 +13,8 @@ from starlette.responses import RedirectResponse, Response
 
 from odograph.errors import BadRequest, NotAuthenticated, NotPermitted
 from odograph.service.access import Caller, Session, digest_of_token, looks_like_token, new_secret, same
-from odograph.service.dashboard.markup import HEADERS, Answer, answered, wants_json
+from odograph.service.dashboard.headers import HEADERS
+from odograph.service.dashboard.markup import Answer, answered, wants_json
 from odograph.service.keys import KeyStore
 from odograph.service.office import Office
 from odograph.service.problems import HttpProblem

@@ -165,8 +165,5 @@ INSERT INTO odograph.schema_version (version) VALUES (%s);
 -- name: clear_version
 DELETE FROM odograph.schema_version;
 
--- name: fsync
-SHOW fsync;
-
 -- name: snapshot
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;

@@ -95,6 +95,14 @@ function draw() {
   return drawn;
 }
 
+// The chart has nothing to operate, so the keyboard passes it by; what it shows is said below it.
+function passBy(root) {
+  for (const one of root.querySelectorAll("*")) {
+    if (one.tabIndex >= 0) one.tabIndex = -1;
+    if (one.shadowRoot) passBy(one.shadowRoot);
+  }
+}
+
 async function redraw() {
   const choices = new URLSearchParams(new FormData(document.querySelector("[data-chart]")));
   if (dark.matches) choices.set("theme", "dark");
@@ -107,6 +115,7 @@ async function redraw() {
   const { documents, embed } = await bokeh;
   const before = documents.length;
   await embed.embed_item(item, place);
+  passBy(place);
   place.hidden = false;
   while (chart.firstChild !== place) chart.firstChild.remove();
   for (const old of documents.splice(0, before)) old.clear(); // Bokeh keeps what was drawn until it is told

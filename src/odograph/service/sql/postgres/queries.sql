@@ -1,6 +1,3 @@
--- name: fsync
-SELECT current_setting('fsync');
-
 -- name: begin
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 
