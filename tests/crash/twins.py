@@ -101,7 +101,7 @@ def books_at(url: str, twin: str = "") -> LocalBooks:
     """Return what such a ledger stands on."""
     store = store_at(url, timeout=30.0)
     if twin == "unsynced":
-        sqlite.open_file = open_unsynced
+        sqlite.open_file = open_unsynced  # type: ignore[attr-defined]
     if twin == "unfair":
         Turn.__enter__ = barge  # type: ignore[method-assign]
     if twin in ("", "unfair", "unsynced"):
