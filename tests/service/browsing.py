@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 from service_server import ServiceThread
-from windows import Opener, Window
+from windows import PATIENCE, Opener, Window
 
 import odograph as odo
 from odograph.ledger.ledger import Ledger
@@ -42,6 +42,7 @@ def chromium() -> Iterator[Browser]:
     path = chromium_path()
     if path is None:
         pytest.skip("there is no Chromium: install Debian's chromium, or set CHROMIUM to where it is")
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
         yield browser

@@ -37,8 +37,8 @@ class Service:
         self.ledger_url = url
         self.owner_key_file = folder / "owner-key"
         self.log = folder / "service.log"
-        self._options = ("--owner-key-file", str(self.owner_key_file), "--rate", "0", "--log-level", "warning")
-        self._options += options
+        fixed = ("--owner-key-file", str(self.owner_key_file), "--rate", "0", "--log-level", "warning")
+        self._options = (*fixed, *options)
         self._twin = twin
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None

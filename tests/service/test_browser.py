@@ -1,64 +1,314 @@
-"""The dashboard in a real browser: what people do with it, by pointer and by keyboard, in every light and size."""
+"""The dashboard in a real browser: what people do with it, by pointer and by keyboard, with a script and without."""
 
 from __future__ import annotations
 
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 from service_server import ServiceThread
-from windows import Opener
+from windows import SEEN, Opener, artifacts
 
 import odograph as odo
 from odograph.ledger.ledger import Ledger
+from odograph.service.keys import connect_keys
 
 pytest_plugins = ("browsing",)
 
-
-def stock(ledger: Ledger) -> None:
-    """Accounts of every kind that a page shows: near the limit, below another, linked, closed, pending."""
-    ledger.open_account("census", odo.Policy(1, "1e-6"))
-    ledger.open_account("survey", odo.Policy(2, "1e-6", rule="zcdp"), dataset="survey-2030")
-    ledger.open_account("survey-north", odo.Policy(1, "1e-7", rule="zcdp"), parent="survey")
-    patients = odo.Policy(1, 0, rule="basic", unit="patient", neighbours="replace-one")
-    ledger.open_account("clinic", patients)
-    ledger.open_account("clinic-2", patients, successor_of="clinic")
-    ledger.open_account("old", odo.Policy(1, 0, rule="basic")).close(note="the study ended")
-    census = ledger.account("census")
-    for i in range(12):
-        census.spend(odo.PureDP(f"0.0{i % 4 + 1}"), key=f"week-{i}", note=f"weekly count {i}")
-    census.reserve(odo.PureDP("0.02"), expires=3600).void("the job was cancelled")
-    census.reserve(odo.PureDP("0.03"), expires=3600, note="a long run")
-    with pytest.raises(odo.BudgetExceeded):
-        census.spend(odo.PureDP(3), key="too-much")
-    ledger.account("survey-north").spend(odo.gaussian(sigma=9))
-    ledger.account("clinic").spend(odo.PureDP("0.95"), note="the great table")
+POLICY = odo.Policy(1, "1e-6")
+PLAIN = odo.Policy(1, 0, rule="basic")
+MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 
 
-PAGES = {
-    "overview": "/",
-    "account": "/accounts/census?kind=pure&size=0.3&times=4",
-    "compare": "/accounts/census?compare=1&by=time",
-    "linked": "/accounts/clinic",
-    "above": "/accounts/survey",
-    "audit": "/audit",
-    "open": "/open",
-    "missing": "/accounts/nowhere",
-    "docs": "/docs",
-}
+def test_whoever_signs_out_is_out_wherever_the_cookie_was_copied_to(service: ServiceThread, opened: Opener) -> None:
+    token, window = service.token(), opened()
+    window.go("/audit")
+    page = window.page
+    page.get_by_label("API key").fill(token[:-2])
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not valid here")
+    assert token[:-2] not in page.content()
+    window.forgive("401")
+    page.get_by_label("API key").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", name="Audit")).to_be_visible()  # where they wanted to go
+    assert token not in page.content()
+    copied = window.cookies
+    thief = opened()
+    thief.context.add_cookies(copied)
+    thief.go("/")
+    expect(thief.page.get_by_role("heading", name="Accounts")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    # The copy is signed out by itself, and stays so with the old cookie put back.
+    expect(thief.page.get_by_role("heading", name="Sign in")).to_be_visible()
+    thief.forgive("401")
+    thief.context.add_cookies(copied)
+    thief.go("/")
+    expect(thief.page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["wide", "phone"])
-def test_every_page_is_sound_in_light_and_dark_and_wide_and_narrow(
-    service: ServiceThread, remote: Ledger, opened: Opener, size: str, theme: str
+def test_an_account_is_opened_by_the_form_and_what_was_typed_survives_a_mistake(
+    service: ServiceThread, remote: Ledger, opened: Opener
 ) -> None:
-    stock(remote)
-    window = opened(size, color_scheme=theme)
+    window = opened()
+    page = window.sign_in(service.token())
+    page.get_by_role("link", name="Open the first one").click()
+    page.get_by_label("Name", exact=True).fill("census 2030")
+    page.get_by_label("Epsilon").fill("2")
+    page.get_by_role("button", name="Open the account").click()
+    expect(page.get_by_role("alert")).to_contain_text("census 2030")
+    expect(page.get_by_label("Epsilon")).to_have_value("2")
+    window.forgive("42")
+    page.get_by_label("Name", exact=True).fill("census-2030")
+    page.get_by_label("Rule").select_option("zcdp")
+    page.get_by_role("button", name="Open the account").click()
+    expect(page.get_by_role("heading", name="census-2030")).to_be_visible()
+    account = remote.account("census-2030")
+    assert (account.policy.epsilon, account.policy.rule) == (2, "zcdp")
+    assert account.history(0, 1)[0].principal == "ana"
+
+
+def test_a_refused_plan_comes_with_an_offer_that_fits_and_planning_spends_nothing(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    account = remote.open_account("census", POLICY)
+    account.spend(odo.PureDP("0.2"))
+    before = remote.checkpoint()
+    page = opened().sign_in(service.token(), "/accounts/census")
+    plan = page.locator("#plan")
+    page.get_by_label("How many times").fill("4")
+    page.get_by_label("Size").fill("0.3")
+    expect(plan).to_contain_text("Does not fit")
+    expect(plan).to_contain_text("2 such questions fit in a row")
+    offer = re.search(r"PureDP\(([\d.]+)\)", plan.locator("li b").inner_text())
+    assert offer is not None
+    page.get_by_label("Size").fill(offer[1])
+    expect(plan).to_contain_text("✓ Fits")
+    page.get_by_label("Size").fill(str(float(offer[1]) + 0.001))
+    expect(plan).to_contain_text("Does not fit")
+    page.get_by_label("What one question is").select_option("gaussian")
+    expect(page.get_by_label("Sensitivity")).to_be_visible()
+    page.get_by_label("Size").fill("1")
+    noise = re.compile(r"sigma ([\d.]+) or more")
+    expect(plan).to_contain_text(noise)
+    least = noise.search(plan.inner_text())
+    assert least is not None
+    page.get_by_label("Size").fill(least[1])
+    expect(plan).to_contain_text("✓ Fits")
+    page.get_by_label("Size").fill("much")
+    expect(plan.locator(".problem")).to_be_visible()
+    assert remote.checkpoint() == before
+    # What the page calls fitting is what the ledger admits.
+    for _ in range(4):
+        account.spend(odo.PureDP(offer[1]))
+    assert not account.decide(odo.PureDP(offer[1]))
+
+
+def test_what_is_spent_elsewhere_appears_without_a_reload(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    account = remote.open_account("census", PLAIN)
+    remote.open_account("other", PLAIN)
+    overview, detail, still = opened(), opened(), opened(java_script_enabled=False)
+    token = service.token()
+    for window, path in ((overview, "/"), (detail, "/accounts/census"), (still, "/")):
+        window.sign_in(token, path)
+    for window in (overview, detail):
+        window.page.evaluate("window.unchanged = true")
+    link = overview.page.get_by_role("link", name="other")
+    link.focus()
+    expect(detail.page.locator("#chart canvas").first).to_be_visible()
+    drawn = sum("/chart" in one for one in detail.asked)
+    account.spend(odo.PureDP("0.95"), note=MARKUP, key="elsewhere")
+    expect(overview.page.get_by_role("heading", name="Near the limit")).to_be_visible()
+    expect(overview.page.get_by_role("img", name="95% of the budget spent")).to_be_visible()
+    expect(overview.page.locator("#news")).to_contain_text("Updated")
+    expect(link).to_be_focused()
+    entries = detail.page.locator("#entries-table")
+    expect(entries).to_contain_text("elsewhere")
+    expect(entries.locator(".note").first).to_have_text(MARKUP)  # as a text, and nothing else
+    expect(detail.page.locator("#reading")).to_contain_text("0.95")
+    expect(detail.page.locator("#chart-text")).to_contain_text("After 1 step the loss is at most 0.95")
+    with pytest.raises(odo.BudgetExceeded):
+        account.spend(odo.PureDP("0.5"), key="too-much")
+    expect(entries.locator("tbody tr").first).to_contain_text("refuse")
+    expect(entries.locator("tbody tr").first).to_contain_text("too-much")
+    assert sum("/chart" in one for one in detail.asked) > drawn
+    for window in (overview, detail):
+        assert window.page.evaluate("window.unchanged") is True
+    # A page that runs no script shows what was true when it was asked for.
+    expect(still.page.get_by_role("heading", name="Near the limit")).to_be_hidden()
+    still.page.reload()
+    expect(still.page.get_by_role("heading", name="Near the limit")).to_be_visible()
+
+
+def test_a_page_says_when_it_cannot_reach_the_service_and_when_it_can_again(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    remote.open_account("census", PLAIN)
+    window = opened()
+    page = window.sign_in(service.token())
+    window.context.set_offline(True)
+    expect(page.locator("#news")).to_contain_text("No connection")
+    window.context.set_offline(False)
+    expect(page.locator("#news")).to_contain_text("Connected again")
+    window.forgive("ERR_INTERNET_DISCONNECTED")
+
+
+def test_a_page_ends_by_itself_when_its_key_is_revoked(service: ServiceThread, opened: Opener) -> None:
+    service.token("olga")  # another owner, so that this one may go
+    window = opened()
+    page = window.sign_in(service.token())
+    with connect_keys(service.settings.url) as keys:
+        keys.revoke(keys.keys()[0].id, "olga")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    window.forgive("401")
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_entries_are_filtered_and_paged_with_and_without_a_script(
+    service: ServiceThread, remote: Ledger, opened: Opener, *, script: bool
+) -> None:
+    account = remote.open_account("census", PLAIN)
+    for i in range(60):
+        account.spend(odo.PureDP("0.001"), note="odd one" if i % 10 else "", key=f"k{i}")
+    page = opened(java_script_enabled=script).sign_in(service.token(), "/accounts/census")
+    first = page.locator("#entries-table tbody th")
+    expect(first).to_have_count(50)
+    seen = first.all_inner_texts()
+    while page.get_by_role("link", name="Older").is_visible():
+        page.get_by_role("link", name="Older").click()
+        expect(first.first).to_have_text(str(int(seen[-1]) - 1))
+        seen += first.all_inner_texts()
+    assert seen == [str(i) for i in range(60, -1, -1)]
+    page.get_by_role("link", name="Newest").click()
+    expect(first.first).to_have_text("60")
+    page.get_by_label("Note, key or cost holds").fill("odd")
+    page.get_by_label("Verb").select_option("spend")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("#entries-table .note", has_text="odd one")).to_have_count(50)
+    page.get_by_role("link", name="Older").click()
+    expect(first).to_have_count(4)
+    expect(page.get_by_label("Note, key or cost holds")).to_have_value("odd")
+    page.get_by_label("Principal").fill("nobody")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator("#entries-table")).to_contain_text("No entry passes the filters")
+
+
+def test_everything_else_works_without_a_script_too(service: ServiceThread, remote: Ledger, opened: Opener) -> None:
+    remote.open_account("census", POLICY).spend(odo.PureDP("0.2"))
+    remote.open_account("clinic", PLAIN)
+    window = opened(java_script_enabled=False)
+    page = window.sign_in(service.token())
+    page.get_by_label("Filter").fill("cens")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.get_by_role("link", name="clinic")).to_be_hidden()
+    page.get_by_role("link", name="census").click()
+    expect(page.get_by_role("img", name="The reading as it went, with")).to_be_visible()
+    page.get_by_label("Size").fill("0.3")
+    page.get_by_label("How many times").fill("4")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#plan")).to_contain_text("Does not fit")
+    expect(page.get_by_label("Size")).to_have_value("0.3")
+    page.get_by_label("compare other odometers").check()
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_role("heading", name="Others, for looking only")).to_be_visible()
+    page.screenshot(path=artifacts() / "account-without-script.png", full_page=True)
+    page.get_by_role("link", name="Audit").click()
+    page.get_by_role("button", name="Verify every entry").click()
+    expect(page.get_by_role("status").first).to_contain_text("In order")
+    page.get_by_role("link", name="API", exact=True).click()
+    page.locator("summary", has_text="/v1/batches").click()
+    expect(page.locator("#batch pre")).to_contain_text("curl -X POST $ODOGRAPH_URL/v1/batches")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_a_chain_that_was_broken_is_shown_broken(service: ServiceThread, remote: Ledger, opened: Opener) -> None:
+    account = remote.open_account("census", PLAIN)
+    for _ in range(3):
+        account.spend(odo.PureDP("0.1"))
+    window = opened()
+    page = window.sign_in(service.token("ada", "auditor"), "/audit")
+    page.get_by_role("button", name="Verify every entry").click()
+    verdict = page.locator(".verdict")
+    expect(verdict).to_contain_text("✓ In order")
+    with closing(sqlite3.connect(service.settings.url.removeprefix("sqlite:///"), isolation_level=None)) as file:
+        for (name,) in file.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+            file.execute(f"DROP TRIGGER {name}")
+        file.execute("UPDATE entries SET key = 'another' WHERE account = 'census' AND sequence = 2")
+    page.get_by_role("button", name="Verify every entry").click()
+    expect(verdict).to_contain_text("✕ Not in order")
+    expect(verdict).to_contain_text("census")
+    assert window.look("audit-broken") == []
+
+
+def test_pages_show_what_the_role_and_the_accounts_of_a_key_allow(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    remote.open_account("census", PLAIN)
+    remote.open_account("below", PLAIN, parent="census")
+    remote.open_account("secret", PLAIN)
+    owner, auditor, analyst = opened(), opened(), opened()
+    owner.sign_in(service.token())
+    expect(owner.page.get_by_role("link", name="Open an account")).to_be_visible()
+    auditor.sign_in(service.token("ada", "auditor"))
+    expect(auditor.page.get_by_role("link", name="secret")).to_be_visible()
+    expect(auditor.page.get_by_role("link", name="Audit")).to_be_visible()
+    expect(auditor.page.get_by_role("link", name="Open an account")).to_have_count(0)
+    assert auditor.go("/open").status == 403
+    auditor.forgive("403")
+    analyst.sign_in(service.token("bob", "analyst", "below"))
+    expect(analyst.page.get_by_role("main").get_by_role("link")).to_have_text(["below"])
+    expect(analyst.page.get_by_role("link", name="Audit")).to_have_count(0)
+    analyst.page.get_by_role("link", name="below").click()
+    expect(analyst.page.get_by_role("heading", name="below")).to_be_visible()
+    assert "census" not in analyst.page.content()
+    for path, status in (("/accounts/secret", 404), ("/audit", 403), ("/open", 403)):
+        assert analyst.go(path).status == status
+        analyst.forgive(str(status))
+
+
+def tab_to(page: Page, wanted: Callable[[], bool], most: int = 60) -> None:
+    """Press Tab until the focus is there; whatever has it on the way can be seen to have it."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        assert page.evaluate(SEEN), page.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+        if wanted():
+            return
+    pytest.fail("the keyboard does not get there")
+
+
+def test_the_keyboard_alone_signs_in_reaches_an_account_and_plans(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    remote.open_account("census", POLICY).spend(odo.PureDP("0.2"))
+    window = opened()
     window.go("/")
-    assert window.look(f"sign-in-{theme}-{size}") == []
-    window.sign_in(service.token())
-    for name, path in PAGES.items():
-        window.go(path)
-        if path.startswith("/accounts/") and name != "missing":
-            expect(window.page.locator("#chart canvas").first).to_be_visible()
-        assert window.look(f"{name}-{theme}-{size}") == [], name
-    window.forgive("404")
+    page, focus = window.page, "document.activeElement"
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.keyboard.type(service.token())
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Accounts")).to_be_visible()
+    page.keyboard.press("Tab")
+    assert page.evaluate(f"{focus}.className") == "skip"
+    page.keyboard.press("Enter")
+    tab_to(page, lambda: page.evaluate(f"{focus}.pathname") == "/accounts/census", 5)
+    page.screenshot(path=artifacts() / "focus.png")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="census")).to_be_visible()
+    tab_to(page, lambda: page.evaluate(f"{focus}.id") == "size")
+    page.keyboard.type("0.3")
+    tab_to(page, lambda: page.evaluate(f"{focus}.id") == "times", 2)
+    page.keyboard.type("4")
+    page.keyboard.press("Enter")
+    expect(page.locator("#plan")).to_contain_text("Does not fit")
+    tab_to(page, lambda: page.evaluate(f"{focus}.textContent") == "Filter")
+    page.add_style_tag(content="* { outline: 0 !important } *::after { outline: 0 !important }")
+    assert not page.evaluate(SEEN)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from service_server import ServiceThread
 
+from odograph.errors import NotAuthenticated
 from odograph.service import office
 from odograph.service.access import MAY, ApiKey, Caller, Role, digest_of_token, new_token
 from odograph.service.api import ROUTES
@@ -109,7 +110,7 @@ def test_an_answer_that_told_why_a_key_is_bad_would_be_caught(
     async def telling(self: Office, token: str) -> Caller:
         key = self.keys.find(digest_of_token(token))
         if key is not None and key.revoked is not None:
-            raise office.NotAuthenticated("this API key was revoked")
+            raise NotAuthenticated("this API key was revoked")
         return await admit(self, token)
 
     monkeypatch.setattr(Office, "admit", telling)
@@ -191,7 +192,7 @@ def test_a_key_that_is_revoked_over_http_is_worth_nothing_from_then_on(
 
 
 def check_revoked_elsewhere(service: ServiceThread) -> None:
-    """Assert that a key which another process revokes opens nothing after a second, even if it is used all the time."""
+    """Assert that a key which another process revokes opens nothing after a second, though it is used all along."""
     token = service.token("rita", "analyst")
     with attacks.reach(service, token) as analyst:
         assert analyst.get("/v1/me").status_code == 200

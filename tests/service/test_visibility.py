@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import attacks
 import httpx
@@ -131,9 +131,12 @@ def check_pages(service: ServiceThread, token: str, grove: Grove) -> None:
         for accept in ("text/html", "application/json"):
             paths = ["/", "/audit", "/open", "/pulse"]
             for name in grove.seen:
-                paths += [f"/accounts/{name}{more}" for more in ("", "/chart", "/plan?kind=pure&epsilon=7", "?compare=1")]
+                paths += [
+                    f"/accounts/{name}{more}" for more in ("", "/chart", "/plan?kind=pure&epsilon=7", "?compare=1")
+                ]
             for path in paths:
                 search(browser.get(path, headers={"Accept": accept}), grove.hidden)
+            assert browser.get("/", headers={"Accept": accept}).status_code == 200, "the cookie is a good one"
             for hidden, absent in zip(grove.hidden, grove.absent, strict=True):
                 answers = [browser.get(f"/accounts/{name}", headers={"Accept": accept}) for name in (hidden, absent)]
                 assert {answer.status_code for answer in answers} == {404}
@@ -161,8 +164,18 @@ def plant(owner: httpx.Client, own_policy: dict[str, str] = attacks.POLICY) -> G
     attacks.open_account(owner, after, successor_of=own)
     attacks.open_account(owner, cut)
     attacks.open_account(owner, leaf, parent=cut)
-    spends = [{own: SMALL, sibling: SMALL}, {own: SMALL}, {below: SMALL}, {sibling: attacks.pure("0.9")}, {after: SMALL}]
-    spends += [{own: attacks.pure("0.5")}, {own: SMALL, sibling: LARGE}, {leaf: SMALL, own: SMALL}]  # two of them refused
+    spends = [
+        {own: SMALL, sibling: SMALL},
+        {own: SMALL},
+        {below: SMALL},
+        {sibling: attacks.pure("0.9")},
+        {after: SMALL},
+    ]
+    spends += [
+        {own: attacks.pure("0.5")},
+        {own: SMALL, sibling: LARGE},
+        {leaf: SMALL, own: SMALL},
+    ]  # two of them refused
     for costs in spends:
         assert attacks.post(owner, "/v1/spends", {"costs": costs}, key=fresh("key")).status_code in {201, 409}
     held = []
@@ -209,7 +222,9 @@ def test_a_policy_above_that_takes_less_is_not_told_by_its_rule(grown: ServiceTh
     grove = plant(owner, ZCDP)
     with attacks.reach(grown, grown.token("ana", "analyst", *grove.seen)) as client:
         for verb in ("spends", "decide"):
-            answer = attacks.post(client, f"/v1/accounts/{grove.seen[0]}/{verb}", {"cost": GAUSSIAN}, key=fresh("key"))
+            answer = attacks.post(
+                client, f"/v1/accounts/{grove.seen[0]}/{verb}", {"cost": GAUSSIAN}, key=fresh("key")
+            )
             attacks.check_problem(answer, 422)
             assert "basic" not in answer.text, answer.text
 
@@ -241,17 +256,22 @@ def test_a_service_that_shows_too_much_would_be_caught(
         monkeypatch.setattr(problems, "AccountNotFound", ZeroDivisionError)
     with (
         attacks.reach(grown, grown.token("ana", "analyst", *grove.seen)) as client,
-        pytest.raises(AssertionError, match="told|tells"),
+        pytest.raises(AssertionError, match=r"told|tells"),
     ):
         check_unseen(client, grove, every_ask(grove.seen[0]), range(20))
 
 
+Drawn: TypeAlias = tuple[list[tuple[int, int]], list[bool], list[bool], list[list[int]]]
+
+
 @st.composite
-def groves(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[bool], list[bool], list[list[int]]]:
+def groves(draw: st.DrawFn) -> Drawn:
     """Draw relatives of each account among those before it, who is seen, who is closed, and what happened."""
     size = draw(st.integers(2, 6))
     relatives = [(draw(st.integers(-1, i - 1)), draw(st.integers(-1, i - 1))) for i in range(size)]
-    seen = [*draw(st.permutations([True, False, *draw(st.lists(st.booleans(), min_size=size - 2, max_size=size - 2))]))]
+    seen = [
+        *draw(st.permutations([True, False, *draw(st.lists(st.booleans(), min_size=size - 2, max_size=size - 2))]))
+    ]
     closed = draw(st.lists(st.sampled_from([False, False, True]), min_size=size, max_size=size))
     events = draw(st.lists(st.lists(st.integers(0, size - 1), min_size=1, max_size=3, unique=True), max_size=6))
     return relatives, seen, closed, events
@@ -260,18 +280,22 @@ def groves(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[bool], list[boo
 @settings(max_examples=15)
 @given(drawn=groves(), picks=st.lists(st.integers(0, 10**6), min_size=20, max_size=20), verb=st.integers(0, 3))
 def test_no_answer_of_any_tree_names_an_account_that_the_key_is_not_bound_to(
-    grown: ServiceThread, owner: httpx.Client, drawn: Any, picks: list[int], verb: int
+    grown: ServiceThread, owner: httpx.Client, drawn: Drawn, picks: list[int], verb: int
 ) -> None:
     relatives, seen, closed, events = drawn
     names = [fresh("seen" if one else "veiled") for one in seen]
     for name, (parent, before) in zip(names, relatives, strict=True):
         links = {"parent": names[parent] if parent >= 0 else "", "successor_of": names[before] if before >= 0 else ""}
-        made = attacks.post(owner, "/v1/accounts", {"name": name, "policy": attacks.POLICY, **links}, key=fresh("key"))
+        made = attacks.post(
+            owner, "/v1/accounts", {"name": name, "policy": attacks.POLICY, **links}, key=fresh("key")
+        )
         if made.status_code != 201:  # two links that contradict each other: then without them
             attacks.open_account(owner, name)
     for number, event in enumerate(events):
         costs = {names[one]: LARGE if (number + verb) % 4 == 0 else SMALL for one in event}
-        made = attacks.post(owner, "/v1/reservations" if number % 2 else "/v1/spends", {"costs": costs}, key=fresh("key"))
+        made = attacks.post(
+            owner, "/v1/reservations" if number % 2 else "/v1/spends", {"costs": costs}, key=fresh("key")
+        )
         if made.status_code == 201 and number % 3 == 1:
             place = made.json()["id"].replace("#", "%23")
             attacks.post(owner, f"/v1/reservations/{place}/void", {"reason": "not run"})

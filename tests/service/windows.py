@@ -6,17 +6,18 @@ import os
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Response, expect
 
-PATIENCE = 10_000  # milliseconds until something that must appear has appeared
+PATIENCE = 20_000  # milliseconds until something that must appear has appeared, on a busy machine
 
 # What axe-core finds wrong, in a line each: its own standard rules and those of good practice.
 AXE = """async () => {
     const found = await axe.run({ resultTypes: ["violations"] });
-    return found.violations.map((one) => `${one.id}: ${one.help}: ${one.nodes.map((node) => node.html.slice(0, 99))}`);
+    const where = (one) => one.nodes.map((node) => node.html.slice(0, 99));
+    return found.violations.map((one) => `${one.id}: ${one.help}: ${where(one)}`);
 }"""
 
 # What can be said of every page in plain words, in a line each.
@@ -78,6 +79,11 @@ class Window:
         """What was asked for elsewhere."""
         return [one for one in self.asked if urlsplit(one).scheme != "data" and not one.startswith(f"{self.url}/")]
 
+    @property
+    def cookies(self) -> list[Any]:
+        """What the browser keeps of the service, to be put into another."""
+        return [*self.context.cookies()]
+
     def go(self, path: str) -> Response:
         """Open a page of the service."""
         answer = self.page.goto(self.url + path)
@@ -89,7 +95,7 @@ class Window:
         self.go(path)
         self.page.get_by_label("API key").fill(token)
         self.page.get_by_role("button", name="Sign in").click()
-        expect(self.page.get_by_role("button", name="Sign out")).to_be_visible(timeout=PATIENCE)
+        expect(self.page.get_by_role("button", name="Sign out")).to_be_visible()
         return self.page
 
     def look(self, name: str) -> list[str]:

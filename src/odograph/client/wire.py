@@ -79,7 +79,12 @@ class Wire:
         if form is not None:
             parts["content"] = json.dumps(form, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
-        return _read(self._insist(parts, _PATIENCE if patient else self._timeout))
+        try:
+            return _read(self._insist(parts, _PATIENCE if patient else self._timeout))
+        except ServiceUnavailable as error:
+            if key is None or repr(key) in str(error):
+                raise
+            raise ServiceUnavailable(f"{error} (key {key!r})") from error
 
     def upload(self, path: str, content: Iterator[bytes]) -> Any:  # noqa: ANN401  JSON
         """Send a long body once: what is read in cannot be read in again."""
