@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Router
-from starlette.routing import Route as Path
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from odograph.service import admin, logs, openapi
 from odograph.service.api import ROUTES
@@ -41,7 +39,7 @@ class App:
         try:
             office = Office(self._settings)
             self._table = _Table(office)
-            self._router = Router(_routes(office), redirect_slashes=False, default=_Nowhere())
+            self._router = Router(pages.routes(office), redirect_slashes=False, default=_Nowhere())
         except Exception as error:  # noqa: BLE001  the server says that it could not start
             logs.failure(error)
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}"})
@@ -55,7 +53,7 @@ class App:
 class _Resource:
     """A path and its methods."""
 
-    def __init__(self, methods: dict[str, Endpoint]) -> None:
+    def __init__(self, methods: dict[str, ASGIApp]) -> None:
         self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +69,7 @@ class _Table:
     """The paths of the API by their parts: found in a look, however many there are."""
 
     def __init__(self, office: Office) -> None:
-        paths: dict[str, dict[str, Endpoint]] = {}
+        paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": app} for path, app in _public(office).items()}
         for route in ROUTES:
             paths.setdefault(route.path, {})[route.method] = Endpoint(office, route)
         self._by_shape: dict[tuple[object, ...], list[tuple[list[str], _Resource]]] = {}
@@ -118,26 +116,22 @@ async def _refuse(scope: Scope, send: Send, status: int, detail: str, headers: H
     await reply(send, status, PROBLEM, msgspec.json.encode(problem), request_id, headers)
 
 
-def _routes(office: Office) -> list[BaseRoute]:
+def _public(office: Office) -> dict[str, ASGIApp]:
+    """Return what is open to everybody; it tells nothing about the ledger."""
     described = msgspec.json.encode(openapi.describe(ROUTES))
 
-    async def health(_: Request) -> Response:
-        return _json(msgspec.json.encode(admin.health()))
+    async def health(scope: Scope, _: Receive, send: Send) -> None:
+        await _say(scope, send, 200, msgspec.json.encode(admin.health()))
 
-    async def ready(_: Request) -> Response:
+    async def ready(scope: Scope, _: Receive, send: Send) -> None:
         form = await admin.ready(office)
-        return _json(msgspec.json.encode(form), 200 if form.status == "ok" else 503)
+        await _say(scope, send, 200 if form.status == "ok" else 503, msgspec.json.encode(form))
 
-    async def description(_: Request) -> Response:
-        return _json(described)
+    async def description(scope: Scope, _: Receive, send: Send) -> None:
+        await _say(scope, send, 200, described)
 
-    return [
-        Path("/healthz", health),
-        Path("/readyz", ready),
-        Path("/v1/openapi.json", description),
-        *pages.routes(office),
-    ]
+    return {"/healthz": health, "/readyz": ready, "/v1/openapi.json": description}
 
 
-def _json(content: bytes, status: int = 200) -> Response:
-    return Response(content, status, {"cache-control": "no-store"}, media_type="application/json")
+async def _say(scope: Scope, send: Send, status: int, content: bytes) -> None:
+    await reply(send, status, b"application/json", content, request_id_of(dict(scope["headers"])))

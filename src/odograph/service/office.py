@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
@@ -50,6 +51,8 @@ class Office:
         self.settings = settings
         self.metrics = Metrics()
         store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
+        with suppress(LedgerBusy):  # a database that is away now may come back; until then nothing is ready
+            store.create()
         self.writer = Writer(store, watch=self._watch)
         self._books = LocalBooks(store, _SERVICE, self.writer)
         self._books_of: dict[str, LocalBooks] = {}
