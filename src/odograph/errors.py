@@ -57,6 +57,7 @@ __all__ = [
     "ReservationResolved",
     "ServiceUnavailable",
     "UnprovenComposition",
+    "told",
 ]
 
 
@@ -154,6 +155,11 @@ class RateLimited(RemoteError):
 
 class ServiceUnavailable(RemoteError):
     """The service did not answer; the outcome is unknown until the same key is asked again."""
+
+
+def told(problem: Exception) -> str:
+    """Say what was wrong with a document: in our own words, never in those of an error that nobody wrote for it."""
+    return str(problem) if isinstance(problem, OdographError) else "a field is missing or of the wrong kind"
 
 
 @dataclass(frozen=True, slots=True)

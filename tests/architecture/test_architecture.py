@@ -60,7 +60,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "tmlt": "integrations/tumult.py",
     "torch": "integrations/opacus.py",
     "typer": "cli/",
-    "uvicorn": "service/server.py",
+    "uvicorn": ("service/protocol.py", "service/server.py"),
 }
 
 # Input and output, the clock, randomness, logging: none of it in core.

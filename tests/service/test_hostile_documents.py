@@ -99,7 +99,7 @@ def test_nesting_of_every_depth_is_answered(owner: httpx.Client) -> None:
         parts = b'{"kind": "best-of", "parts": [[1, ' * depth + b"1" + b"]]}" * depth
         body = b'{"name": "new", "policy": {"epsilon": 1, "delta": 1e-6, "odometer": ' + parts + b"}}"
         answer = owner.post("/v1/accounts", content=body, headers=attacks.JSON | {"Idempotency-Key": "o-1"})
-        attacks.check_problem(answer, 400, 422)
+        attacks.check_problem(answer, 400, 413, 422)
         kept = b'{"checkpoint": {"form": 1, "head": "", "accounts": {"a": ' + inner + b"}}}"
         attacks.check_problem(owner.post("/v1/verify", content=kept, headers=attacks.JSON), 400, 409, 422)
 

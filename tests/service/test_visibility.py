@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service_server import ServiceThread
 
+from odograph.errors import AccountClosed, AccountNotFound
 from odograph.service import accounts, charges, forms, problems, views
 from odograph.service.access import Caller, digest_of_token
 from odograph.service.api import ROUTES
@@ -251,9 +252,9 @@ def test_a_service_that_shows_too_much_would_be_caught(
         for module in (charges, accounts, views):
             monkeypatch.setattr(module, "masked", lambda _books, _caller, _costs, decision: decision)
     if broken == "closed":
-        monkeypatch.setattr(problems, "AccountClosed", ZeroDivisionError)
+        monkeypatch.delitem(problems.GENERAL, AccountClosed)
     if broken == "missing":
-        monkeypatch.setattr(problems, "AccountNotFound", ZeroDivisionError)
+        monkeypatch.delitem(problems.GENERAL, AccountNotFound)
     with (
         attacks.reach(grown, grown.token("ana", "analyst", *grove.seen)) as client,
         pytest.raises(AssertionError, match=r"told|tells"),

@@ -12,6 +12,7 @@ import uvicorn
 
 from odograph.service.app import App
 from odograph.service.keys import connect_keys
+from odograph.service.protocol import Http
 from odograph.service.settings import Settings
 
 
@@ -26,7 +27,7 @@ class ServiceThread:
         self.settings = Settings(url=url, port=port, **chosen)  # type: ignore[arg-type]
         self.url = f"http://127.0.0.1:{port}"
         config = uvicorn.Config(
-            App(self.settings), loop="uvloop", http="httptools", ws="none", log_config=None, access_log=False
+            App(self.settings), loop="uvloop", http=Http, ws="none", log_config=None, access_log=False
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)

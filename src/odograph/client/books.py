@@ -16,9 +16,12 @@ from odograph.client.values import (
     balance_of,
     decision_of,
     lifetime_of,
+    maybe_of,
+    part_of,
     past_of,
     quote_of,
     receipt_of,
+    understood,
     verification_of,
 )
 from odograph.client.wire import Refusal, Wire, quoted
@@ -61,18 +64,18 @@ class RemoteBooks:
     @property
     def principal(self) -> str:
         """Who writes: the service knows by the key."""
-        return str(self._me()["principal"])
+        return part_of(self._me(), "principal", str)
 
     @property
     def resolves(self) -> bool:
         """Whether the key may commit and void."""
-        return self._me()["role"] in _RESOLVERS
+        return part_of(self._me(), "role", str) in _RESOLVERS
 
     def acting_as(self, principal: str) -> RemoteBooks:
         """Return the books of another principal, under a new key that ends in an hour; only an owner can make one."""
         form = {"principal": check_key(principal, "principal"), "role": "owner", "expires": _AN_HOUR}
         made = self._wire.call("POST", "/v1/keys", form, key=secrets.token_hex(16))
-        return RemoteBooks(self._wire.under(made["token"]))
+        return RemoteBooks(self._wire.under(part_of(made, "token", str)))
 
     def open(self, head: Head, policy: Policy | Compiled, key: str | None, note: str) -> None:
         """Open an account. The service solves for the policy; one with a menu is compiled here, with its items."""
@@ -93,9 +96,11 @@ class RemoteBooks:
         known = self._known.get(name)
         if known is None:
             form = self._wire.call("GET", f"{_path(name)}/terms")
-            balance = balance_of(form["account"])
+            balance = balance_of(part_of(form, "account", dict))
             above = self.opened(balance.head.parent).path if balance.head.parent else ()
-            known = Opened(balance.head, compiled_from_dict(form["compiled"]), balance.origin, above)
+            known = Opened(
+                balance.head, understood(compiled_from_dict)(part_of(form, "compiled", dict)), balance.origin, above
+            )
             self._known[name] = known
         return known
 
@@ -106,7 +111,7 @@ class RemoteBooks:
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances: of the named accounts that there are, or of all that the key may see."""
         found = self._rows() if names is None else self._named(names)
-        return {row["name"]: balance_of(row) for row in found}
+        return {balance.head.name: balance for balance in map(balance_of, found)}
 
     def charge(
         self,
@@ -147,11 +152,11 @@ class RemoteBooks:
     def pending(self, name: str) -> list[Receipt]:
         """Return the reservations of an account that nobody has resolved."""
         form = self._wire.call("GET", f"{_path(name)}/reservations")
-        return [receipt_of(one) for one in form["reservations"]]
+        return [receipt_of(one) for one in part_of(form, "reservations", list)]
 
     def voids(self, name: str) -> int:
         """Count the reservations charged to an account that were voided."""
-        return int(self._wire.call("GET", _path(name))["voids"])
+        return part_of(self._wire.call("GET", _path(name)), "voids", int)
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether the accounts would admit their costs together."""
@@ -174,19 +179,19 @@ class RemoteBooks:
             form["kind"] = kind.kind
         else:
             return None
-        found = self._wire.call("POST", f"{_path(name)}/largest", form)["largest"]
-        return cast("G | None", None if found is None else guarantee_from_dict(found))
+        found = maybe_of(self._wire.call("POST", f"{_path(name)}/largest", form), "largest", dict)
+        return cast("G | None", None if found is None else understood(guarantee_from_dict)(found))
 
     def lifetime(self, name: str) -> Lifetime | None:
         """Return what an account and those linked to it promise together."""
-        return lifetime_of(self._wire.call("GET", f"{_path(name)}/lifetime")["lifetime"])
+        return lifetime_of(maybe_of(self._wire.call("GET", f"{_path(name)}/lifetime"), "lifetime", dict))
 
     def history(self, name: str, first: int, count: int) -> list[Past]:
         """Return a page of entries."""
         found: list[Past] = []
         while len(found) < count:
             query = {"first": first + len(found), "count": min(_PAGE, count - len(found))}
-            page = self._wire.call("GET", f"{_path(name)}/entries", query=query)["entries"]
+            page = part_of(self._wire.call("GET", f"{_path(name)}/entries", query=query), "entries", list)
             found += [past_of(name, form) for form in page]
             if not page:
                 break
@@ -203,7 +208,7 @@ class RemoteBooks:
 
     def checkpoint(self) -> Checkpoint:
         """Say where every account stands."""
-        return Checkpoint.from_dict(self._wire.call("GET", "/v1/checkpoint"))
+        return understood(Checkpoint.from_dict)(self._wire.call("GET", "/v1/checkpoint"))
 
     def export(self, file: IO[str], progress: Progress | None) -> Checkpoint:
         """Write the whole ledger as JSON Lines; what was cut off on the way is no copy."""
@@ -259,11 +264,12 @@ class RemoteBooks:
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry."""
         name, sequence = place_of(entry)
-        return bool(self._wire.call("DELETE", f"/v1/notes/{quoted(f'{name}#{sequence}')}")["erased"])
+        return part_of(self._wire.call("DELETE", f"/v1/notes/{quoted(f'{name}#{sequence}')}"), "erased", bool)
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name."""
-        return bool(self._wire.call("DELETE", f"/v1/principals/{quoted(check_key(name, 'principal'))}")["erased"])
+        path = f"/v1/principals/{quoted(check_key(name, 'principal'))}"
+        return part_of(self._wire.call("DELETE", path), "erased", bool)
 
     def leave(self) -> None:
         """Let go of the connections."""
@@ -281,8 +287,8 @@ class RemoteBooks:
         after: str | None = ""
         while after is not None:
             page = self._wire.call("GET", "/v1/accounts", query={"after": after, "limit": _PAGE})
-            yield from page["accounts"]
-            after = page["next"]
+            yield from part_of(page, "accounts", list)
+            after = maybe_of(page, "next", str)
 
     def _named(self, names: Iterable[str]) -> Iterator[dict[str, Any]]:
         for name in names:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from typing import Any, Final
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 from odograph.core.decide import Decision
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.core.meters import Meter
 from odograph.core.offers import Quote
+from odograph.errors import OdographError, RemoteError
 from odograph.ledger.entries import VERSION, Entry, price_from_text, text_of, totals_from_text
 from odograph.ledger.lifetimes import Lifetime
 from odograph.ledger.receipts import Checkpoint, Line, Past, Receipt, Verification
@@ -21,9 +23,12 @@ __all__ = [
     "balance_of",
     "decision_of",
     "lifetime_of",
+    "maybe_of",
+    "part_of",
     "past_of",
     "quote_of",
     "receipt_of",
+    "understood",
     "verification_of",
 ]
 
@@ -33,8 +38,43 @@ _NUMBERS: Final = ("version", "sequence", "time")
 
 Form = Mapping[str, Any]
 Meters = Callable[[str], tuple[Meter, ...]]  # of an account, by its name
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
+def understood(read: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Say that an answer was none of Odograph's, if it cannot be read."""
+
+    @wraps(read)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return read(*args, **kwargs)
+        except RemoteError:
+            raise
+        except (OdographError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+            raise RemoteError(
+                "the answer is not one that Odograph of this version gives; is it Odograph?"
+            ) from problem
+
+    return checked
+
+
+@understood
+def part_of(form: Form, name: str, kind: type[_T]) -> _T:
+    """Return a part of an answer, if it is there and of its kind."""
+    part = form[name]
+    if not isinstance(part, kind):
+        raise TypeError(name)
+    return part
+
+
+@understood
+def maybe_of(form: Form, name: str, kind: type[_T]) -> _T | None:
+    """Return a part of an answer that may be nothing."""
+    return None if form[name] is None else part_of(form, name, kind)
+
+
+@understood
 def balance_of(row: Form) -> Balance:
     """Read an account in brief."""
     head = Head(row["name"], row["parent"], row["successor_of"], row["dataset"], row["unit"], row["neighbours"])
@@ -50,6 +90,7 @@ def balance_of(row: Form) -> Balance:
     )
 
 
+@understood
 def receipt_of(form: Form) -> Receipt:
     """Read a receipt."""
     lines = tuple(
@@ -61,6 +102,7 @@ def receipt_of(form: Form) -> Receipt:
     return Receipt(form["verb"], form["key"], _time(form["time"]), lines, expires, lifetimes, form["repeated"])
 
 
+@understood
 def lifetime_of(form: Form | None) -> Lifetime | None:
     """Read what linked accounts promise together."""
     if form is None:
@@ -68,6 +110,7 @@ def lifetime_of(form: Form | None) -> Lifetime | None:
     return Lifetime(tuple(form["accounts"]), Fraction(form["epsilon"]), Fraction(form["delta"]))
 
 
+@understood
 def decision_of(form: Form, meters: Meters, asked: str = "") -> Decision:
     """Read a decision; `meters` finds those of the account that decided: `asked`, if it names none."""
     return Decision(
@@ -82,12 +125,14 @@ def decision_of(form: Form, meters: Meters, asked: str = "") -> Decision:
     )
 
 
+@understood
 def quote_of(form: Form, meters: Meters, asked: str) -> Quote:
     """Read the answer to a batch."""
     decisions = tuple(decision_of(one, meters, asked) for one in form["decisions"])
     return Quote(form["admitted"], decisions, totals_from_text(form["totals_after"]))
 
 
+@understood
 def past_of(account: str, form: Form) -> Past:
     """Read an entry; one that names accounts that the caller may not see comes without them."""
     if form["sealed"] is not None:
@@ -113,6 +158,7 @@ def past_of(account: str, form: Form) -> Past:
     return Past(entry, form["principal"], form["note"])
 
 
+@understood
 def verification_of(form: Form) -> Verification:
     """Read what a replay found."""
     checkpoint = Checkpoint.from_dict(form["checkpoint"])

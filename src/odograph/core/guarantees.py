@@ -288,7 +288,7 @@ def guarantee_from_dict(form: Mapping[str, Any]) -> Guarantee:
     """Read what `to_dict` wrote; anything else raises `InvalidGuarantee` and says what is wrong with it."""
     cls = _NAMED.get(str(form.get("kind"))) if isinstance(form, Mapping) and form.get("form") == _FORM else None
     if cls is None:
-        raise InvalidGuarantee(f"not a guarantee of form {_FORM}: {form!r}")
+        raise InvalidGuarantee(f"not a guarantee of form {_FORM}: {form!r:.120}")
     names = [*cls.__match_args__]
     if set(form) != {"form", "kind", *names}:
         raise InvalidGuarantee(f"a {form['kind']} guarantee has the fields {names}, not {sorted(form)}")

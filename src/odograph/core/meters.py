@@ -46,7 +46,7 @@ from odograph.core.units import (
     exactly,
     up,
 )
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidPolicy, told
 
 __all__ = ["CLOCKS", "Meter"]
 
@@ -112,7 +112,7 @@ class Meter:
                 latent=form.get("latent", False) is True,
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
-            raise InvalidPolicy(f"not a meter: {form!r} ({problem})") from problem
+            raise InvalidPolicy(f"not a meter: {form!r:.120} ({told(problem)})") from problem
         meter._check()
         return meter
 

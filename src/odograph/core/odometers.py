@@ -17,7 +17,7 @@ import numpy as np
 from odograph.core import boundaries
 from odograph.core.meters import Meter
 from odograph.core.units import read, up
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidPolicy, told
 
 __all__ = [
     "BestOf",
@@ -352,7 +352,7 @@ def odometer_from_dict(form: Mapping[str, Any]) -> Odometer:
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in form.items() if k != "kind"}
         return _KINDS[form["kind"]](**values)
     except (KeyError, TypeError, ValueError) as problem:
-        raise InvalidPolicy(f"not an odometer: {form!r} ({problem})") from problem
+        raise InvalidPolicy(f"not an odometer: {form!r:.120} ({told(problem):.120})") from problem
 
 
 def standard_odometer(epsilon: float, delta: float) -> DiscreteMixture:

@@ -14,7 +14,7 @@ from odograph.core.menu import MenuItem
 from odograph.core.odometers import Odometer, odometer_from_dict, odometer_to_dict, standard_odometer
 from odograph.core.rules import RULES
 from odograph.core.units import Number, Numeric, read, text_of, tidy
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidPolicy, told
 
 __all__ = ["Need", "Policy"]
 
@@ -140,14 +140,14 @@ class Policy:
         """Read what `to_dict` wrote; anything else raises `InvalidPolicy`."""
         fields = {*cls.__match_args__, "form"}
         if not isinstance(form, Mapping) or form.get("form") != _FORM or set(form) != fields:
-            raise InvalidPolicy(f"not a policy of form {_FORM} with the fields {sorted(fields)}: {form!r}")
+            raise InvalidPolicy(f"not a policy of form {_FORM} with the fields {sorted(fields)}: {form!r:.120}")
         values = {name: value for name, value in form.items() if name != "form"}
         try:
             values["menu"] = tuple(MenuItem(**item) for item in form["menu"])
             values["odometer"] = odometer_from_dict(form["odometer"])
             return cls(**values)
         except (KeyError, TypeError, ValueError) as problem:
-            raise InvalidPolicy(f"not a policy: {form!r} ({problem})") from problem
+            raise InvalidPolicy(f"not a policy: {form!r:.120} ({told(problem)})") from problem
 
 
 def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:

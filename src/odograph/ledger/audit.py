@@ -15,7 +15,7 @@ from typing import Final
 from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Price, Totals, decide
 from odograph.core.units import CEILING
-from odograph.errors import LedgerCorrupt, OdographError
+from odograph.errors import LedgerCorrupt, OdographError, told
 from odograph.ledger.entries import (
     CHARGES,
     KEYLESS,
@@ -293,7 +293,7 @@ def _checked_price(compiled: Compiled, entry: Entry) -> Price:
     except LedgerCorrupt:
         raise
     except (OdographError, LookupError, TypeError, ValueError) as problem:
-        raise _bad(entry, f"its guarantee or price cannot be read ({problem})") from problem
+        raise _bad(entry, f"its guarantee or price cannot be read ({told(problem)})") from problem
     return stored
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError
+from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError, told
 from odograph.ledger.audit import Auditor, Progress
 from odograph.ledger.entries import KEYLESS, Entry, check_key, digest_of, key_owner, note_digest, shown, text_of
 from odograph.ledger.receipts import Checkpoint, Verification
@@ -61,17 +61,25 @@ def lines(file: IO[str]) -> Iterator[Piece]:
     for number, line in enumerate(_text_lines(file), 1):
         try:
             form = json.loads(line)
-            piece = _piece(form, entries, ended=ended) if number > 1 else None
-            if number == 1 and (form["odograph"], form["form"]) != ("ledger", _FORM):
-                raise LedgerCorrupt(f"this is not a ledger of form {_FORM}; nothing was taken in")
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
-            raise LedgerCorrupt(f"line {number} cannot be read ({problem}); nothing was taken in") from problem
+            piece: Piece | None = None
+            if number == 1:
+                _begin(form)
+            else:
+                piece = _piece(form, entries, ended=ended)
+        except (LedgerCorrupt, AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
+            raise LedgerCorrupt(f"line {number} cannot be read ({told(problem)}); nothing was taken in") from problem
         if piece is not None:
             yield piece
         entries += isinstance(piece, Entry)
         ended = isinstance(piece, Checkpoint)
     if not ended:
         raise LedgerCorrupt(f"the copy was cut off after line {number}; nothing was taken in")
+
+
+def _begin(form: dict[str, Any]) -> None:
+    """Read the first line, which says what this is."""
+    if (form["odograph"], form["form"]) != ("ledger", _FORM):
+        raise LedgerCorrupt(f"this is not a ledger of form {_FORM}")
 
 
 def _text_lines(file: IO[str]) -> Iterator[str]:
@@ -83,19 +91,19 @@ def _text_lines(file: IO[str]) -> Iterator[str]:
 
 def _piece(form: dict[str, Any], entries: int, *, ended: bool) -> Piece:
     if ended:
-        raise ValueError("the copy had ended before it")
+        raise LedgerCorrupt("the copy had ended before it")
     if "checkpoint" in form:
         if int(form["entries"]) != entries:
-            raise ValueError(f"{form['entries']} entries were written, and {entries} are here")
+            raise LedgerCorrupt(f"{int(form['entries'])} entries were written, and {entries} are here")
         return Checkpoint.from_dict(form["checkpoint"])
     ((kind, fields),) = form.items()
     if any(not isinstance(value, str) for value in fields.values()):
-        raise ValueError("every field is a text")
+        raise LedgerCorrupt("every field is a text")
     if kind == "principal":
         return _checked(fields["identity"]), _checked(fields["name"])
     numbers = {name: int(fields[name]) for name in _NUMBERS if name in fields}
     if kind not in ("entry", "note"):
-        raise ValueError(f"{kind!r} is not known")
+        raise LedgerCorrupt(f"{shown(kind)} is not known")
     return Entry(**(fields | numbers)) if kind == "entry" else Note(**(fields | numbers))
 
 
@@ -103,7 +111,7 @@ def _checked(text: str) -> str:
     try:
         return check_key(text)
     except InvalidGuarantee as problem:
-        raise ValueError("a principal's name or identity is not one") from problem
+        raise LedgerCorrupt("a principal's name or identity is not one") from problem
 
 
 def backup(pieces: Iterable[Piece], path: Path, progress: Progress | None = None) -> Checkpoint:

@@ -12,6 +12,7 @@ from odograph.errors import (
     InvalidPolicy,
     LedgerCorrupt,
     OdographError,
+    told,
 )
 from odograph.ledger.entries import START, Entry, digest_of, text_of
 from odograph.ledger.requests import Author, Made, Outcome, keep_note, remember, repeated, time_of
@@ -26,7 +27,7 @@ def opening_of(entry: Entry) -> tuple[Head, Compiled]:
         form = entry.details
         return Head(*(form[name] for name in Head._fields)), compiled_from_dict(form["compiled"])
     except (OdographError, LookupError, TypeError, ValueError) as problem:
-        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({problem})") from problem
+        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({told(problem)})") from problem
 
 
 class Open(NamedTuple):

@@ -90,7 +90,7 @@ def policy_of(form: forms.PolicyForm) -> Policy:
         try:
             chosen["odometer"] = odometer_from_dict(form.odometer)
         except (KeyError, TypeError, ValueError) as problem:
-            raise InvalidPolicy(f"Policy.odometer is none that is known: {problem}") from problem
+            raise InvalidPolicy("Policy.odometer is none that is known, or its tuning is not usable") from problem
     return Policy(
         form.epsilon,
         form.delta,

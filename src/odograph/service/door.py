@@ -30,6 +30,7 @@ __all__ = ["Answer", "Call", "Endpoint", "File", "Route", "reply", "request_id_o
 _JSON: Final = b"application/json"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _IN_MEMORY: Final = 1 << 20  # of an upload, before it goes to a temporary file
+_TOLD: Final = 200  # characters of what was wrong: it may repeat a name that was sent
 _CHUNK: Final = 1 << 16
 _SAFE: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 # A random number for every request would be a system call for every request, and another thread would have its turn.
@@ -295,5 +296,5 @@ def _query(route: Route, text: bytes) -> Any:  # noqa: ANN401  of the route's ow
 
 
 def _told(problem: Exception) -> str:
-    """Say what msgspec found: the place and the type, never the value; of other errors nothing."""
-    return str(problem) if isinstance(problem, msgspec.MsgspecError) else "it is not JSON that can be read"
+    """Say what msgspec found, and where; of other errors nothing."""
+    return str(problem)[:_TOLD] if isinstance(problem, msgspec.MsgspecError) else "it is not JSON that can be read"

@@ -92,7 +92,9 @@ def _operation(route: Route, known: dict[Any, Any], components: dict[str, Any]) 
         "responses": answers,
     }
     if route.form is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": known[route.form]}}}
+        needed = bool(components[route.form.__name__].get("required"))
+        content = {"application/json": {"schema": known[route.form]}}
+        operation["requestBody"] = {"required": needed, "content": content}
     if route.upload:
         operation["requestBody"] = {"required": True, "content": {"application/x-ndjson": {}}}
     return operation

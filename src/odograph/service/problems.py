@@ -12,17 +12,44 @@ from odograph.errors import (
     BadRequest,
     BudgetExceeded,
     ErrorRow,
+    IdempotencyConflict,
+    LedgerCorrupt,
+    LedgerError,
     OdographError,
     RateLimited,
     ReservationNotFound,
+    UnprovenComposition,
 )
 from odograph.service.access import Caller
 from odograph.service.answers import Problem
 from odograph.service.views import decision_form
 
-__all__ = ["PROBLEM", "HttpProblem", "TooFast", "problem_of", "row_of", "unexpected"]
+__all__ = [
+    "GENERAL",
+    "PROBLEM",
+    "BadDocument",
+    "HttpProblem",
+    "NotEmpty",
+    "TooFast",
+    "problem_of",
+    "row_of",
+    "unexpected",
+]
 
 PROBLEM: Final = b"application/problem+json"
+_LONGEST: Final = 2000  # characters of a detail
+# To one bound to accounts these messages could name another account, or tell its policy.
+GENERAL: Final[dict[type[OdographError], str]] = {
+    AccountNotFound: "there is no such account here, or this key does not open it; nothing was changed",
+    ReservationNotFound: "there is no such reservation here, or this key does not open its accounts; nothing changed",
+    AccountClosed: "an account that was asked is closed and takes no new charges; nothing was charged",
+    IdempotencyConflict: "the key was used before for another request; nothing was charged. Use another key",
+    LedgerCorrupt: "the ledger is damaged; nothing was charged. Tell its owner",
+    UnprovenComposition: "no theorem covers a request of this kind here; nothing was charged. Ask the account's owner"
+    " which kinds it takes",
+}
+# One that is not there and one that the caller may not see are told alike, to everybody.
+_ALIKE: Final = (AccountNotFound, ReservationNotFound)
 _UNSAID: Final = "something went wrong in the service; nothing more is said here, the log has the request id"
 
 
@@ -33,6 +60,18 @@ class HttpProblem(BadRequest):
         super().__init__(detail)
         self.status = status
         self.headers = headers
+
+
+class BadDocument(LedgerCorrupt):
+    """A checkpoint or a copy that somebody sent is none; the ledger here is not meant."""
+
+    status = 422
+
+
+class NotEmpty(LedgerError):
+    """A copy can only be read into a new ledger."""
+
+    status = 409
 
 
 class TooFast(RateLimited):
@@ -52,17 +91,11 @@ def problem_of(error: OdographError, caller: Caller | None, request_id: str = ""
     """Return an error as it is told to this caller."""
     row = row_of(error)
     listed = next(cls for cls in type(error).__mro__ if cls in ERROR_TABLE)
-    status = error.status if isinstance(error, HttpProblem) else row.status
+    status = error.status if isinstance(error, HttpProblem | BadDocument | NotEmpty) else row.status
     decision = decision_form(error.decision) if isinstance(error, BudgetExceeded) else None
-    detail = str(error)
-    if isinstance(error, AccountNotFound):
-        # One that is not there and one that the caller may not see are told alike.
-        detail = "there is no such account here, or this key does not open it; nothing was changed"
-    if isinstance(error, ReservationNotFound):
-        detail = "there is no such reservation here, or this key does not open its accounts; nothing was changed"
-    if isinstance(error, AccountClosed) and caller is not None and caller.accounts is not None:
-        # The message names the account that is closed, perhaps one above that this caller does not know of.
-        detail = "an account that was asked is closed and takes no new charges; nothing was charged"
+    bound = caller is not None and caller.accounts is not None
+    general = [text for cls, text in GENERAL.items() if isinstance(error, cls) and (bound or cls in _ALIKE)]
+    detail = general[0] if general else str(error)[:_LONGEST]
     return Problem(
         title=HTTPStatus(status).phrase,
         status=status,

@@ -10,6 +10,7 @@ from typing import IO, Annotated, Final
 from msgspec import Meta, Struct
 
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
+from odograph.ledger.copies import check_checkpoint
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.service.answers import (
@@ -20,6 +21,7 @@ from odograph.service.answers import (
     VerificationForm,
 )
 from odograph.service.door import Call, File
+from odograph.service.problems import BadDocument, NotEmpty
 from odograph.service.views import entries_form, pending_of
 
 __all__ = [
@@ -58,7 +60,7 @@ async def pending(call: Call) -> ReservationsForm:
 
 async def verify(call: Call) -> VerificationForm:
     """Replay every entry of every account; with a checkpoint, also show that nothing was removed or rewritten."""
-    kept = None if call.form.checkpoint is None else Checkpoint.from_dict(call.form.checkpoint)
+    kept = None if call.form.checkpoint is None else _kept(call.form.checkpoint)
     turn = call.office.auditing
     if turn.locked():
         raise LedgerBusy("the ledger is being verified already; nothing was changed. Try again")
@@ -118,12 +120,27 @@ def _imported(ledger: Ledger, file: IO[bytes]) -> Verification:
     try:
         form = json.loads(file.readline(_IN_MEMORY))
     except (RecursionError, ValueError) as problem:
-        raise LedgerCorrupt("line 1 is not JSON; nothing was taken in") from problem
+        raise BadDocument("line 1 is not JSON; nothing was taken in") from problem
     if isinstance(form, dict) and "against" in form:
-        kept = Checkpoint.from_dict(form["against"])
+        kept = _kept(form["against"])
     else:
         file.seek(0)
-    return ledger.import_(io.TextIOWrapper(file, encoding="utf-8"), checkpoint=kept)
+    if ledger.books.balances():
+        raise NotEmpty("this ledger is not empty: a copy can only be read into a new one; nothing was taken in")
+    try:
+        return ledger.import_(io.TextIOWrapper(file, encoding="utf-8"), checkpoint=kept)
+    except LedgerCorrupt as problem:
+        raise BadDocument(str(problem)) from problem
+
+
+def _kept(form: object) -> Checkpoint:
+    """Read a checkpoint that was kept elsewhere."""
+    try:
+        kept = Checkpoint.from_dict(form if isinstance(form, dict) else {})
+        check_checkpoint(kept)
+    except LedgerError as problem:
+        raise BadDocument(str(problem)) from problem
+    return kept
 
 
 def _checkpoint(found: Checkpoint) -> CheckpointForm:

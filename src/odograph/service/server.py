@@ -17,6 +17,7 @@ from odograph.service import logs
 from odograph.service.app import App
 from odograph.service.keys import connect_keys
 from odograph.service.metrics import forget_the_dead
+from odograph.service.protocol import Http
 from odograph.service.settings import Settings
 
 __all__ = ["owner_key_file", "serve", "worker", "write_first_key"]
@@ -39,7 +40,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         "host": settings.host,
         "port": settings.port,
         "loop": "uvloop",
-        "http": "httptools",
+        "http": Http,
         "ws": "none",
         "lifespan": "on",
         "log_config": None,
