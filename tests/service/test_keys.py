@@ -39,7 +39,7 @@ from odograph.errors import (
 )
 from odograph.ledger.sql import statements
 from odograph.service import keys as keys_module
-from odograph.service.access import ApiKey, Caller, Role, digest_of_token, looks_like_token
+from odograph.service.access import ApiKey, Caller, Role, digest_of_token, looks_like_token, new_token
 from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.sql import Run, queries, schema
 
@@ -53,11 +53,16 @@ def store(url: str) -> Iterator[KeyStore]:
         yield found
 
 
+def first_owner(store: KeyStore) -> str | None:
+    token = new_token()
+    return token if store.first_owner(token) else None
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A SQLite key store with one key in it."""
     with connect_keys(f"sqlite:///{tmp_path}/ledger.db") as store:
-        store.first_owner()
+        first_owner(store)
     return tmp_path / "ledger.db-access"
 
 
@@ -225,7 +230,7 @@ def test_no_token_or_cookie_is_in_the_file(
     if careless:  # the broken twin keeps the secret itself
         monkeypatch.setattr(keys_module, "digest_of_token", lambda token: token)
     with connect_keys(f"sqlite:///{tmp_path}/ledger.db") as store:
-        first = store.first_owner()
+        first = first_owner(store)
         token, key = owner(store)
         secret, _ = store.begin_session(key.id)
         store.keys()  # the log is there as long as somebody reads
@@ -268,9 +273,9 @@ def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
     mask = os.umask(0)
     try:
         with connect_keys(f"sqlite:///{tmp_path}/ledger.db") as store:
-            store.first_owner()
+            first_owner(store)
             store.keys()
-            store.first_owner()
+            first_owner(store)
             modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
         (tmp_path / "other").touch()
         assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o666  # the mask would have let it be
@@ -283,29 +288,31 @@ def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 def test_the_first_owner_is_made_once(store: KeyStore) -> None:
-    token = store.first_owner()
+    token = first_owner(store)
     assert token is not None
     found = caller_with(store, token)
     assert found is not None
     assert (found.principal, found.role, found.accounts) == ("owner", Role.OWNER, None)
-    assert store.first_owner() is None
+    assert first_owner(store) is None
     owner(store)
     store.revoke(found.key, "olga")
-    assert store.first_owner() is None  # revoked, it was still made
+    assert first_owner(store) is None  # revoked, it was still made
 
 
 RACE = """
 import sys
 from odograph.service import keys
+from odograph.service.access import new_token
 store = keys.connect_keys(sys.argv[1])
 if sys.argv[2] == "hasty":  # the broken twin has looked before it locks, and does not look again
     store._database.read = lambda *_: []
     store._database.write = lambda work, write=store._database.write: write(
         lambda run: work(lambda query, *rest: [] if query == "any_key" else run(query, *rest))
     )
+token = new_token()
 print("ready", flush=True)
 sys.stdin.readline()
-print(store.first_owner())
+print(token if store.first_owner(token) else None)
 """
 
 
@@ -470,12 +477,13 @@ def test_sessions_past_their_time_are_deleted_when_others_begin(
 
 KILLED = """
 import os, signal, sys
+from odograph.service.access import new_token
 from odograph.service.keys import connect_keys
 def die(made):
     os.write(1, made[0].encode())
     os.kill(os.getpid(), signal.SIGKILL)
 store = connect_keys(sys.argv[1])
-store.first_owner()
+store.first_owner(new_token())
 if sys.argv[2] == "early":  # the broken twin answers before it commits
     store._database.write = lambda work, write=store._database.write: write(lambda run: die(work(run)))
 die(store.make("ana", "analyst", accounts=["jan"], made_by="olga"))
@@ -496,6 +504,7 @@ def test_a_key_outlives_the_process_that_made_it(place: str, twin: str) -> None:
 SYNCED = """
 import os, sys
 from odograph.service import keys_sqlite
+from odograph.service.access import new_token
 from odograph.service.keys import connect_keys
 if sys.argv[2] == "OFF":
     os.fsync = lambda _: None
@@ -503,7 +512,9 @@ if sys.argv[2]:
     keys_sqlite.open_file = lambda path, timeout, opened=keys_sqlite.open_file: (
         connection := opened(path, timeout), connection.execute(f"PRAGMA synchronous = {sys.argv[2]}"))[0]
 store = connect_keys(sys.argv[1])
-os.write(1, store.first_owner().encode())
+token = new_token()
+store.first_owner(token)
+os.write(1, token.encode())
 store.keys()  # as long as somebody reads, closing the connection that writes syncs nothing
 os.write(2, b"asked")
 os.write(1, store.make("ana", "owner", made_by="olga")[0].encode())
@@ -645,7 +656,7 @@ def test_what_is_left_over_of_other_keys_is_not_taken_over(tmp_path: Path) -> No
     left = tmp_path / "ledger.db-access-wal"
     left.touch()
     with connect_keys(f"sqlite:///{tmp_path}/ledger.db") as store, pytest.raises(LedgerError, match="left over"):
-        store.first_owner()
+        first_owner(store)
     assert [*tmp_path.iterdir()] == [left]
 
 
@@ -655,7 +666,7 @@ def test_a_file_of_another_kind_or_schema_is_left_as_it_is(file: Path) -> None:
             with closing(sqlite3.connect(file)) as connection:
                 connection.execute(f"PRAGMA {pragma}")
             before = file.read_bytes()
-            for use in (store.keys, store.first_owner, lambda: owner(store)):
+            for use in (store.keys, lambda: first_owner(store), lambda: owner(store)):
                 with pytest.raises(LedgerError, match=message):
                     use()
             assert file.read_bytes() == before
@@ -667,7 +678,7 @@ def test_a_file_of_another_kind_or_schema_is_left_as_it_is(file: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "no" / "such.db", tmp_path / ("x" * 300)):
         with connect_keys(f"sqlite:///{path}") as store, pytest.raises(LedgerError, match=r"no keys can be kept at"):
-            store.first_owner()
+            first_owner(store)
 
 
 def test_keys_are_read_while_another_process_writes_and_a_writer_does_not_wait_for_ever(place: str) -> None:
@@ -717,9 +728,9 @@ def test_a_database_of_another_schema_is_left_as_it_is_and_a_password_is_not_sho
 def test_a_server_that_does_not_sync_is_refused() -> None:
     with PostgresServer(options={"fsync": "off"}) as server:
         with connect_keys(server.url) as store, pytest.raises(LedgerError, match="fsync=off"):
-            store.first_owner()
+            first_owner(store)
         with connect_keys(server.url, accept_fsync_off=True) as store:
-            assert store.first_owner()
+            assert first_owner(store)
 
 
 # The command line

@@ -132,9 +132,11 @@ class RemoteBooks:
         else:
             path, form["costs"] = f"/v1/{what}", asked
         try:
-            return receipt_of(self._wire.call("POST", path, form, key=_key(key)))
+            receipt = receipt_of(self._wire.call("POST", path, form, key=_key(key)))
         except Refusal as refusal:
             raise BudgetExceeded(decision_of(refusal.form, self._meters)) from None
+        # A key that was made here was never used before: an answer that was asked for again is the first.
+        return receipt._replace(repeated=False) if key is None else receipt
 
     def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
         """Commit or void a reservation."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 from urllib.parse import quote
+from weakref import WeakSet
 
 import httpx
 
@@ -42,7 +43,8 @@ class Wire:
     """The way to a service. Safe to use from many threads; a forked process has its own connections."""
 
     def __init__(self, url: str, token: str | None, timeout: float, pool: _Pool | None = None) -> None:
-        if not isinstance(token, str) or not token.strip().isascii() or not token.strip().isprintable():
+        written = token.strip() if isinstance(token, str) else ""
+        if not written or not written.isascii() or not written.isprintable():
             raise NotAuthenticated("a service needs an API key: connect(url, token=...), as its owner gave it to you")
         try:
             parsed = httpx.URL(url)
@@ -54,7 +56,7 @@ class Wire:
             )
         self.url = str(parsed).rstrip("/")
         self._timeout = timeout
-        self._token = token.strip()
+        self._token = written
         self._pool = pool or _Pool(self.url)
 
     def under(self, token: str) -> Wire:
@@ -132,6 +134,8 @@ class Wire:
                 response = self._pool.client.request(**parts, timeout=left)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as problem:
                 error: OdographError = LedgerBusy(f"{self.url} cannot be reached ({_kind(problem)})")
+            except httpx.DecodingError as problem:
+                raise _stranger(self.url) from problem
             except httpx.TransportError as problem:
                 error, lost = ServiceUnavailable(f"{self.url} did not answer ({_kind(problem)})"), True
             else:
@@ -155,6 +159,11 @@ class _Pool:
         self._url = url
         self._pid = os.getpid()
         self._client: httpx.Client | None = None
+        self.renew()
+        _POOLS.add(self)
+
+    def renew(self) -> None:
+        """Make a new lock: in a forked process nobody may be left to release the old one."""
         self._lock = threading.Lock()
 
     @property
@@ -178,6 +187,16 @@ class _Pool:
 
 
 _LEFT_ALONE: list[object] = []
+_POOLS: WeakSet[_Pool] = WeakSet()
+
+
+def _after_fork() -> None:
+    for pool in _POOLS:
+        pool.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def quoted(name: str) -> str:
@@ -187,11 +206,16 @@ def quoted(name: str) -> str:
 
 def _read(response: httpx.Response) -> Any:  # noqa: ANN401  JSON
     try:
-        return response.json()
+        form = response.json()
     except ValueError as problem:
-        raise RemoteError(
-            f"{response.url.host} answered with something that is not JSON; is it Odograph?"
-        ) from problem
+        raise _stranger(response.url.host) from problem
+    if not isinstance(form, dict) or "x-request-id" not in response.headers:  # which every answer of a service has
+        raise _stranger(response.url.host)
+    return form
+
+
+def _stranger(where: str) -> RemoteError:
+    return RemoteError(f"{where} answered with something that is no answer of a service; is it Odograph?")
 
 
 def _error(response: httpx.Response) -> OdographError:
@@ -227,4 +251,4 @@ def _after(response: httpx.Response) -> float | None:
 
 
 def _kind(problem: Exception) -> str:
-    return type(problem).__name__
+    return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__

@@ -99,13 +99,13 @@ class Writer:
         """
         mine = _Ticket(requests, self._called, done)
         with self._lock:
+            if self._thread is None:  # also while somebody leads who will hand over to this one
+                self._thread = threading.Thread(target=self._lead_for_others, name="odograph-writer", daemon=True)
+                self._thread.start()
             if self._leader is not None:
                 self._enqueue(mine)
                 return
             self._leader, self._writing = mine, [mine]
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._lead_for_others, name="odograph-writer", daemon=True)
-                self._thread.start()
         mine.awake.release()
 
     @property

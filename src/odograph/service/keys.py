@@ -119,15 +119,15 @@ class KeyStore:
 
         return self._database.write(work)
 
-    def first_owner(self) -> str | None:
-        """Make the first owner's key if no key was ever made, and return its token; None for everybody after."""
+    def first_owner(self, token: str) -> bool:
+        """Make this token the first owner's key if no key was ever made, and say whether it was."""
         if self._database.read("any_key"):
-            return None
+            return False
 
-        def work(run: Run) -> str | None:
+        def work(run: Run) -> bool:
             if run("any_key"):
-                return None
-            token, now = new_token(), self.now()
+                return False
+            now = self.now()
             key = ApiKey(
                 new_key_id(),
                 digest_of_token(token),
@@ -139,7 +139,7 @@ class KeyStore:
                 made_by=_FIRST,
             )
             run("add_key", *_row(key), "")
-            return token
+            return True
 
         return self._database.write(work)
 

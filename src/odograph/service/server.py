@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +16,9 @@ import uvicorn
 
 from odograph.errors import LedgerError
 from odograph.service import logs
+from odograph.service.access import new_token
 from odograph.service.app import App
-from odograph.service.keys import connect_keys
+from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.metrics import forget_the_dead
 from odograph.service.protocol import Http
 from odograph.service.settings import Settings
@@ -24,6 +27,7 @@ __all__ = ["owner_key_file", "serve", "worker", "write_first_key"]
 
 _PATIENCE: Final = 30  # seconds in which what was accepted is finished
 _YOUNG: Final = 20_000  # objects between two looks for garbage
+_A_MOMENT: Final = 2.0  # seconds in which a process that has made the file makes its key
 _SWITCH: Final = 0.001  # seconds until another thread may run: the writer's must not wait long for the loop's
 
 
@@ -51,6 +55,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         "ssl_certfile": settings.tls_cert,
         "ssl_keyfile": settings.tls_key,
     }
+    # Uvicorn finishes what was accepted and raises the signal again, which would end the process by it. Not in
+    # `_app`: workers call that when uvicorn's own handler is in place already.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if settings.workers == 1:
         uvicorn.run(_app(settings), **options)
         return
@@ -87,20 +94,31 @@ def write_first_key(settings: Settings) -> Path | None:
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except OSError as problem:
+            if isinstance(problem, FileExistsError) and _made_by_another(keys):
+                return None
             raise LedgerError(
                 f"the first owner's key cannot be written to {path} ({problem.strerror}); move that file away, or"
                 " pass --owner-key-file"
             ) from problem
+        token = new_token()
         with os.fdopen(file, "w", encoding="ascii") as text:
-            token = keys.first_owner()
-            if token is not None:
-                text.write(token + "\n")
-                text.flush()
-                os.fsync(text.fileno())
-        if token is None:  # another process was first
+            text.write(token + "\n")
+            text.flush()
+            os.fsync(text.fileno())
+        if not keys.first_owner(token):  # another process was first
             path.unlink()
             return None
     return path
+
+
+def _made_by_another(keys: KeyStore) -> bool:
+    """Say whether a process that started at the same moment makes the first key: its file is there already."""
+    end = time.monotonic() + _A_MOMENT
+    while not keys.keys():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def owner_key_file(settings: Settings) -> Path:
