@@ -236,6 +236,8 @@ def looks_like_key_id(text: str) -> bool:
 
 def same(one: str, other: str) -> bool:
     """Compare two texts in a time that does not tell where they differ."""
+    if one.isascii() and other.isascii():
+        return hmac.compare_digest(one, other)
     return hmac.compare_digest(one.encode("utf-8", "surrogatepass"), other.encode("utf-8", "surrogatepass"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 from starlette.requests import Request
 from starlette.routing import Router
@@ -16,6 +18,8 @@ from odograph.service.problems import PROBLEM, HttpProblem, problem_of
 from odograph.service.settings import Settings
 
 __all__ = ["App"]
+
+_REMEMBERED: Final = 1024  # paths
 
 
 class App:
@@ -72,6 +76,7 @@ class _Table:
         paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": app} for path, app in _public(office).items()}
         for route in ROUTES:
             paths.setdefault(route.path, {})[route.method] = Endpoint(office, route)
+        self._found: dict[str, tuple[_Resource, dict[str, str]]] = {}
         self._by_shape: dict[tuple[object, ...], list[tuple[list[str], _Resource]]] = {}
         for path, methods in paths.items():
             parts = path.split("/")
@@ -80,7 +85,12 @@ class _Table:
 
     def find(self, scope: Scope) -> _Resource | None:
         """Return what is at a path, and put its parameters into the scope."""
-        given = scope["path"].split("/")
+        path: str = scope["path"]
+        known = self._found.get(path)
+        if known is not None:
+            resource, scope["path_params"] = known
+            return resource
+        given = path.split("/")
         for parts, resource in self._by_shape.get(_shape(given), ()):
             named: dict[str, str] = {}
             for part, value in zip(parts, given, strict=True):
@@ -89,6 +99,9 @@ class _Table:
                 elif part != value:
                     break
             else:
+                if len(self._found) >= _REMEMBERED:
+                    self._found.clear()
+                self._found[path] = resource, named
                 scope["path_params"] = named
                 return resource
         return None

@@ -31,6 +31,7 @@ _JSON: Final = b"application/json"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _IN_MEMORY: Final = 1 << 20  # of an upload, before it goes to a temporary file
 _TOLD: Final = 200  # characters of what was wrong: it may repeat a name that was sent
+_CREATED: Final = 201
 _CHUNK: Final = 1 << 16
 _SAFE: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 # A random number for every request would be a system call for every request, and another thread would have its turn.
@@ -128,7 +129,7 @@ class Endpoint:
             await reply(send, status, content_type, _ENCODER.encode(answer), request_id, extra)
         took = perf_counter() - started
         name = scope["path_params"].get("name", "")
-        self._office.metrics.answered(self._route.path, status, took)
+        self._office.metrics.answered(self._route.path, status)
         logs.request_line(
             request_id=request_id,
             method=self._route.method,
@@ -178,7 +179,9 @@ class Endpoint:
 
     async def _body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
         self._check_length(headers)
-        body, more = await _part(receive)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        more = message.get("more_body") or message["type"] == "http.disconnect"
         while more and len(body) <= self._largest:
             part, more = await _part(receive)
             body += part
@@ -232,11 +235,12 @@ async def reply(  # noqa: PLR0913, PLR0917  the parts of an answer
     send: Send, status: int, content_type: bytes, content: bytes, request_id: str, extra: Headers = ()
 ) -> None:
     """Send one answer."""
+    # The server looks at every header: a receipt, which no cache keeps, comes without those for caches and browsers.
     headers = [
         (b"content-type", content_type),
         (b"content-length", b"%d" % len(content)),
         (b"x-request-id", request_id.encode()),
-        *_SAFE,
+        *(() if status == _CREATED else _SAFE),
         *extra,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -275,7 +279,8 @@ def _key(value: bytes | None) -> str:
             400, "Idempotency-Key is missing: a header with a text of your own, such as q-17, makes a retry safe"
         )
     try:
-        return unquote(value.decode("ascii"), errors="strict")
+        text = value.decode("ascii")
+        return unquote(text, errors="strict") if "%" in text else text
     except ValueError:
         raise HttpProblem(400, "Idempotency-Key must be ASCII, with UTF-8 percent-encoded in it") from None
 

@@ -10,8 +10,9 @@ import logging
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time
 from types import TracebackType
-from typing import BinaryIO, ClassVar, Final
+from typing import Any, BinaryIO, ClassVar, Final
 
 from msgspec import Struct
 from msgspec.json import Encoder
@@ -49,7 +50,7 @@ class _Output:
 
     file: BinaryIO | None = None
     level: int = logging.INFO
-    gathered: ClassVar[list[bytes]] = []
+    gathered: ClassVar[list[_Line | tuple[Any, ...]]] = []
 
 
 class _Handler(logging.Handler):
@@ -97,9 +98,7 @@ def request_line(  # noqa: PLR0913  these and no others
     """Write a line about an answered request: `route` is the template, `key` the key's id."""
     if _Output.level > logging.INFO:
         return
-    took = round(milliseconds, 3)
-    now = datetime.now(UTC)
-    _gather(_Line(now, "info", "request", request_id, method, route, status, took, account, principal, key))
+    _gather((time(), request_id, method, route, status, milliseconds, account, principal, key))
 
 
 def failure(error: BaseException, *, request_id: str = "") -> None:
@@ -121,40 +120,46 @@ def _where(trace: TracebackType | None) -> str:
 
 def flush() -> None:
     """Write the lines that were gathered."""
-    lines = b"".join(_Output.gathered)
-    _Output.gathered.clear()
-    if lines and _Output.file is not None:
-        with suppress(OSError, ValueError):  # nobody reads the log any more, and that is no reason not to answer
-            _Output.file.write(lines)
-
-
-def _gather(line: _Line) -> None:
-    """Write a line soon, with others: a system call for every request would give other threads a turn each time."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        _write(line)
+    gathered, _Output.gathered = _Output.gathered, []
+    if not gathered or _Output.file is None:
         return
+    lines = [_of_request(line) if isinstance(line, tuple) else line for line in gathered]
+    try:
+        text = _ENCODER.encode_lines(lines)
+    except UnicodeEncodeError:  # half a character, from somebody who tries things out
+        text = _ENCODER.encode_lines([_mended(line) for line in lines])
+    with suppress(OSError, ValueError):  # nobody reads the log any more, and that is no reason not to answer
+        _Output.file.write(text)
+
+
+def _of_request(line: tuple[Any, ...]) -> _Line:
+    when, request_id, method, route, status, took, *who = line
+    now = datetime.fromtimestamp(when, UTC)
+    return _Line(now, "info", "request", request_id, method, route, status, round(took, 3), *who)
+
+
+def _gather(line: tuple[Any, ...]) -> None:
+    """Write a line soon, with others: a system call for every request would give other threads a turn each time."""
     if _Output.file is None:
         return
     if not _Output.gathered:
-        loop.call_later(_SOON, flush)
-    _Output.gathered.append(_text(line))
+        try:
+            asyncio.get_running_loop().call_later(_SOON, flush)
+        except RuntimeError:  # nobody would come back to it
+            _write(line)
+            return
+    _Output.gathered.append(line)
 
 
-def _write(line: _Line) -> None:
+def _write(line: _Line | tuple[Any, ...]) -> None:
     """Write a line at once, after those that were gathered."""
     if _Output.file is not None:
-        _Output.gathered.append(_text(line))
+        _Output.gathered.append(line)
         flush()
 
 
-def _text(line: _Line) -> bytes:
-    try:
-        text = _ENCODER.encode(line)
-    except UnicodeEncodeError:  # half a character, from somebody who tries things out
-        for name in _Line.__struct_fields__:
-            if isinstance(value := getattr(line, name), str):
-                setattr(line, name, value.encode(errors="replace").decode())
-        text = _ENCODER.encode(line)
-    return text + b"\n"
+def _mended(line: _Line) -> _Line:
+    for name in _Line.__struct_fields__:
+        if isinstance(value := getattr(line, name), str):
+            setattr(line, name, value.encode(errors="replace").decode())
+    return line

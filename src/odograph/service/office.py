@@ -100,21 +100,29 @@ class Office:
 
     async def admit(self, token: str) -> Caller:
         """Return the caller behind a token, or raise `NotAuthenticated`, which does not say why."""
-        digest = digest_of_token(token) if looks_like_token(token) else ""
+        digest = digest_of_token(token)
         found = self._known.get(digest)
         if found is None or time.monotonic() - found.looked_up > _FRESH:
-            key = await self.run(self.keys.find, digest) if digest else None
-            if key is not None:
-                found = self._remember(key)
+            found = await self._look_up(digest, found) if looks_like_token(token) else None
         # The digest found the key; the comparison says so again in a time that tells nothing.
         if found is None or not same(found.key.digest, digest) or not found.key.valid_at(self.keys.now()):
             raise NotAuthenticated("this API key is unknown, revoked or expired")
         return found.caller
 
-    def _remember(self, key: ApiKey) -> _Known:
+    async def _look_up(self, digest: str, before: _Known | None) -> _Known | None:
+        """Look a key up, again; who comes meanwhile goes on with what was known, or all would look at once."""
+        if before is not None:
+            self._known[digest] = before._replace(looked_up=time.monotonic())
+        try:
+            key = await self.run(self.keys.find, digest)
+        except BaseException:
+            self._known.pop(digest, None)
+            raise
+        if key is None:
+            return None
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
-        known = self._known[key.digest] = _Known(time.monotonic(), key, Caller.of(key))
+        known = self._known[digest] = _Known(time.monotonic(), key, Caller.of(key))
         return known
 
     def forget(self) -> None:

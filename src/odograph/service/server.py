@@ -28,7 +28,6 @@ __all__ = ["owner_key_file", "serve", "worker", "write_first_key"]
 _PATIENCE: Final = 30  # seconds in which what was accepted is finished
 _YOUNG: Final = 20_000  # objects between two looks for garbage
 _A_MOMENT: Final = 2.0  # seconds in which a process that has made the file makes its key
-_SWITCH: Final = 0.001  # seconds until another thread may run: the writer's must not wait long for the loop's
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -50,6 +49,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         "log_config": None,
         "access_log": False,
         "server_header": False,
+        "proxy_headers": False,
         "date_header": False,
         "timeout_graceful_shutdown": _PATIENCE,
         "ssl_certfile": settings.tls_cert,
@@ -76,7 +76,6 @@ def worker() -> App:
 
 def _app(settings: Settings) -> App:
     logs.configure(settings.log_level)
-    sys.setswitchinterval(_SWITCH)
     # What is loaded now stays: looking through it again and again for garbage would take a fifth of the time.
     gc.collect()
     gc.freeze()

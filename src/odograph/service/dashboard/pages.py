@@ -125,7 +125,7 @@ async def _served(route: str, work: Work, office: Office, request: Request) -> R
     response.headers["X-Request-ID"] = request_id
     visit: Visit | None = request.state.visit
     took = perf_counter() - started
-    office.metrics.answered(route, response.status_code, took)
+    office.metrics.answered(route, response.status_code)
     if route == "/pulse" and response.status_code == 200:
         return response  # every open page asks every second or two: a line for each would bury the others
     name = request.path_params.get("name", "")
