@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,6 +14,7 @@ from odograph.cli.options import At, account_names, say, with_options
 from odograph.core.compiled import reading
 from odograph.core.decide import decide
 from odograph.errors import InvalidPolicy
+from odograph.figures import blank_axes
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.entries import CHARGES, price_from_text
 
@@ -58,8 +58,7 @@ def plot(
 
 def save_picture(account: LedgerAccount, path: Path) -> None:
     """Write an account's plot as a picture."""
-    os.environ.setdefault("MPLBACKEND", "Agg")  # a file needs no window
-    account.plot().figure.savefig(path)
+    account.plot(ax=blank_axes()).figure.savefig(path)
 
 
 def chart(losses: Sequence[float], promise: float, width: int, *, plain: bool = False) -> list[str]:

@@ -13,13 +13,18 @@ from odograph.extras import load
 from odograph.figures.card import account_card
 from odograph.figures.panels import PANELS, Curve, Panel
 
-__all__ = ["PANELS", "Curve", "Panel", "account_card", "draw_account", "draw_all"]
+__all__ = ["PANELS", "Curve", "Panel", "account_card", "blank_axes", "draw_account", "draw_all"]
 
 
 def draw_all(folder: Path | str, names: Iterable[str] | None = None) -> list[Path]:
     """Write the named panels, or all of them, as PNG, SVG and CSV, and return the files."""
     files: list[Path] = _drawing("odograph.figures.draw").draw_all(folder, names)
     return files
+
+
+def blank_axes() -> Any:  # noqa: ANN401  Matplotlib's axes
+    """Return axes to draw an account on that belong to no window and no notebook: for a file."""
+    return _drawing("odograph.figures.account").blank_axes()
 
 
 def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes

@@ -8,16 +8,23 @@ from typing import Any, Final
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from odograph.core.compiled import Compiled, reading
 from odograph.core.decide import Price, Totals
 from odograph.core.odometers import Odometer, standard_odometers
 from odograph.core.units import SCALE
 
-__all__ = ["draw_account"]
+__all__ = ["blank_axes", "draw_account"]
 
+_SIZE: Final = (7.0, 4.2)
 _POINTS: Final = 200  # of a curve: more would not be seen
 _OTHERS: Final = ("#E69F00", "#009E73", "#56B4E9", "#CC79A7")
+
+
+def blank_axes() -> Axes:
+    """Return axes of a figure that pyplot does not know of: nothing has to be chosen to show it with."""
+    return Figure(figsize=_SIZE, layout="constrained").subplots()
 
 
 def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax: Axes | None = None) -> Axes:
@@ -28,7 +35,7 @@ def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax
     policy = compiled.policy
     if ax is None:
         # By pyplot, so that a notebook shows the picture.
-        ax = plt.subplots(figsize=(7.0, 4.2), layout="constrained")[1]
+        ax = plt.subplots(figsize=_SIZE, layout="constrained")[1]
     states = _thinned(_states(totals, prices))
     clock = next(i for i, meter in enumerate(compiled.meters) if meter.clock == "intrinsic")
     timed = not totals.unpriced[clock]
