@@ -90,7 +90,7 @@ class Solver:
             if self._closed:  # perhaps only while the process was being started
                 raise LedgerBusy("the service is ending and solves no more policies; nothing was changed. Try again")
             async with asyncio.timeout(self._patience):
-                answer, _ = await process.communicate(json.dumps(policy.to_dict()).encode())
+                answer = await _told(process, json.dumps(policy.to_dict()).encode())
         except TimeoutError:
             raise LedgerBusy(
                 f"the exact budget was not solved in {self._patience:g} seconds; nothing was changed. Try again when"
@@ -135,6 +135,16 @@ class Solver:
         if "refused" in form:
             raise InvalidPolicy(form["refused"])
         return compiled_from_dict(form["compiled"])
+
+
+async def _told(process: asyncio.subprocess.Process, question: bytes) -> bytes:
+    """Ask the process and return what it wrote; nothing, if it ended before it could be asked."""
+    try:
+        answer, _ = await process.communicate(question)
+    except (OSError, RuntimeError):  # uvloop's word for a pipe that is closed
+        await process.wait()
+        return b""
+    return answer
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
