@@ -6,6 +6,8 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -18,10 +20,11 @@ from odograph.service.door import Route
 POLICY: Final = {"epsilon": "1", "delta": "1e-6", "rule": "basic"}
 CODES: Final = {error.__name__ for error in ERROR_TABLE}
 JSON: Final = {"Content-Type": "application/json"}
-# What Python says of its own errors, and where files are.
+# What Python says of its own errors, and where files are: of tests, of this project.
 _TELLTALE: Final = re.compile(
     r"Traceback|Error\(|\bobject (?:has no|is not)|unhashable|NoneType|__\w+__|positional argument|keyword argument"
-    r"|set_int_max_str_digits|not subscriptable|could not convert|\.py\b|/tmp/|/work/|site-packages|sqlite"
+    r"|set_int_max_str_digits|not subscriptable|could not convert|\.py\b|site-packages|sqlite"
+    f"|{re.escape(gettempdir())}|{re.escape(str(Path(__file__).parents[2]))}"
 )
 
 

@@ -119,6 +119,7 @@ class Office:
             self._known.pop(digest, None)
             raise
         if key is None:
+            self._known.pop(digest, None)
             return None
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
