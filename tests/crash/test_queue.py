@@ -83,7 +83,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(("waiting", "full"), [(4, True), (100, False)])
 def test_a_full_queue_is_busy_and_one_client_cannot_fill_it(path: Path, waiting: int, *, full: bool) -> None:
     store = SqliteStore(path)
-    writer = Writer(store, waiting=waiting)
+    writer = Writer(store, places=waiting)
     one = Ledger(LocalBooks(store, PRINCIPAL, writer))
     other, third = one.acting_as("another"), one.acting_as("a third")
     for ledger in (one, other, third):

@@ -70,6 +70,16 @@ class Service:
         ]
 
     @property
+    def scribes(self) -> list[int]:
+        """The processes that write for the workers."""
+        parents = {str(pid) for pid in (self.pid, *self.workers)}
+        return [
+            pid
+            for pid in running()
+            if (found := status(pid))[1:2] and found[1] in parents and found[0] not in "ZX" and _is_scribe(pid)
+        ]
+
+    @property
     def said(self) -> str:
         """What it has written so far, over all its starts."""
         return self.log.read_text() if self.log.exists() else ""
@@ -113,7 +123,7 @@ class Service:
         """End every process of the service at once, as a crash does; nothing if there is none."""
         if self._process is None:
             return
-        doomed = [*self.workers] if self._process.poll() is None else []
+        doomed = [*self.workers, *self.scribes] if self._process.poll() is None else []
         self._process.kill()
         self._process.wait()
         for pid in doomed:
@@ -127,6 +137,12 @@ class Service:
         every: dict[str, Any] = {"every_account": role != "owner" and not accounts}
         with connect_keys(self.ledger_url, timeout=PATIENCE) as keys:
             return keys.make(principal, role, accounts=accounts, made_by="test", **every)[0]
+
+
+def _is_scribe(pid: int) -> bool:
+    """Say whether a process is a scribe, by its program's last argument: the number of a file."""
+    told = [one for one in arguments(pid) if one]
+    return bool(told) and told[-1].isdigit() and any(b"scribe" in one or b"processes" in one for one in told)
 
 
 def end_process(pid: int) -> None:
@@ -146,16 +162,21 @@ def break_store(twin: str) -> None:
     from twins import AnswersEarly, DecidesOutside  # noqa: PLC0415  found by the program alone
 
     from odograph.connect import store_at  # noqa: PLC0415  as above
-    from odograph.service import office  # noqa: PLC0415  as above
+    from odograph.service import office, pen, scribe  # noqa: PLC0415  as above
 
     broken = {"early": AnswersEarly, "outside": DecidesOutside}[twin]
-    office.store_at = lambda *args, **kwargs: broken(store_at(*args, **kwargs))  # type: ignore[attr-defined]
+    for user in (office, scribe):
+        user.store_at = lambda *args, **kwargs: broken(store_at(*args, **kwargs))  # type: ignore[attr-defined]
+    pen.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]
 
 
 if TWIN in os.environ:  # worker processes read this file too, under another name
     break_store(os.environ[TWIN])
 
 if __name__ == "__main__":
-    from odograph.cli import main
+    if sys.argv[1] == "serve":
+        from odograph.cli import main
+    else:  # a scribe is told the number of its file
+        from odograph.service.scribe import main
 
     main()

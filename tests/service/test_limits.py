@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -194,7 +195,7 @@ def test_worker_processes_read_the_same_settings(monkeypatch: pytest.MonkeyPatch
         Settings(SERVER, workers=3, burst=7.0, owner_key_file=Path("owner.key"), accept_fsync_off=True),
         Settings(FILE, host="::", tls_cert=PEM, tls_key=PEM),
     ):
-        settings.to_environment()
+        os.environ.update(settings.environment)
         assert Settings.from_environment() == settings
 
 

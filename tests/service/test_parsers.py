@@ -22,9 +22,10 @@ import odograph as odo
 from odograph.core.compiled import compiled_from_dict
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.errors import BudgetExceeded, OdographError
-from odograph.service import accounts, charges, door, forms, records
+from odograph.service import accounts, door, forms, records
 from odograph.service.access import Caller, Role
 from odograph.service.api import ROUTES
+from odograph.service.guarantees import guarantee_of
 
 COSTS: Final[list[Any]] = [
     {"kind": "pure", "epsilon": "0.05"},
@@ -132,10 +133,10 @@ def test_every_guarantee_that_is_read_is_one_or_is_refused(text: bytes) -> None:
         return
     cost = None
     with attacks.refused_by_us():
-        cost = charges.guarantee_of(form)
+        cost = guarantee_of(form)
     if cost is not None:
         again = decoded(forms.CostForm, mutations.written(cost.to_dict()))
-        assert charges.guarantee_of(again) == cost == guarantee_from_dict(cost.to_dict())
+        assert guarantee_of(again) == cost == guarantee_from_dict(cost.to_dict())
 
 
 @given(text=mutations.texts(POLICIES))

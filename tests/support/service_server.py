@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 import uvicorn
 
+from odograph.connect import store_at
 from odograph.service.app import App
 from odograph.service.keys import connect_keys
+from odograph.service.pen import Ended
 from odograph.service.protocol import Http
+from odograph.service.scribe import write_for
 from odograph.service.settings import Settings
+
+
+async def start_thread(settings: Settings, its_end: socket.socket) -> Ended:
+    """Start a scribe in a thread of this process: quick to start, and otherwise as it is."""
+    store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
+    thread = threading.Thread(target=write_for, args=(its_end.dup(), store), daemon=True)
+    thread.start()
+    return partial(asyncio.to_thread, thread.join)
 
 
 class ServiceThread:
@@ -27,7 +40,13 @@ class ServiceThread:
         self.settings = Settings(url=url, port=port, **chosen)  # type: ignore[arg-type]
         self.url = f"http://127.0.0.1:{port}"
         config = uvicorn.Config(
-            App(self.settings), loop="uvloop", http=Http, ws="none", log_config=None, access_log=False
+            App(self.settings, start_thread),
+            loop="uvloop",
+            http=Http,
+            interface="asgi3",
+            ws="none",
+            log_config=None,
+            access_log=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)

@@ -146,9 +146,10 @@ class LocalBooks:
         """Price what is asked for; nothing is charged before the request is submitted."""
         return Charge(self.author(key, note), verb, self.asks(costs), expires)
 
-    def at_hand(self, costs: Mapping[str, Guarantee]) -> bool:
-        """Say whether `request` would find all that it needs without reading the store."""
-        return self._identity != "" and costs.keys() <= self._known.keys()
+    @property
+    def identified(self) -> bool:
+        """Whether `author` finds the identity without reading the store."""
+        return self._identity != ""
 
     def charged(self, request: Charge, outcome: Settled) -> Receipt:
         """Return the receipt of a charge that was carried out, or raise `BudgetExceeded` with what would fit."""
@@ -188,7 +189,7 @@ class LocalBooks:
 
     def submit(self, request: Request) -> Settled:
         """Carry a request out durably."""
-        return settled(request, self.writer.submit(request))
+        return settled(request.author, self.writer.submit(request))
 
     def asks(self, costs: Mapping[str, Guarantee]) -> tuple[Ask, ...]:
         """Price what is asked of each account."""
@@ -375,10 +376,10 @@ class LocalBooks:
         self.store.close()
 
 
-def settled(request: Request, outcome: Outcome) -> Settled:
+def settled(author: Author, outcome: Outcome) -> Settled:
     """Return what became of a request, or raise its error; an unknown outcome names the key to ask again with."""
     if isinstance(outcome, ServiceUnavailable):
-        raise ServiceUnavailable(f"{outcome} (key {request.author.key!r})") from outcome
+        raise ServiceUnavailable(f"{outcome} (key {author.key!r})") from outcome
     if isinstance(outcome, OdographError):
         raise outcome
     return outcome

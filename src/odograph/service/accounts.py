@@ -27,8 +27,8 @@ from odograph.service.answers import (
     QuotedForm,
     ReadingsForm,
 )
-from odograph.service.charges import guarantee_of
 from odograph.service.door import Call
+from odograph.service.guarantees import costs_of, guarantee_of
 from odograph.service.views import (
     account_form,
     decide_for,
@@ -174,7 +174,7 @@ async def decide(call: Call) -> DecisionForm:
 
 async def decide_all(call: Call) -> DecisionForm:
     """Say whether several accounts would admit their costs together; spend nothing."""
-    costs = {name: guarantee_of(form) for name, form in call.form.costs.items()}
+    costs = costs_of(call.form.costs)
     ledger = call.office.ledger_of(call.caller)
     return decision_form(await call.office.run(decide_for, ledger, call.caller, costs))
 

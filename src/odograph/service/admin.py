@@ -70,7 +70,7 @@ def health() -> HealthForm:
 
 
 async def ready(office: Office) -> HealthForm:
-    """Say whether the ledger and the keys can be reached."""
+    """Say whether the ledger and the keys can be reached, and charges be written."""
     try:
         await office.run(office.ledger.books.balances, [])
         await office.run(office.keys.find, "0" * 64)
@@ -78,6 +78,8 @@ async def ready(office: Office) -> HealthForm:
         pass  # there is no ledger before the first account is opened
     except OdographError:
         return HealthForm("the ledger cannot be reached", version("odograph"))
+    if not office.pen.ready:
+        return HealthForm("the scribe is not ready", version("odograph"))
     return HealthForm("ok", version("odograph"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 import msgspec
@@ -14,6 +15,7 @@ from odograph.service.api import ROUTES
 from odograph.service.dashboard import pages
 from odograph.service.door import Endpoint, Headers, reply, request_id_of
 from odograph.service.office import Office
+from odograph.service.pen import Start, start_process
 from odograph.service.problems import PROBLEM, HttpProblem, problem_of
 from odograph.service.settings import Settings
 
@@ -25,23 +27,23 @@ _REMEMBERED: Final = 1024  # paths
 class App:
     """The service as an ASGI application. What it shares is made when the server starts it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, start: Start = start_process) -> None:
         self._settings = settings
+        self._start = start  # of scribes
         self._table: _Table | None = None
         self._router = Router()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer a request, or start and end with the server."""
-        if scope["type"] == "http":
-            resource = None if self._table is None else self._table.find(scope)
-            await (resource or self._router)(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await self._live(receive, send)
+        if scope["type"] == "lifespan":
+            return self._live(receive, send)
+        resource = None if self._table is None else self._table.find(scope)
+        return (resource or self._router)(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
-            office = Office(self._settings)
+            office = Office(self._settings, self._start)
             self._table = _Table(office)
             self._router = Router(pages.routes(office), redirect_slashes=False, default=_Nowhere())
         except Exception as error:  # noqa: BLE001  the server says that it could not start
@@ -60,13 +62,12 @@ class _Resource:
     def __init__(self, methods: dict[str, ASGIApp]) -> None:
         self._methods = methods
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         found = self._methods.get(scope["method"])
         if found is not None:
-            await found(scope, receive, send)
-            return
+            return found(scope, receive, send)
         allow = ", ".join(sorted(self._methods))
-        await _refuse(scope, send, 405, f"this path takes {allow}", ((b"allow", allow.encode()),))
+        return _refuse(scope, send, 405, f"this path takes {allow}", ((b"allow", allow.encode()),))
 
 
 class _Table:

@@ -1,103 +1,66 @@
-"""Charges: spend, reserve, commit, void, batches. A spend goes from here through the pen to the ledger's writer."""
+"""Charges: spend, reserve, commit, void, batches. A charge goes from here through the pen to the scribe."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final
 
-from odograph.core.guarantees import (
-    GDP,
-    RDP,
-    ZCDP,
-    ApproxDP,
-    Guarantee,
-    Mechanism,
-    Parallel,
-    ProbDP,
-    PureDP,
-)
+from msgspec import Raw, Struct
+
 from odograph.errors import BudgetExceeded, OdographError, ReservationNotFound
 from odograph.ledger.account import microseconds
-from odograph.ledger.local import LocalBooks, Settled, settled
+from odograph.ledger.local import LocalBooks, settled
 from odograph.ledger.receipts import Receipt
-from odograph.ledger.requests import Charge, Made
-from odograph.service import forms
-from odograph.service.access import Caller
-from odograph.service.answers import BatchResult, BatchResults, ReceiptForm
+from odograph.ledger.requests import Author, Charge, Outcome
+from odograph.service.answers import BatchResult, ReceiptForm
 from odograph.service.door import Answer, Call
+from odograph.service.forms import CostForm
+from odograph.service.frames import Order, Packed, packed
+from odograph.service.guarantees import QUICK, costs_of
 from odograph.service.problems import HttpProblem, TooFast, problem_of
-from odograph.service.views import made_form, masked, receipt_form, require_seen
+from odograph.service.views import masked, receipt_form, require_seen
 
-__all__ = ["batch", "commit", "guarantee_of", "reservation", "reserve", "reserve_all", "spend", "spend_all", "void"]
+__all__ = ["batch", "commit", "reservation", "reserve", "reserve_all", "spend", "spend_all", "void"]
 
 _CREATED: Final = 201
 _OK: Final = 200
-_QUICK: Final = (PureDP, ApproxDP, ProbDP, ZCDP, GDP)  # to price; a curve or a thousand parts may take a while
 
 
-_MADE: Final[dict[type, Callable[..., Guarantee]]] = {
-    forms.Pure: PureDP,
-    forms.Approx: ApproxDP,
-    forms.Prob: ProbDP,
-    forms.Zcdp: ZCDP,
-    forms.Gdp: GDP,
-}
+class _Written(Struct):
+    """A `BatchResult` whose receipt is written already."""
+
+    status: int
+    receipt: Raw
 
 
-class _Asked(NamedTuple):
-    """What somebody wants to be charged for."""
+class _Results(Struct):
+    """What is sent as `BatchResults`."""
 
-    verb: str
-    costs: dict[str, Guarantee]
-    key: str | None
-    note: str
-    expires: int | None = None
-
-
-def guarantee_of(form: forms.CostForm) -> Guarantee:
-    """Return the guarantee that a caller wrote."""
-    if isinstance(form, forms.Disjoint):
-        return Parallel(tuple(guarantee_of(part) for part in form.parts))
-    if isinstance(form, forms.Known):
-        return Mechanism(form.name, form.steps, None if form.curve is None else _curve(form.curve))
-    return _curve(form) if isinstance(form, forms.Rdp) else _simple(form)
-
-
-# Only what is small is remembered: a thousand curves would fill the memory.
-@lru_cache(maxsize=4096)
-def _simple(form: forms.Pure | forms.Approx | forms.Prob | forms.Zcdp | forms.Gdp) -> Guarantee:
-    """Return the same object for the same numbers: it was priced before."""
-    return _MADE[type(form)](*[getattr(form, field) for field in form.__struct_fields__ if field != "form"])
-
-
-def _curve(form: forms.Rdp) -> RDP:
-    return RDP(form.orders, form.values, form.delta)
+    results: list[BatchResult | _Written]
 
 
 async def spend(call: Call) -> Answer:
     """Charge one account durably. Charge first, then run the mechanism."""
-    return await _charge(call, "spend", {call.path["name"]: guarantee_of(call.form.cost)})
+    return await _charge(call, "spend", {call.path["name"]: call.form.cost})
 
 
 async def reserve(call: Call) -> Answer:
     """Charge one account now; commit when the mechanism has run, or void if it was not run."""
-    costs = {call.path["name"]: guarantee_of(call.form.cost)}
-    return await _charge(call, "reserve", costs, microseconds(call.form.expires))
+    return await _charge(call, "reserve", {call.path["name"]: call.form.cost}, microseconds(call.form.expires))
 
 
 async def spend_all(call: Call) -> Answer:
     """Charge several accounts, all or nothing."""
-    return await _charge(call, "spend", _costs(call.form.costs))
+    return await _charge(call, "spend", call.form.costs)
 
 
 async def reserve_all(call: Call) -> Answer:
     """Charge several accounts now, all or nothing; commit or void later."""
-    return await _charge(call, "reserve", _costs(call.form.costs), microseconds(call.form.expires))
+    return await _charge(call, "reserve", call.form.costs, microseconds(call.form.expires))
 
 
-async def batch(call: Call) -> BatchResults:
+async def batch(call: Call) -> _Results:
     """Charge many independent spends, each under its own key; every one has an answer of its own, in order."""
     office, caller, items = call.office, call.caller, call.form.spends
     wait = office.limit.take(caller.key, len(items) - 1)  # the first was taken at the door
@@ -106,29 +69,31 @@ async def batch(call: Call) -> BatchResults:
     if wait:
         raise TooFast(wait)
     books = office.books_of(caller)
-    begun: list[Charge | OdographError] = []
+    orders: list[Order | OdographError] = []
     for item in items:
         try:
-            asked = _Asked("spend", _costs(item.costs), item.key, item.note)
-            begun.append(_at_once(books, caller, asked) or await _priced(call, books, asked))
+            require_seen(caller, item.costs)
+            orders.append(Order(await _author(call, books, item.key, item.note), "spend", item.costs, None))
         except OdographError as error:
-            begun.append(error)
-    requests = [request for request in begun if isinstance(request, Charge)]
-    outcomes = iter(await office.pen.write_all(requests))
-    results: list[BatchResult] = []
-    for one in begun:
+            orders.append(error)
+    outcomes = iter(await _write(call, books, [order for order in orders if isinstance(order, Order)]))
+    results: list[BatchResult | _Written] = []
+    for order in orders:
         try:
-            if isinstance(one, OdographError):
-                raise one
-            done = settled(one, next(outcomes))
-            form = _quick_receipt(done) or await _receipt(call, books, one, done)
+            if isinstance(order, OdographError):
+                raise order
+            outcome = next(outcomes)
+            if isinstance(outcome, bytes):
+                results.append(_Written(_CREATED, Raw(outcome)))
+                continue
+            form = await _receipt(call, books, order, outcome)
             results.append(BatchResult(_OK if form.repeated else _CREATED, receipt=form))
         except OdographError as error:
             problem = problem_of(error, caller)
             problem.detail = office.discreet(problem.detail)
             results.append(BatchResult(problem.status, problem=problem))
     office.metrics.spent("spend", sum(result.status == _CREATED for result in results))
-    return BatchResults(results)
+    return _Results(results)
 
 
 async def reservation(call: Call) -> ReceiptForm:
@@ -147,47 +112,70 @@ async def void(call: Call) -> ReceiptForm:
     return await _resolve(call, "void", call.form.reason)
 
 
-async def _charge(call: Call, verb: str, costs: dict[str, Guarantee], expires: int | None = None) -> Answer:
-    office, books = call.office, call.office.books_of(call.caller)
-    asked = _Asked(verb, costs, call.key, call.form.note, expires)
-    request = _at_once(books, call.caller, asked) or await _priced(call, books, asked)
-    done = settled(request, await office.pen.write(request))
-    form = _quick_receipt(done) or await _receipt(call, books, request, done)
-    if form.repeated:
-        return Answer(_OK, form)
-    office.metrics.spent(verb)
-    return Answer(_CREATED, form)
-
-
-def _at_once(books: LocalBooks, caller: Caller, asked: _Asked) -> Charge | None:
-    """Price a charge, if that is quick and needs nothing from the store; else it is for a thread."""
-    require_seen(caller, asked.costs)
-    for cost in asked.costs.values():
-        if not isinstance(cost, _QUICK):
-            return None
-    return books.request(*asked) if books.at_hand(asked.costs) else None
-
-
-async def _priced(call: Call, books: LocalBooks, asked: _Asked) -> Charge:
-    return await call.office.run(books.request, *asked)
-
-
-def _quick_receipt(done: Settled) -> ReceiptForm | None:
-    """Return the receipt of a charge that was made, if nothing needs to be looked up for it."""
-    if not isinstance(done, Made) or done.linked:
-        return None
-    return made_form(done.own)
-
-
-async def _receipt(call: Call, books: LocalBooks, request: Charge, done: Settled) -> ReceiptForm:
-    """Return the receipt of a charge after looking up its first time or its lifetime; or raise the refusal."""
+async def _charge(call: Call, verb: str, costs: Mapping[str, CostForm], expires: int | None = None) -> Answer:
     office, caller = call.office, call.caller
+    require_seen(caller, costs)
+    books = office.books_of(caller)
+    order = Order(await _author(call, books, call.key, call.form.note), verb, costs, expires)
+    if (form := _form(order)) is None:
+        outcome: bytes | Outcome = await office.run(_submitted, books, order)
+    else:
+        (outcome,) = await office.pen.write((form,))
+    if isinstance(outcome, bytes):
+        office.metrics.spent(verb)
+        return Answer(_CREATED, Raw(outcome))
+    receipt = await _receipt(call, books, order, outcome)
+    if receipt.repeated:
+        return Answer(_OK, receipt)
+    office.metrics.spent(verb)
+    return Answer(_CREATED, receipt)
+
+
+async def _author(call: Call, books: LocalBooks, key: str | None, note: str) -> Author:
+    """Say who asks; the first time that takes a look into the store."""
+    return books.author(key, note) if books.identified else await call.office.run(books.author, key, note)
+
+
+async def _write(call: Call, books: LocalBooks, orders: list[Order]) -> list[bytes | Outcome]:
+    """Carry orders out: through the scribe, all that is quick to price; in threads of the worker, the rest."""
+    forms = [_form(order) for order in orders]
+    written = iter(await call.office.pen.write([form for form in forms if form is not None]))
+    return [
+        await call.office.run(_submitted, books, order) if form is None else next(written)
+        for order, form in zip(orders, forms, strict=True)
+    ]
+
+
+def _form(order: Order) -> Packed | None:
+    """Return an order as the scribe reads it, if that can be and it is quick to price: others would wait for it."""
+    for cost in order.costs.values():
+        if not isinstance(cost, QUICK):
+            return None
+    return packed(order)
+
+
+def _submitted(books: LocalBooks, order: Order) -> Outcome:
+    """Price an order and carry it out, here; waits for both."""
     try:
-        receipt = await office.run(books.charged, request, done)
+        return books.writer.submit(_request(books, order))
+    except OdographError as error:
+        return error
+
+
+def _request(books: LocalBooks, order: Order) -> Charge:
+    return Charge(order.author, order.verb, books.asks(costs_of(order.costs)), order.expires)
+
+
+async def _receipt(call: Call, books: LocalBooks, order: Order, outcome: Outcome) -> ReceiptForm:
+    """Return the receipt of a charge after looking up its first time or its lifetime; or raise what became of it."""
+    office, caller, done = call.office, call.caller, settled(order.author, outcome)
+    try:
+        receipt = await office.run(lambda: books.charged(_request(books, order), done))
     except BudgetExceeded as refusal:
         office.metrics.refused()
-        costs = {ask.asked[0]: ask.cost for ask in request.asks}
-        raise BudgetExceeded(await office.run(masked, books, caller, costs, refusal.decision)) from None
+        raise BudgetExceeded(
+            await office.run(masked, books, caller, costs_of(order.costs), refusal.decision)
+        ) from None
     return receipt_form(receipt, caller)
 
 
@@ -205,7 +193,3 @@ async def _resolve(call: Call, verb: str, note: str) -> ReceiptForm:
     books = call.office.books_of(call.caller)
     receipt = await call.office.run(books.resolve, verb, call.path["reservation"], note)
     return receipt_form(receipt, call.caller)
-
-
-def _costs(costs: Mapping[str, forms.CostForm]) -> dict[str, Guarantee]:
-    return {name: guarantee_of(form) for name, form in costs.items()}

@@ -59,7 +59,7 @@ class Answer(NamedTuple):
     """An answer with a status of its own."""
 
     status: int
-    form: msgspec.Struct
+    form: msgspec.Struct | msgspec.Raw
 
 
 class File(NamedTuple):
@@ -108,7 +108,7 @@ class Endpoint:
         request_id = request_id_of(headers)
         caller: Caller | None = None
         extra: Headers = ()
-        answer: msgspec.Struct | Answer | File
+        answer: msgspec.Struct | msgspec.Raw | Answer | File
         status, content_type = self._route.status, _JSON
         try:
             caller = await self._admitted(scope, headers)

@@ -44,16 +44,12 @@ class Metrics:
         self._depth = Gauge(
             "odograph_queue_depth", "Writes that wait.", registry=registry, multiprocess_mode="livesum"
         )
-        # Finding a label's counter takes longer than counting.
-        self._by_verb: dict[str, Count] = {}
-        self._answers: Counter[tuple[str, int]] = Counter()
+        self._answers: Counter[tuple[str, int]] = Counter()  # that were not counted yet
+        self._charges: Counter[str] = Counter()
 
     def spent(self, verb: str, count: int = 1) -> None:
-        """Count charges that were made."""
-        counter = self._by_verb.get(verb)
-        if counter is None:
-            counter = self._by_verb[verb] = self._spends.labels(verb)
-        counter.inc(count)
+        """Count charges that were made, when they are answered."""
+        self._charges[verb] += count
 
     def refused(self) -> None:
         """Count a charge that did not fit."""
@@ -80,10 +76,13 @@ class Metrics:
         self._answers[route, status] += 1
 
     def fold(self) -> None:
-        """Count the answers that were gathered: one by one they would take longer than finding the route."""
+        """Count what was gathered: one by one that would take longer than finding the route."""
         answers, self._answers = self._answers, Counter()
         for (route, status), count in answers.items():
             self._requests.labels(route, str(status)).inc(count)
+        charges, self._charges = self._charges, Counter()
+        for verb, count in charges.items():
+            self._spends.labels(verb).inc(count)
 
     def render(self, ledger: Ledger) -> bytes:
         """Return everything as text, with every account's budget as it is now. Reads the ledger, and waits for it."""

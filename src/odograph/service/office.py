@@ -20,7 +20,7 @@ from odograph.service.access import ApiKey, Caller, digest_of_token, looks_like_
 from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.limits import RateLimit
 from odograph.service.metrics import Metrics
-from odograph.service.pen import Pen
+from odograph.service.pen import Pen, Start, start_process
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
 
@@ -47,19 +47,18 @@ class _Known(NamedTuple):
 class Office:
     """Made inside the event loop that it serves."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, start: Start = start_process) -> None:
         self.settings = settings
         self.metrics = Metrics()
         store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
         with suppress(LedgerBusy):  # a database that is away now may come back; until then nothing is ready
             store.create()
-        self.writer = Writer(store, watch=self._watch)
-        self._books = LocalBooks(store, _SERVICE, self.writer)
+        self._books = LocalBooks(store, _SERVICE, Writer(store, watch=self.metrics.committed))
         self._books_of: dict[str, LocalBooks] = {}
         self.keys: KeyStore = connect_keys(
             settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off
         )
-        self.pen = Pen(self.writer)
+        self.pen = Pen(settings, self._watch_frames, start)
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="odograph")
@@ -67,9 +66,9 @@ class Office:
         self.auditing = asyncio.Lock()  # one replay at a time is enough
         self._known: dict[str, _Known] = {}
 
-    def _watch(self, seconds: float, requests: int) -> None:
-        self.metrics.committed(seconds, requests)
-        self.metrics.queued(self.writer.waiting)
+    def _watch_frames(self, seconds: float, orders: int, waiting: int) -> None:
+        self.metrics.committed(seconds, orders)
+        self.metrics.queued(waiting)
 
     @property
     def ledger(self) -> Ledger:
@@ -144,6 +143,7 @@ class Office:
         """Finish what was accepted and let go of everything."""
         await self.solver.close()
         await asyncio.to_thread(self._pool.shutdown, wait=True)
+        await self.pen.close()
         self.keys.close()
         self._books.leave()
         logs.flush()

@@ -1,71 +1,231 @@
-"""Pen: an event loop writes through the ledger's group-commit writer, without waiting in the loop."""
+"""Pen: a worker's way to its scribe. Orders that come together are sent together, and nobody waits in the event loop.
+
+The scribe is a process, and a process may die: what it had not answered is answered as unknown, with the advice to
+ask again under the same key, and the next scribe is started. What had not been sent yet waits for that one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import sys
 from collections import deque
-from collections.abc import Sequence
-from functools import partial
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Final, TypeAlias, cast
 
-from odograph.errors import OdographError
-from odograph.ledger.requests import Outcome, Request
-from odograph.ledger.writer import Writer
+import msgspec
 
-__all__ = ["Pen"]
+from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
+from odograph.ledger.requests import Outcome
+from odograph.ledger.waiting import Waiting
+from odograph.service import logs
+from odograph.service.frames import HEAD, Answer, Packed, answers_in, framed, receipt_or_outcome
+from odograph.service.settings import Settings
 
-_TOGETHER: Final = 64  # of a batch in one transaction at least: more would let others wait for it
+__all__ = ["PROGRAM", "Ended", "Pen", "Start", "start_process"]
 
-Outcomes: TypeAlias = Sequence[Outcome]
+_PLACES: Final = 16_384  # for orders that wait
+_AHEAD: Final = 2  # frames: while one is written, the next is on its way
+_PATIENCE: Final = 60.0  # seconds until a scribe that does not begin has failed
+_PAUSE: Final = 1.0  # seconds between two tries to start one
+# The working folder is no place to import from.
+PROGRAM: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "odograph.service.scribe")
+
+Ended: TypeAlias = Callable[[], Awaitable[object]]
+# Starts a scribe at its end of a socket, and returns how to wait until it has ended.
+Start: TypeAlias = Callable[[Settings, socket.socket], Awaitable[Ended]]
+# Told of every frame: how long it took, how many orders were in it, and how many wait.
+Watch: TypeAlias = Callable[[float, int, int], None]
+
+
+async def start_process(settings: Settings, its_end: socket.socket) -> Ended:
+    """Start a scribe as a process; it ends when the other end of its socket is closed."""
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAM,
+        str(its_end.fileno()),
+        stdin=asyncio.subprocess.DEVNULL,
+        pass_fds=[its_end.fileno()],
+        env=os.environ | settings.environment,
+        start_new_session=True,
+    )
+    return process.wait
+
+
+class _Asked:
+    """Orders of one request, and the answers that have come."""
+
+    __slots__ = ("answers", "future", "left")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int) -> None:
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.answers: list[Answer | OdographError] = [b""] * count
+        self.left = count
+
+    def answer(self, number: int, answer: Answer | OdographError) -> None:
+        self.answers[number] = answer
+        self.left -= 1
+        if not self.left and not self.future.done():  # whoever asked may have gone; what was written stays written
+            self.future.set_result(None)
+
+
+_Ticket: TypeAlias = tuple[_Asked, int, msgspec.Raw]
 
 
 class Pen:
-    """Posts requests to the writer; outcomes come back to the loop in as few calls as they came in groups."""
+    """One per worker, made in its event loop."""
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+    def __init__(self, settings: Settings, watch: Watch, start: Start = start_process) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._start = start
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[tuple[asyncio.Future[Outcomes], Sequence[Request]]] = []
-        self._finished: deque[tuple[asyncio.Future[Outcomes], Outcomes]] = deque()
+        self._queue: Waiting[_Ticket] = Waiting(_PLACES)
+        self._sent: deque[list[_Ticket]] = deque()  # frames without an answer
         self._called = False
+        self._link: _Link | None = None
+        self._keeper = self._loop.create_task(self._keep())
 
-    async def write(self, request: Request) -> Outcome:
-        """Carry a request out durably and return its outcome."""
-        return (await self._post((request,)))[0]
+    @property
+    def ready(self) -> bool:
+        """Whether a scribe is at work."""
+        return self._link is not None
 
-    async def write_all(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Carry independent requests of one principal out durably, and return their outcomes in order."""
-        starts = range(0, len(requests), _TOGETHER)
-        futures = [self._post(requests[start : start + _TOGETHER]) for start in starts]
-        return [outcome for future in futures for outcome in await future]
-
-    def _post(self, requests: Sequence[Request]) -> asyncio.Future[Outcomes]:
-        """Gather requests until the loop has read all that is there: they are written together then."""
-        future: asyncio.Future[Outcomes] = self._loop.create_future()
-        if not self._gathered:
-            self._loop.call_soon(self._hand_over)
-        self._gathered.append((future, requests))
-        return future
-
-    def _hand_over(self) -> None:
-        """Post what was gathered. A full queue is an outcome too: `LedgerBusy`."""
-        gathered, self._gathered = self._gathered, []
-        for future, requests in gathered:
+    async def write(self, orders: Sequence[Packed]) -> list[bytes | Outcome]:
+        """Carry independent orders out durably: a receipt as it is sent to the caller, or what else became of it."""
+        if not orders:
+            return []
+        asked = _Asked(self._loop, len(orders))
+        for number, (client, order) in enumerate(orders):
             try:
-                self._writer.post(requests, partial(self._done, future))
-            except OdographError as error:
-                future.set_result([error] * len(requests))
-
-    def _done(self, future: asyncio.Future[Outcomes], outcomes: Outcomes) -> None:
-        # On the writer's thread. The loop clears the mark before it empties the queue, so nothing is left behind.
-        self._finished.append((future, outcomes))
+                self._queue.add(client, (asked, number, order))
+            except LedgerBusy as busy:
+                asked.answer(number, busy)
         if not self._called:
             self._called = True
-            self._loop.call_soon_threadsafe(self._answer)
+            self._loop.call_soon(self._send)  # when the loop has read all that is there
+        await asked.future
+        return [one if isinstance(one, OdographError) else receipt_or_outcome(one) for one in asked.answers]
 
-    def _answer(self) -> None:
+    def take_in(self, frame: bytes) -> None:
+        """Hand out the answers to the first frame that has none."""
+        found = answers_in(frame)
+        for (asked, number, _), answer in zip(self._sent.popleft(), found.answers, strict=True):
+            asked.answer(number, answer)
+        self._watch(found.seconds, len(found.answers), len(self._queue))
+        self._send()
+
+    async def close(self) -> None:
+        """End the scribe after what it has begun. Nobody asks any more."""
+        self._keeper.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._keeper
+
+    def _send(self) -> None:
         self._called = False
-        while self._finished:
-            future, outcomes = self._finished.popleft()
-            if not future.done():  # whoever asked may have gone away; what was written stays written
-                future.set_result(outcomes)
+        while self._link is not None and self._queue and len(self._sent) < _AHEAD:
+            group: list[_Ticket] = []
+            self._queue.take(group)
+            self._sent.append(group)
+            self._link.send(framed([order for _, _, order in group]))
+
+    async def _keep(self) -> None:
+        """Keep a scribe at work: start one, and the next when that has ended."""
+        while True:
+            try:
+                link, ended = await self._begin()
+            except OSError as problem:
+                logs.failure(problem)
+                self._turn_away()
+                await asyncio.sleep(_PAUSE)
+                continue
+            self._link = link
+            try:
+                self._send()
+                await link.lost
+            finally:
+                self._link = None
+                link.close()
+                self._tell_unknown()
+                await ended()
+
+    async def _begin(self) -> tuple[_Link, Ended]:
+        """Start a scribe and wait until it is ready, or raise `OSError`."""
+        ours, its_end = socket.socketpair()
+        link = _Link(self.take_in)
+        try:
+            with its_end:
+                ended = await self._start(self._settings, its_end)
+            await self._loop.create_connection(lambda: link, sock=ours)
+            async with asyncio.timeout(_PATIENCE):
+                await link.ready
+        except BaseException:
+            if not link.close():
+                ours.close()
+            raise
+        return link, ended
+
+    def _tell_unknown(self) -> None:
+        """Answer what was sent to a scribe that is gone."""
+        sent, self._sent = self._sent, deque()
+        for asked, number, _ in chain.from_iterable(sent):
+            unknown = "the process that was writing has ended; ask again with the same key to know the outcome"
+            asked.answer(number, ServiceUnavailable(unknown))
+
+    def _turn_away(self) -> None:
+        """Answer those who wait: nobody writes for them."""
+        group: list[_Ticket] = []
+        self._queue.take(group, len(self._queue))
+        for asked, number, _ in group:
+            asked.answer(
+                number, LedgerBusy("no process could be started to write this; nothing was charged. Try again")
+            )
+
+
+class _Link(asyncio.Protocol):
+    """The worker's end of the socket; every frame after the first goes to `take_in`."""
+
+    def __init__(self, take_in: Callable[[bytes], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._take_in = take_in
+        self._received = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  it is gone, however that was
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionError("the scribe ended before it was ready"))
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        while len(received) >= HEAD.size:
+            (size,) = HEAD.unpack_from(received)
+            end = HEAD.size + size
+            if len(received) < end:
+                return
+            frame = bytes(received[HEAD.size : end])
+            del received[:end]
+            if self.ready.done():
+                self._take_in(frame)
+            else:
+                self.ready.set_result(None)
+
+    def send(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def close(self) -> bool:
+        """Close the socket, and say whether it was this one's to close."""
+        if self._transport is None:
+            return False
+        self._transport.close()
+        return True

@@ -14,22 +14,14 @@ _LONGEST_HEAD: Final = 1 << 16  # bytes
 class Http(HttpToolsProtocol):
     """Refuses a head that does not end: it would be kept, and read again and again, without anybody having a key."""
 
-    _in_head = False
     _head = 0
-
-    def on_message_begin(self) -> None:
-        """Begin to count."""
-        self._in_head = True
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        """Stop counting: bodies have a limit of their own."""
-        self._in_head = False
-        super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
         """Read what came, and end the connection if the head is too long."""
         super().data_received(data)
-        self._head = self._head + len(data) if self._in_head else 0
+        if self.cycle is not None and self.cycle.scope is self.scope:  # the head is complete
+            self._head = 0
+            return
+        self._head += len(data)
         if self._head > _LONGEST_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too long.")

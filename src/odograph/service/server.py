@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from odograph.errors import LedgerError
 from odograph.service import logs
 from odograph.service.access import new_token
 from odograph.service.app import App
+from odograph.service.collector import look_seldom
 from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.metrics import forget_the_dead
 from odograph.service.protocol import Http
@@ -26,7 +26,6 @@ from odograph.service.settings import Settings
 __all__ = ["owner_key_file", "serve", "worker", "write_first_key"]
 
 _PATIENCE: Final = 30  # seconds in which what was accepted is finished
-_YOUNG: Final = 20_000  # objects between two looks for garbage
 _A_MOMENT: Final = 2.0  # seconds in which a process that has made the file makes its key
 
 
@@ -44,6 +43,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         "port": settings.port,
         "loop": "uvloop",
         "http": Http,
+        "interface": "asgi3",
         "ws": "none",
         "lifespan": "on",
         "log_config": None,
@@ -62,7 +62,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         uvicorn.run(_app(settings), **options)
         return
     logs.configure(settings.log_level)
-    settings.to_environment()
+    os.environ.update(settings.environment)
     with tempfile.TemporaryDirectory(prefix="odograph-metrics-") as counts:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts
         uvicorn.run("odograph.service.server:worker", factory=True, workers=settings.workers, **options)
@@ -76,10 +76,7 @@ def worker() -> App:
 
 def _app(settings: Settings) -> App:
     logs.configure(settings.log_level)
-    # What is loaded now stays: looking through it again and again for garbage would take a fifth of the time.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNG, 20, 50)
+    look_seldom()
     return App(settings)
 
 

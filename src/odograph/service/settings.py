@@ -60,14 +60,15 @@ class Settings:
                 " front and say --plain-http, or pass --tls-cert and --tls-key"
             )
 
-    def to_environment(self) -> None:
-        """Put the settings where the processes that this one starts find them."""
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings, for the environment of a process that reads them there."""
         form = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-        os.environ[VARIABLE] = json.dumps(form)
+        return {VARIABLE: json.dumps(form)}
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read what `to_environment` wrote."""
+        """Read what is in the `environment` of the one who started this process."""
         try:
             form = json.loads(os.environ[VARIABLE])
             values = {one.name: form[one.name] for one in fields(cls)}

@@ -1,0 +1,104 @@
+"""Scribe: the process beside a worker that writes its charges, so that neither waits for the other's interpreter.
+
+A frame of orders is priced, carried out as one durable group, and answered as one frame. It ends when the worker
+does, after what it has begun; what was not answered can be asked for again under its key.
+
+    python -m odograph.service.scribe FILE_DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+
+import msgspec
+
+from odograph.connect import store_at
+from odograph.errors import OdographError, ServiceUnavailable
+from odograph.ledger.local import LocalBooks
+from odograph.ledger.requests import Charge, Made, Outcome
+from odograph.ledger.store import Store
+from odograph.ledger.writer import carry_out
+from odograph.service import logs
+from odograph.service.collector import look_seldom
+from odograph.service.frames import HEAD, READY, Answer, Answers, framed, order_in, orders_in
+from odograph.service.guarantees import costs_of
+from odograph.service.settings import Settings
+from odograph.service.views import made_form
+
+__all__ = ["write_for"]
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def main() -> None:
+    """Write for the worker at the other end of the socket."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the worker's business: it ends when that has
+        signal.signal(number, signal.SIG_IGN)
+    settings = Settings.from_environment()
+    logs.configure(settings.log_level)
+    store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
+    look_seldom()
+    write_for(socket.socket(fileno=int(sys.argv[1])), store)
+
+
+def write_for(worker: socket.socket, store: Store) -> None:
+    """Carry out what comes until nothing comes any more."""
+    books = LocalBooks(store, "scribe")  # it writes under the identities that the orders have
+    with worker, worker.makefile("rb") as orders:
+        try:
+            worker.sendall(READY)
+            while head := orders.read(HEAD.size):
+                (size,) = HEAD.unpack(head)
+                worker.sendall(framed(_carried_out(books, orders_in(orders.read(size)))))
+        except OSError:  # the worker is gone
+            return
+        finally:
+            store.close()
+
+
+def _carried_out(books: LocalBooks, orders: Sequence[msgspec.Raw]) -> Answers:
+    begun = perf_counter()
+    requests = [_priced(books, order) for order in orders]
+    outcomes = iter(_written(books.store, [one for one in requests if isinstance(one, Charge)]))
+    answers = [_answer(next(outcomes) if isinstance(one, Charge) else one) for one in requests]
+    return Answers(perf_counter() - begun, answers)
+
+
+def _priced(books: LocalBooks, order: msgspec.Raw) -> Charge | OdographError:
+    """Return the request that an order asks for, or why there is none: that is its outcome."""
+    try:
+        author, verb, costs, expires = msgspec.structs.astuple(order_in(order))
+        return Charge(author, verb, books.asks(costs_of(costs)), expires)
+    except OdographError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  one order is not to end the others
+        logs.failure(error)
+        return OdographError("something went wrong while this was priced; nothing was charged")
+
+
+def _written(store: Store, charges: Sequence[Charge]) -> Sequence[Outcome]:
+    """Write a group; what is raised for all of it is the outcome of each."""
+    try:
+        return carry_out(store, charges) if charges else ()
+    except OdographError as error:
+        return [error] * len(charges)
+    except Exception as error:  # noqa: BLE001  what was written is in the store, and nobody here knows it
+        logs.failure(error)
+        unknown = ServiceUnavailable("something went wrong while this was written; ask again with the same key")
+        return [unknown] * len(charges)
+
+
+def _answer(outcome: Outcome) -> Answer:
+    """Return the receipt of a charge, if nothing needs to be looked up for it; else its outcome."""
+    if isinstance(outcome, Made) and not outcome.linked:
+        return _ENCODER.encode(made_form(outcome.own))
+    return (pickle.dumps(outcome),)
+
+
+if __name__ == "__main__":
+    main()
