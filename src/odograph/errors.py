@@ -57,6 +57,7 @@ __all__ = [
     "ReservationResolved",
     "ServiceUnavailable",
     "UnprovenComposition",
+    "listed_as",
     "told",
 ]
 
@@ -196,3 +197,8 @@ ERROR_TABLE: dict[type[OdographError], ErrorRow] = {
     RateLimited: ErrorRow(status=429, exit_code=6, retryable=True),
     ServiceUnavailable: ErrorRow(status=503, exit_code=6, retryable=True),
 }
+
+
+def listed_as(error: OdographError) -> type[OdographError]:
+    """Return the nearest class of an error that the error table lists."""
+    return next(cls for cls in type(error).__mro__ if cls in ERROR_TABLE)

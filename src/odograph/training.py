@@ -47,9 +47,7 @@ class TrainingPlan:
 
     def __str__(self) -> str:
         policy = self.policy
-        lines = [
-            f"({policy.epsilon:g}, {policy.delta:g})-DP by rule {policy.rule!r}, steps if one setting is used alone:"
-        ]
+        lines = [f"{policy.target} by rule {policy.rule!r}, steps if one setting is used alone:"]
         for (rate, noise), steps in self.steps.items():
             block = self.blocks[rate, noise]
             charged = f", charged by {block}" if block > 1 else ""

@@ -372,3 +372,15 @@ def test_a_delta_below_every_float_is_refused_or_read_at_its_own_level() -> None
 def test_every_target_compiles(epsilon: float, delta: float, rule: str) -> None:
     compiled = compile_policy(Policy(epsilon, delta, rule=rule))
     assert ask(compiled, compiled.start, PureDP(epsilon)).admitted
+
+
+@pytest.mark.parametrize("epsilon", ["1/3", Fraction(2, 7), "0.5", 1])
+def test_a_promise_is_told_whatever_its_numbers_are_written_as(epsilon: object) -> None:
+    policy = Policy(epsilon, Fraction(1, 10**6), rule="zcdp")  # type: ignore[arg-type]
+    about = f"({float(Fraction(str(epsilon))):g}, 1e-06)-DP"
+    assert policy.target == about
+    assert policy.promise == f"{about} for each person (add-remove)"
+    account = odo.Accountant(policy)
+    assert about in account._repr_html_()  # what a notebook calls
+    with odo.connect("memory://") as ledger:
+        assert about in ledger.open_account("a", policy)._repr_html_()

@@ -14,12 +14,11 @@ from odograph.budgets import compile_policy
 from odograph.cli.options import At, Key, Note, account_names, progress, say, with_options
 from odograph.core.decide import Price
 from odograph.core.decide import decide as ask_gate
-from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
+from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
-from odograph.core.offers import used
+from odograph.core.offers import offers_of, used
 from odograph.core.policy import Policy
 from odograph.core.rules import RULES
-from odograph.errors import UnprovenComposition
 from odograph.ledger.account import LedgerAccount
 
 __all__ = ["accounts", "close", "open_", "show"]
@@ -64,9 +63,10 @@ def open_(  # noqa: PLR0913  each is one choice, fixed for ever
             name, compiled, parent=parent, successor_of=successor_of, dataset=dataset, key=key, note=note
         )
         lifetime = account.lifetime
-        lines = [f"opened {name} in {ledger.url}: {_promise(policy)}, by the rule {_rule_text(policy)}"]
+        lines = [f"opened {name} in {ledger.url}: {policy.promise}, by the rule {policy.rule_text}"]
         lines += [f"lifetime promise {lifetime}"] if lifetime else []
-        say(_form(account, ledger.url, _largest(account)), "\n".join(lines), as_json=at.json)
+        offers = [] if account.closed else offers_of(account)
+        say(_form(account, ledger.url, offers), "\n".join(lines), as_json=at.json)
 
 
 @with_options
@@ -74,7 +74,7 @@ def show(account: Account, *, at: At) -> None:
     """Show an account: its promise, what is spent and left, its reading, what fits next."""
     with at.ledger() as ledger:
         own = ledger.account(account)
-        offers = _largest(own)
+        offers = [] if own.closed else offers_of(own)
         form = _form(own, ledger.url, offers)
         say(form, _card(own, form, offers), as_json=at.json)
 
@@ -89,16 +89,16 @@ def accounts(*, at: At) -> None:
             policy, totals, parent = account.policy, account.totals, account.parent
             part, above = used(account.compiled, totals), "" if parent is None else parent.name
             closed = "closed" if account.closed else ""
-            promise = f"({policy.epsilon:g}, {policy.delta:g})-DP"
-            table.add_row(account.name, promise, _rule_text(policy), f"{part:.1%}", str(totals.steps), above, closed)
+            rule, steps = policy.rule_text, totals.steps
+            table.add_row(account.name, policy.target, rule, f"{part:.1%}", str(steps), above, closed)
             rows.append(
                 {
                     "account": account.name,
                     "epsilon": float(policy.epsilon),
                     "delta": float(policy.delta),
-                    "rule": _rule_text(policy),
+                    "rule": rule,
                     "spent": part,
-                    "steps": totals.steps,
+                    "steps": steps,
                     "parent": above,
                     "dataset": account.dataset,
                     "closed": account.closed,
@@ -126,29 +126,6 @@ def _rule(text: str) -> str | list[tuple[str, str]]:
     return [(name.strip(), share.strip()) for name, _, share in pairs]
 
 
-def _rule_text(policy: Policy) -> str:
-    if isinstance(policy.rule, str):
-        return policy.rule
-    return ", ".join(f"{name} {float(share):g}" for name, share in policy.rule)
-
-
-def _promise(policy: Policy) -> str:
-    return f"({policy.epsilon:g}, {policy.delta:g})-DP for each {policy.unit} ({policy.neighbours})"
-
-
-def _largest(account: LedgerAccount) -> list[Guarantee]:
-    """The largest next request of each kind that the policy takes."""
-    found: list[Guarantee] = []
-    for kind in (PureDP, GDP, ZCDP):
-        try:
-            offer = None if account.closed else account.largest(kind)
-        except UnprovenComposition:
-            continue
-        if offer is not None:
-            found.append(offer)
-    return found
-
-
 def _reading(reading: Reading) -> dict[str, Any]:
     return {
         "loss": reading.loss if math.isfinite(reading.loss) else None,
@@ -166,7 +143,7 @@ def _form(account: LedgerAccount, url: str, offers: Sequence[Guarantee]) -> dict
     return {
         "account": account.name,
         "url": url,
-        "promise": {"epsilon": float(policy.epsilon), "delta": float(policy.delta), "text": _promise(policy)},
+        "promise": {"epsilon": float(policy.epsilon), "delta": float(policy.delta), "text": policy.promise},
         "policy": policy.to_dict(),
         "source": account.compiled.note,
         "spent": used(account.compiled, totals),
@@ -192,7 +169,7 @@ def _card(account: LedgerAccount, form: dict[str, Any], offers: Sequence[Guarant
     grid.add_row("account", account.name + (" (closed: takes no new charges)" if form["closed"] else ""))
     grid.add_row("ledger", form["url"])
     grid.add_row("promise", form["promise"]["text"])
-    grid.add_row("rule", _rule_text(policy) + (f"; {form['source']}" if form["source"] else ""))
+    grid.add_row("rule", policy.rule_text + (f"; {form['source']}" if form["source"] else ""))
     for word in ("parent", "dataset"):
         if form[word]:
             grid.add_row(word, form[word])

@@ -14,14 +14,13 @@ from odograph.cli.accounts import accounts, close, open_, show
 from odograph.cli.budget import budget
 from odograph.cli.charges import commit, decide, largest, reserve, spend, void
 from odograph.cli.copies import backup, export, import_, restore
-from odograph.cli.costs import decision_to_dict
 from odograph.cli.demo import demo
 from odograph.cli.figures import figures
 from odograph.cli.keys import keys_app
 from odograph.cli.plot import plot
 from odograph.cli.records import checkpoint, erase, history, verify
 from odograph.cli.serve import serve
-from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError
+from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, listed_as
 
 __all__ = ["app", "exit_code"]
 
@@ -44,7 +43,7 @@ Exit codes: 0 done, 1 unexpected, 2 wrong input, 3 refused (decide exits so too)
 
 def exit_code(error: OdographError) -> int:
     """Return the exit code of the nearest class that the error table lists."""
-    return next(ERROR_TABLE[cls].exit_code for cls in type(error).__mro__ if cls in ERROR_TABLE)
+    return ERROR_TABLE[listed_as(error)].exit_code
 
 
 class _Group(TyperGroup):
@@ -59,7 +58,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except OdographError as error:
-            decision = decision_to_dict(error.decision) if isinstance(error, BudgetExceeded) else None
+            decision = error.decision.to_dict() if isinstance(error, BudgetExceeded) else None
             code = _told(type(error).__name__, str(error), exit_code(error), as_json=as_json, decision=decision)
             raise typer.Exit(code) from error
         except _USAGE as error:

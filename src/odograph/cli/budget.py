@@ -41,7 +41,7 @@ def budget(  # noqa: PLR0913  each is one option
         found, source = certified(need, fineness=FINE if fine else COARSE, progress=report)
     paper = filter_time(float(need.epsilon), float(need.delta))
     rows = [
-        ("target", f"({policy.epsilon:g}, {policy.delta:g})-DP, for {' and '.join(found.takes)} steps of any size"),
+        ("target", f"{policy.target}, for {' and '.join(found.takes)} steps of any size"),
         ("unit", f"{float(found.unit):.12g} of intrinsic time"),
         ("units", str(found.units)),
         ("unit x units", f"{found.intrinsic:.6g} (for comparing; the budget is the pair)"),

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from odograph.cli.costs import CLASSES, Asked, decision_to_dict, from_json
+from odograph.cli.costs import Asked, from_json
 from odograph.cli.options import At, Key, Note, account_names, say, with_options
-from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, ProbDP
+from odograph.core.guarantees import SIZED, ZCDP, ApproxDP, Guarantee, ProbDP
 from odograph.core.offers import used
 from odograph.errors import InvalidGuarantee, InvalidPolicy
 from odograph.ledger.ledger import Ledger
@@ -92,7 +92,7 @@ def decide(accounts: Accounts = None, *, asked: Asked, at: At) -> None:
         decision = ledger.decide(costs)
     several = decision.admitted and len(costs) > 1
     text = f"admitted: {', '.join(f'{cost} of {name}' for name, cost in costs.items())}" if several else str(decision)
-    say(decision_to_dict(decision), text, as_json=at.json)
+    say(decision.to_dict(), text, as_json=at.json)
     if not decision.admitted:
         raise typer.Exit(_REFUSED)
 
@@ -102,7 +102,7 @@ def largest(  # noqa: PLR0913  each is one option
     account: Annotated[str, typer.Argument(autocompletion=account_names)],
     *,
     at: At,
-    kind: Annotated[str, typer.Option(help=f"Of which kind: {', '.join(CLASSES)}.")] = "pure",
+    kind: Annotated[str, typer.Option(help=f"Of which kind: {', '.join(SIZED)}.")] = "pure",
     delta: Annotated[str | None, typer.Option(help="The delta of each request, for approx, prob and zcdp.")] = None,
     json_cost: Annotated[
         str | None, typer.Option(metavar="JSON", help="Like this guarantee, as its to_dict() writes it.")
@@ -119,10 +119,10 @@ def largest(  # noqa: PLR0913  each is one option
 
 
 def _like(kind: str, delta: str | None) -> type[Guarantee] | Guarantee:
-    if kind not in CLASSES:
-        raise InvalidPolicy(f"there is no kind {kind!r}; there are {', '.join(CLASSES)}")
+    if kind not in SIZED:
+        raise InvalidPolicy(f"there is no kind {kind!r}; there are {', '.join(SIZED)}")
     if delta is None:
-        return CLASSES[kind]
+        return SIZED[kind]
     if kind not in _WITH_DELTA:
         raise InvalidGuarantee(f"--delta goes with {', '.join(_WITH_DELTA)}, not with {kind}")
     return _WITH_DELTA[kind](1, delta)

@@ -9,20 +9,11 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from odograph.core.decide import Decision
 from odograph.core.guarantees import GDP, ZCDP, ApproxDP, Guarantee, ProbDP, PureDP, guarantee_from_dict
 from odograph.core.mechanisms import gaussian, laplace
 from odograph.errors import InvalidGuarantee
 
-__all__ = ["CLASSES", "Asked", "decision_to_dict", "from_json"]
-
-CLASSES: Final[dict[str, type[Guarantee]]] = {
-    "pure": PureDP,
-    "approx": ApproxDP,
-    "prob": ProbDP,
-    "zcdp": ZCDP,
-    "gdp": GDP,
-}
+__all__ = ["Asked", "from_json"]
 
 
 class _Kind(NamedTuple):
@@ -147,17 +138,3 @@ def _made(kind: str, text: str, option: str) -> Guarantee:
         shape = ",".join(names[:least]) + "".join(f"[,{name}]" for name in names[least:])
         raise InvalidGuarantee(f"{option} takes {shape}, and {text!r} is not that")
     return make(*numbers)
-
-
-def decision_to_dict(decision: Decision) -> dict[str, Any]:
-    """Return a decision in plain types."""
-    return {
-        "admitted": decision.admitted,
-        "account": decision.account,
-        "request": None if decision.request is None else decision.request.to_dict(),
-        "largest": None if decision.largest is None else decision.largest.to_dict(),
-        "spent": decision.spent,
-        "asked": decision.asked,
-        "left": decision.left,
-        "message": str(decision),
-    }

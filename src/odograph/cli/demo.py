@@ -109,9 +109,7 @@ def demo(
     report = Report(_new_folder(folder))
     console = Console(highlight=False, markup=False, emoji=False, quiet=json)
     console.print("Who sees a doctor most often? Asked of the RAND Health Insurance Experiment.")
-    console.print(
-        f"Promise: ({POLICY.epsilon:g}, {POLICY.delta:g})-DP for each person-year, though every next question,"
-    )
+    console.print(f"Promise: {POLICY.target} for each person-year, though every next question,")
     console.print("and what is spent on it, is chosen from the noisy answers so far.\n")
     if console.is_terminal:
         with Live(get_renderable=lambda: report.table(console.height), console=console) as live:

@@ -27,7 +27,7 @@ from odograph.client.values import (
 from odograph.client.wire import Refusal, Wire, quoted
 from odograph.core.compiled import Compiled, compiled_from_dict
 from odograph.core.decide import Decision
-from odograph.core.guarantees import KINDS, Guarantee, guarantee_from_dict
+from odograph.core.guarantees import KINDS, SIZED, Guarantee, guarantee_from_dict
 from odograph.core.meters import Meter
 from odograph.core.offers import G, Quote, largest_that
 from odograph.core.policy import Policy
@@ -44,7 +44,6 @@ __all__ = ["RemoteBooks"]
 
 _PAGE: Final = 1000
 _RESOLVERS: Final = ("owner", "runner")
-_SIZED: Final = ("pure", "approx", "prob", "zcdp", "gdp")
 _AN_HOUR: Final = 3600
 
 
@@ -177,7 +176,7 @@ class RemoteBooks:
         form: dict[str, Any] = {"times": times}
         if not isinstance(kind, type):
             form["like"] = kind.to_dict()
-        elif kind.kind in _SIZED:
+        elif kind.kind in SIZED:
             form["kind"] = kind.kind
         else:
             return None

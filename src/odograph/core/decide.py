@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,19 @@ class Decision(NamedTuple):
             m.name: 0.0 if after.unpriced[i] else max(0.0, float((limit - after.amounts[i]) / m.scale))
             for i, m in self._limited()
             if (limit := m.limit) is not None
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the decision says, in plain types; the totals and the price are not in it."""
+        return {
+            "admitted": self.admitted,
+            "account": self.account,
+            "request": None if self.request is None else self.request.to_dict(),
+            "largest": None if self.largest is None else self.largest.to_dict(),
+            "spent": self.spent,
+            "asked": self.asked,
+            "left": self.left,
+            "message": str(self),
         }
 
     def __str__(self) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "GDP",
     "KINDS",
     "RDP",
+    "SIZED",
     "ZCDP",
     "ApproxDP",
     "Guarantee",
@@ -264,6 +265,9 @@ Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism
 KINDS: Final = (PureDP, ApproxDP, ProbDP, ZCDP, GDP, RDP, Mechanism, Parallel)
 
 _NAMED: Final[dict[str, type[Guarantee]]] = {cls.kind: cls for cls in KINDS}
+
+# The kinds that one number makes larger or smaller, by name: a caller may ask for the largest of one.
+SIZED: Final[dict[str, type[Guarantee]]] = {cls.kind: cls for cls in (PureDP, ApproxDP, ProbDP, ZCDP, GDP)}
 
 
 def stored(value: Numeric) -> Number:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, Totals, decide
@@ -28,7 +28,10 @@ from odograph.core.guarantees import (
 from odograph.core.units import Numeric
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 
-__all__ = ["G", "Quote", "ask", "how_many", "largest", "largest_that", "quote", "used"]
+if TYPE_CHECKING:
+    from odograph.core.account import Account
+
+__all__ = ["G", "Quote", "ask", "how_many", "largest", "largest_that", "offers_of", "quote", "used"]
 
 # What an offer is of: a class, or a guarantee whose other fields (delta, name) the offer keeps.
 G = TypeVar("G", bound=Guarantee)
@@ -105,6 +108,19 @@ def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, i
 
     found = _largest_steps(make, fits) if isinstance(kind, Mechanism) else _largest_number(make, fits)
     return cast("G | None", found)
+
+
+def offers_of(account: Account) -> list[Guarantee]:
+    """Return the largest next request of each kind that the policy takes, of pure, Gaussian and zCDP ones."""
+    found: list[Guarantee] = []
+    for kind in (PureDP, GDP, ZCDP):
+        try:
+            offer = account.largest(kind)
+        except UnprovenComposition:
+            continue
+        if offer is not None:
+            found.append(offer)
+    return found
 
 
 def used(compiled: Compiled, totals: Totals) -> float:

@@ -117,6 +117,23 @@ class Policy:
         """delta': what pays for the rules, and for the odometer's boundary."""
         return exact_of(self.delta) - exact_of(self.delta_steps)
 
+    @property
+    def target(self) -> str:
+        """What is promised, in brief: (1, 1e-06)-DP."""
+        return f"({float(self.epsilon):g}, {float(self.delta):g})-DP"  # a fraction has no such form in Python 3.11
+
+    @property
+    def promise(self) -> str:
+        """What is promised, and to whom: (1, 1e-06)-DP for each person (add-remove)."""
+        return f"{self.target} for each {self.unit} ({self.neighbours})"
+
+    @property
+    def rule_text(self) -> str:
+        """The name of the rule, or the rules with their shares: exact 0.9, zcdp 0.1."""
+        if isinstance(self.rule, str):
+            return self.rule
+        return ", ".join(f"{name} {float(share):g}" for name, share in self.rule)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `Policy.from_dict` reads."""
         rule = self.rule if isinstance(self.rule, str) else [[name, text_of(share)] for name, share in self.rule]

@@ -48,7 +48,7 @@ def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax
     _curve(ax, times, _readings(compiled, states, None), f"{own}, the policy's", color="#0072B2", lw=2.2)
     ax.axhline(float(policy.epsilon), color="#222222", lw=1.2, ls="--")
     ax.annotate(
-        f"promise: epsilon {policy.epsilon:g}",
+        f"promise: epsilon {float(policy.epsilon):g}",
         (0.01, float(policy.epsilon)),
         xycoords=ax.get_yaxis_transform(),
         xytext=(0, 3),

@@ -38,7 +38,7 @@ def account_card(
     """Return the card: the promise, a gauge, spent and left on every meter, reading, last spends (latest first)."""
     policy = compiled.policy
     title = html.escape(name) if name else "Accountant"
-    promise = f"({policy.epsilon:g}, {policy.delta:g})-DP for each {html.escape(policy.unit)}"
+    promise = f"{policy.target} for each {html.escape(policy.unit)}"
     offer = f"; the largest like the last that fits: {html.escape(str(largest))}" if largest else ""
     rows = "".join(
         f'<tr><td style="{_SMALL}">{html.escape(cost)}</td><td style="{_SMALL}">{html.escape(note)}</td></tr>'

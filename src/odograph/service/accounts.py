@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from odograph.core.compiled import Compiled, compiled_from_dict
-from odograph.core.guarantees import GDP, ZCDP, ApproxDP, Guarantee, ProbDP, PureDP
+from odograph.core.guarantees import SIZED, Guarantee
 from odograph.core.odometers import odometer_from_dict
 from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy
@@ -58,14 +58,6 @@ __all__ = [
     "show",
     "terms",
 ]
-
-_KINDS: Final[dict[str, type[Guarantee]]] = {
-    "pure": PureDP,
-    "approx": ApproxDP,
-    "prob": ProbDP,
-    "zcdp": ZCDP,
-    "gdp": GDP,
-}
 
 
 class Page(Struct, forbid_unknown_fields=True):
@@ -184,7 +176,7 @@ async def largest(call: Call) -> OfferForm:
     form: forms.LargestForm = call.form
     if (form.kind is None) == (form.like is None):
         raise InvalidPolicy("say of which kind, or like which guarantee: send one of them")
-    like = _KINDS[str(form.kind)] if form.like is None else guarantee_of(form.like)
+    like = SIZED[str(form.kind)] if form.like is None else guarantee_of(form.like)
     account = await call.office.run(seen, call.office.ledger_of(call.caller), call.caller, call.path["name"])
     found = await call.office.run(account.largest, like, form.times)
     return OfferForm(account.name, form.times, None if found is None else found.to_dict())

@@ -11,7 +11,6 @@ from odograph.errors import (
     AccountNotFound,
     BadRequest,
     BudgetExceeded,
-    ErrorRow,
     IdempotencyConflict,
     LedgerCorrupt,
     LedgerError,
@@ -19,6 +18,7 @@ from odograph.errors import (
     RateLimited,
     ReservationNotFound,
     UnprovenComposition,
+    listed_as,
 )
 from odograph.service.access import Caller
 from odograph.service.answers import Problem
@@ -32,7 +32,6 @@ __all__ = [
     "NotEmpty",
     "TooFast",
     "problem_of",
-    "row_of",
     "unexpected",
 ]
 
@@ -82,15 +81,10 @@ class TooFast(RateLimited):
         self.seconds = seconds
 
 
-def row_of(error: OdographError) -> ErrorRow:
-    """Return the row of the nearest class that the error table lists."""
-    return next(ERROR_TABLE[cls] for cls in type(error).__mro__ if cls in ERROR_TABLE)
-
-
 def problem_of(error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
     """Return an error as it is told to this caller."""
-    row = row_of(error)
-    listed = next(cls for cls in type(error).__mro__ if cls in ERROR_TABLE)
+    listed = listed_as(error)
+    row = ERROR_TABLE[listed]
     status = error.status if isinstance(error, HttpProblem | BadDocument | NotEmpty) else row.status
     decision = decision_form(error.decision) if isinstance(error, BudgetExceeded) else None
     bound = caller is not None and caller.accounts is not None

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Final
 
 import msgspec
 
@@ -30,9 +31,9 @@ from odograph.service.guarantees import costs_of
 from odograph.service.settings import Settings
 from odograph.service.views import made_form
 
-__all__ = ["write_for"]
+__all__ = ["main", "write_for"]
 
-_ENCODER = msgspec.json.Encoder()
+_ENCODER: Final = msgspec.json.Encoder()
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ from msgspec import UNSET, Raw
 
 from odograph.core.compiled import price
 from odograph.core.decide import Decision, Price, decide
-from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
+from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
-from odograph.core.offers import used
+from odograph.core.offers import offers_of, used
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound, UnprovenComposition
+from odograph.errors import AccountNotFound
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.books import Books
 from odograph.ledger.entries import Entry, legs_from_text, moment, shown, text_of, totals_to_text
@@ -58,7 +58,6 @@ __all__ = [
     "require_seen",
     "row_of",
     "rows",
-    "rule_text",
     "seen",
 ]
 
@@ -104,7 +103,7 @@ def row_of(books: Books, caller: Caller, balance: Balance) -> AccountRow:
         unit=head.unit,
         neighbours=head.neighbours,
         promise=_promise(policy),
-        rule=rule_text(policy),
+        rule=policy.rule_text,
         spent=used(compiled, balance.totals),
         steps=balance.totals.steps,
         sequence=balance.sequence,
@@ -130,7 +129,7 @@ def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
         source=compiled.note,
         meters={meter: MeterForm(spent, now.left[meter]) for meter, spent in now.spent.items()},
         reading=_reading(account.reading()),
-        largest=[] if balance.closed else [offer.to_dict() for offer in _offers(account)],
+        largest=[] if balance.closed else [offer.to_dict() for offer in offers_of(account)],
         children=[child.name for child in account.children if caller.sees(child.name)],
         lifetime=lifetime_form(account.lifetime, caller),
         pending=pending_of(ledger, caller, name),
@@ -184,14 +183,7 @@ def masked(books: Books, caller: Caller, costs: Mapping[str, Guarantee], decisio
 def decision_form(decision: Decision) -> DecisionForm:
     """Return a decision in plain types; totals and price as the ledger writes them."""
     return DecisionForm(
-        admitted=decision.admitted,
-        account=decision.account,
-        request=None if decision.request is None else decision.request.to_dict(),
-        largest=None if decision.largest is None else decision.largest.to_dict(),
-        spent=decision.spent,
-        asked=decision.asked,
-        left=decision.left,
-        message=str(decision),
+        **decision.to_dict(),
         totals=totals_to_text(decision.totals),
         totals_after=totals_to_text(decision.totals_after),
         price=price_text(decision.price),
@@ -243,35 +235,14 @@ def lifetime_form(lifetime: Lifetime | None, caller: Caller) -> LifetimeForm | N
     return LifetimeForm([*lifetime.accounts], str(lifetime.epsilon), str(lifetime.delta))
 
 
-def rule_text(policy: Policy) -> str:
-    """Return the name of a policy's rule, or its rules with their shares."""
-    if isinstance(policy.rule, str):
-        return policy.rule
-    return ", ".join(f"{name} {float(share):g}" for name, share in policy.rule)
-
-
 def _promise(policy: Policy) -> PromiseForm:
-    text = f"({policy.epsilon:g}, {policy.delta:g})-DP for each {policy.unit} ({policy.neighbours})"
-    return PromiseForm(float(policy.epsilon), float(policy.delta), text)
+    return PromiseForm(float(policy.epsilon), float(policy.delta), policy.promise)
 
 
 def _reading(reading: Reading) -> ReadingForm:
     loss = reading.loss if math.isfinite(reading.loss) else None
     name = type(reading.odometer).__name__
     return ReadingForm(loss, reading.delta, name, reading.licensed, reading.licence)
-
-
-def _offers(account: LedgerAccount) -> list[Guarantee]:
-    """The largest next request of each kind that the policy takes."""
-    found: list[Guarantee] = []
-    for kind in (PureDP, GDP, ZCDP):
-        try:
-            offer = account.largest(kind)
-        except UnprovenComposition:
-            continue
-        if offer is not None:
-            found.append(offer)
-    return found
 
 
 def _entry(past: Past, caller: Caller) -> EntryForm:
