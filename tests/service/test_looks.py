@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 from service_server import ServiceThread
 from windows import Opener, Window, artifacts, faults
 
@@ -28,6 +28,22 @@ PAGES = {
     "docs": "/docs#spend",
 }
 WEIGHT, REQUESTS = 300_000, 10  # of the overview, in bytes over the wire and in number
+
+# The numbers and times of a page that are not all on one line.
+BROKEN = r"""() => {
+    const found = [];
+    const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const text = walker.currentNode;
+        for (const one of text.data.matchAll(/(1 - )?\d[\d.]*e[+-]\d+|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d/g)) {
+            const range = document.createRange();
+            range.setStart(text, one.index);
+            range.setEnd(text, one.index + one[0].length);
+            if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) found.push(one[0]);
+        }
+    }
+    return found;
+}"""
 
 
 def stock(ledger: Ledger) -> None:
@@ -98,6 +114,72 @@ def test_a_page_that_is_not_sound_is_caught(chromium: Browser) -> None:
         assert fault in found, fault
     assert "color-contrast" in found
     context.close()
+
+
+def broken(page: Page) -> set[str]:
+    """Return the numbers of a page that are broken over two lines, at whatever width of a narrow window."""
+    found: set[str] = set()
+    for width in range(320, 480, 10):
+        page.set_viewport_size({"width": width, "height": 844})
+        found |= {*page.evaluate(BROKEN)}
+    return found
+
+
+def test_no_number_is_broken_over_two_lines_on_a_narrow_page(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    stock(remote)
+    for i in range(4):  # at different places of their lines
+        remote.account("census").spend(odo.PureDP("1e-6"), note=f"{'x' * 3 * i} at most 1e-06 of it")
+    window = opened("phone")
+    page = window.sign_in(service.token())
+    asked = "/accounts/census?kind=approx&size=0.1&delta=1e-9&compare=1"
+    caught: set[str] = set()
+    for path in ("/", asked, "/accounts/clinic", "/open", "/accounts/survey?kind=zcdp&size=1e-7&times=3", "/docs"):
+        window.go(path)
+        page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        assert broken(page) == set(), path
+        page.add_style_tag(content=".unbroken, time { white-space: normal !important }")
+        caught |= broken(page)
+    assert {"1e-06", "1e-6"} <= caught, "pages that break their numbers must be caught"
+
+
+def ground(page: Page) -> tuple[bytes, bytes, bytes]:
+    """Return how a page without its script looks beside the chart, in a corner of the chart, and at its text."""
+    chart = page.locator("img.chart")
+    expect(chart).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    assert box is not None
+    top, height = round(box["y"] + 0.04 * box["height"]), round(0.07 * box["height"])  # above the promise's line
+    places = (box["x"] - 14, box["x"] + box["width"] - 30, box["x"] + 12 / 736 * box["width"])
+    beside, corner, text = (
+        page.screenshot(clip={"x": round(left), "y": top, "width": 8, "height": height}) for left in places
+    )
+    return beside, corner, text
+
+
+@pytest.mark.parametrize("size", ["wide", "phone"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_chart_of_a_page_without_script_lies_on_the_card_and_can_be_read(
+    service: ServiceThread, remote: Ledger, opened: Opener, size: str, theme: str
+) -> None:
+    stock(remote)
+    window = opened(size, color_scheme=theme, java_script_enabled=False)
+    page = window.sign_in(service.token(), "/accounts/census")
+    beside, corner, text = ground(page)
+    page.screenshot(path=artifacts() / f"static-{theme}-{size}.png")
+    assert corner == beside
+    assert text != beside
+    white = (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 736 316"><path fill="#fff" d="M0 0h736v316H0z"/></svg>'
+    )
+    page.route("**/chart?*", lambda route: route.fulfill(content_type="image/svg+xml", body=white))
+    page.reload()
+    beside, corner, text = ground(page)
+    assert (corner == beside) is (theme == "light"), "a chart on white must be caught in the dark"
+    assert text == corner
 
 
 def test_a_page_that_asks_elsewhere_or_complains_is_caught(chromium: Browser, service: ServiceThread) -> None:

@@ -33,9 +33,27 @@ class _Palette(NamedTuple):
     others: tuple[str, ...]
 
 
-_LIGHT: Final = _Palette("#22272e", "#57606a", "#e3e6ea", "#0067a5", ("#a15c00", "#00785a", "#8a4a7d"))
-_DARK: Final = _Palette("#e6e9ee", "#a3acb8", "#30363f", "#6cbcf0", ("#e8a33d", "#4cc3a0", "#dd9bc9"))
-_DASHES: Final = ("dotted", "dotdash", "dashdot")
+_LIGHT: Final = _Palette("#22272e", "#57606a", "#e3e6ea", "#0067a5", ("#a15c00", "#00785a", "#8a4a7d", "#b0203a"))
+_DARK: Final = _Palette("#e6e9ee", "#a3acb8", "#30363f", "#6cbcf0", ("#e8a33d", "#4cc3a0", "#dd9bc9", "#ff9aa2"))
+_DASHES: Final = ("dotted", "dotdash", "dashdot", "2 6")  # as many as there are standard odometers
+
+
+def _inks(palette: _Palette) -> str:
+    """Return a palette's part of the plain picture's style."""
+    lines = [f".line-{i}{{stroke:{hue}}}" for i, hue in enumerate((palette.own, *palette.others))]
+    return (
+        f"text{{fill:{palette.ink}}}.promise{{stroke:{palette.ink}}}.floor{{stroke:{palette.faint}}}{''.join(lines)}"
+    )
+
+
+# The picture has no ground of its own: it lies on the page's card, light or dark. However wide it is drawn, its text
+# and lines are about as large.
+_INKS: Final = (
+    f"svg{{color-scheme:light dark}}text{{font:14px {_FONT}}}polyline{{fill:none;stroke-width:2.5}}"
+    f".promise{{stroke-dasharray:6 4}}{_inks(_LIGHT)}@media(prefers-color-scheme:dark){{{_inks(_DARK)}}}"
+    "@media(max-width:500px){text{font-size:30px}polyline{stroke-width:5}.promise{stroke-width:2}}"
+    "@media(min-width:900px){text{font-size:10px}polyline{stroke-width:1.7}}"
+)
 
 
 def chart(found: Series, *, by_time: bool, dark: bool) -> dict[str, Any]:
@@ -50,8 +68,7 @@ def chart(found: Series, *, by_time: bool, dark: bool) -> dict[str, Any]:
         tools="",
     )
     at = "time" if by_time else "step"
-    others = zip(found.lines[1:], palette.others, _DASHES, strict=False)
-    for line, hue, dash in others:
+    for line, hue, dash in zip(found.lines[1:], palette.others, _DASHES, strict=False):
         source = _source(found, line)
         plot.step(
             at, "loss", source=source, mode="after", color=hue, line_dash=dash, line_width=2, legend_label=line.name
@@ -148,20 +165,18 @@ def _top(found: Series) -> float:
 def picture(found: Series, *, by_time: bool) -> str:
     """Return the lines and the promise as a small SVG."""
     top = _top(found)
-    hues = [_LIGHT.own, *_LIGHT.others]
-    drawn = [_polyline(found, line, hue, top, by_time=by_time) for line, hue in zip(found.lines, hues, strict=False)]
+    drawn = [_polyline(found, line, i, top, by_time=by_time) for i, line in enumerate(found.lines)]
     level = _HEIGHT * (1 - found.promise / top)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 {_WIDTH + 16} {_HEIGHT + 16}">'
-        f'<rect x="-8" y="-8" width="{_WIDTH + 16}" height="{_HEIGHT + 16}" fill="#fff"/>'
-        f'<path d="M0 {level:.1f}H{_WIDTH}" stroke="#22272e" stroke-dasharray="6 4"/>'
-        f'<text x="4" y="{level - 6:.1f}" font-family="sans-serif" font-size="14">{_promise(found)}</text>'
-        f'<path d="M0 {_HEIGHT}H{_WIDTH}" stroke="#a3acb8"/>'
-        f'<g fill="none" stroke-width="2.5">{"".join(reversed(drawn))}</g></svg>'
+        f"<style>{_INKS}</style>"
+        f'<path class="promise" d="M0 {level:.1f}H{_WIDTH}"/><text x="4" y="{level - 6:.1f}">{_promise(found)}</text>'
+        f'<path class="floor" d="M0 {_HEIGHT}H{_WIDTH}"/>'
+        f"{''.join(reversed(drawn))}</svg>"
     )
 
 
-def _polyline(found: Series, line: Line, hue: str, top: float, *, by_time: bool) -> str:
+def _polyline(found: Series, line: Line, place: int, top: float, *, by_time: bool) -> str:
     """Draw one line in steps: a reading holds until the next charge."""
     at = found.times if by_time else found.steps
     wide = (at[-1] - at[0]) or 1 if at else 1
@@ -175,4 +190,4 @@ def _polyline(found: Series, line: Line, hue: str, top: float, *, by_time: bool)
             height = below
     dash = "" if line.licensed else ' stroke-dasharray="3 4"'
     title = f"<title>{escape(line.name)}</title>"
-    return f'<polyline points="{" ".join(corners)}" stroke="{hue}"{dash}>{title}</polyline>'
+    return f'<polyline class="line-{place}" points="{" ".join(corners)}"{dash}>{title}</polyline>'

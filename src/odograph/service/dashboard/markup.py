@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,6 +26,8 @@ __all__ = ["NEAR", "Answer", "answered", "fragment", "part", "problem_page", "wa
 
 NEAR: Final = 0.9  # the part of a budget from which an account is near its limit
 _LOW: Final = 0.75
+# Not of any length: a number that is longer than a line must break.
+_EXPONENT: Final = re.compile(r"\b(?:1 - )?\d{1,20}(?:\.\d{1,20})?[eE][+-]\d{1,4}\b")
 
 _TITLES: Final = {
     400: "That could not be read",
@@ -98,21 +100,26 @@ def _percent(part: float) -> str:
     return f"{min(part, 0.999):.1%}" if 0.999 < part < 1.0 else f"{part:.1%}".replace(".0%", "%")
 
 
-def _number(value: float | None) -> str:
-    return "none" if value is None else "unbounded" if math.isinf(value) else f"{value:.6g}"
+def _unbroken(text: object) -> Markup:
+    """Keep numbers such as 1e-06 and 1 - 1e-06 on one line: browsers break them at a hyphen."""
+    return Markup(_EXPONENT.sub(r'<span class="unbroken">\g<0></span>', str(escape(text))))  # noqa: S704  escaped
 
 
-def _cost(form: Mapping[str, Any] | msgspec.Raw | None) -> str:
+def _number(value: float | None) -> Markup:
+    return _unbroken("none" if value is None else "unbounded" if math.isinf(value) else f"{value:.6g}")
+
+
+def _cost(form: Mapping[str, Any] | msgspec.Raw | None) -> Markup:
     """Write a guarantee's stored form as people write it."""
     if not form:
-        return ""
+        return Markup()
     plain = msgspec.json.decode(form) if isinstance(form, msgspec.Raw) else form
-    return str(guarantee_from_dict(plain))
+    return _unbroken(guarantee_from_dict(plain))
 
 
-def _exact(text: str) -> str:
+def _exact(text: str) -> Markup:
     """Write an exact number for people."""
-    return f"{float(Fraction(text)):.12g}"
+    return _unbroken(f"{float(Fraction(text)):.12g}")
 
 
 def _moment(text: str) -> str:
@@ -146,6 +153,7 @@ def _environment() -> Environment:
         "number": _number,
         "path": lambda name: quote(name, safe=""),
         "percent": _percent,
+        "unbroken": _unbroken,
         "words": _words,
     }
     made.globals |= {"asset": address_of, "most_entries": MOST_ENTRIES}
