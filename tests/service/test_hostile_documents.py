@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Final
 
 import attacks
@@ -11,8 +14,12 @@ import msgspec
 import pytest
 from service_server import ServiceThread
 
+import odograph as odo
+from odograph.core.odometers import Filter
 from odograph.errors import ERROR_TABLE
-from odograph.service import problems
+from odograph.ledger import audit, copies
+from odograph.ledger.entries import note_digest
+from odograph.service import accounts, problems, records
 
 
 @pytest.fixture
@@ -35,9 +42,25 @@ CHECKPOINTS: Final[tuple[Any, ...]] = (
 )
 
 
-def test_a_checkpoint_that_is_none_is_the_callers_mistake_and_not_the_ledgers(owner: httpx.Client) -> None:
+def check_checkpoints(owner: httpx.Client) -> None:
+    """Assert that what is no checkpoint is told as the caller's mistake."""
     for checkpoint in CHECKPOINTS:
         attacks.check_problem(attacks.post(owner, "/v1/verify", {"checkpoint": checkpoint}), 400, 409, 422)
+
+
+def test_a_checkpoint_that_is_none_is_the_callers_mistake_and_not_the_ledgers(owner: httpx.Client) -> None:
+    check_checkpoints(owner)
+
+
+@pytest.mark.parametrize(
+    ("part", "broken", "status"), [("_kept", lambda _: None, 200), ("BadDocument", odo.LedgerCorrupt, 500)]
+)
+def test_a_checkpoint_that_is_passed_over_or_blamed_on_the_ledger_would_be_caught(
+    owner: httpx.Client, monkeypatch: pytest.MonkeyPatch, part: str, broken: object, status: int
+) -> None:
+    monkeypatch.setattr(records, part, broken)
+    with pytest.raises(AssertionError, match=f"-> {status}"):
+        check_checkpoints(owner)
 
 
 COPIES: Final = (
@@ -70,6 +93,85 @@ def test_a_copy_that_is_none_is_the_callers_mistake_and_changes_nothing(
         assert owner.get("/v1/accounts").json() == before
 
 
+NOTE: Final = "the first week"
+ELSEWHERE: Final = odo.Checkpoint({"census": (9, "0" * 64)})
+
+
+@cache
+def exported() -> str:
+    """Return a whole copy of a small ledger, as its own lines."""
+    with odo.connect("memory://", principal="olga") as ledger:
+        account = ledger.open_account("census", odo.Policy(1, 0, rule="basic"))
+        for week in range(3):
+            account.spend(odo.PureDP("0.1"), key=f"q-{week}", note="" if week else NOTE)
+        file = io.StringIO()
+        ledger.export(file)
+    return file.getvalue()
+
+
+def lies() -> dict[str, list[dict[str, Any]]]:
+    """Return copies that can be read, and claim something that is not so."""
+
+    def told(change: Callable[[list[dict[str, Any]]], object]) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in exported().splitlines()]
+        change(lines)
+        return lines
+
+    def lost(lines: list[dict[str, Any]]) -> None:
+        del lines[2]
+        lines[-1]["entries"] = str(int(lines[-1]["entries"]) - 1)
+
+    def later(lines: list[dict[str, Any]]) -> None:
+        entry = next(line["entry"] for line in reversed(lines) if "entry" in line)
+        entry["time"] = str(int(entry["time"]) + 1)
+
+    def noted(lines: list[dict[str, Any]]) -> None:
+        next(line["note"] for line in lines if "note" in line)["text"] = "another"
+
+    return {
+        "form": told(lambda lines: lines[0].update(form=2)),
+        "count": told(lambda lines: lines[-1].update(entries="9")),
+        "lost": told(lost),
+        "time": told(later),
+        "note": told(noted),
+        "end": told(lambda lines: lines[-1].update(checkpoint=ELSEWHERE.to_dict())),
+        "against": told(lambda lines: lines.insert(0, {"against": ELSEWHERE.to_dict()})),
+    }
+
+
+def check_claims(service: ServiceThread, *names: str) -> None:
+    """Assert that no copy is taken in that claims what is not so."""
+    with attacks.owner_of(service) as owner:
+        for name in names:
+            content = "".join(json.dumps(line) + "\n" for line in lies()[name])
+            attacks.check_problem(owner.post("/v1/import", content=content.encode()), 400, 409, 422)
+        assert owner.get("/v1/accounts").json()["accounts"] == []
+
+
+def test_a_copy_that_claims_what_is_not_so_is_not_taken_in_and_one_that_does_not_is(service: ServiceThread) -> None:
+    check_claims(service, *lies())
+    with attacks.owner_of(service) as owner:
+        assert owner.post("/v1/import", content=exported().encode()).status_code == 200
+        assert [row["name"] for row in owner.get("/v1/accounts").json()["accounts"]] == ["census"]
+
+
+@pytest.mark.parametrize(
+    ("lie", "place", "part", "believing"),
+    [
+        ("time", audit, "_check_follows", lambda *_: None),
+        ("note", copies, "note_digest", lambda salt, _: note_digest(salt, NOTE)),
+        ("end", copies._Intake, "_checkpoint", lambda _: ELSEWHERE),  # noqa: SLF001  what is broken on purpose
+        ("against", records, "_kept", lambda _: None),
+    ],
+)
+def test_a_take_in_that_believes_what_a_copy_claims_would_be_caught(  # noqa: PLR0913, PLR0917  fixtures and cases
+    service: ServiceThread, monkeypatch: pytest.MonkeyPatch, lie: str, place: object, part: str, believing: object
+) -> None:
+    monkeypatch.setattr(place, part, believing)
+    with pytest.raises(AssertionError, match="-> 200"):
+        check_claims(service, lie)
+
+
 ODOMETERS: Final[tuple[Any, ...]] = (
     *(
         {},
@@ -83,10 +185,23 @@ ODOMETERS: Final[tuple[Any, ...]] = (
 )
 
 
-def test_an_odometer_that_is_none_is_refused_in_our_own_words(owner: httpx.Client) -> None:
+def check_odometers(owner: httpx.Client) -> None:
+    """Assert that what is no odometer opens no account."""
     for odometer in ODOMETERS:
         form = {"name": "new", "policy": attacks.POLICY | {"odometer": odometer}}
         attacks.check_problem(attacks.post(owner, "/v1/accounts", form, key="o-1"), 422)
+
+
+def test_an_odometer_that_is_none_is_refused_in_our_own_words(owner: httpx.Client) -> None:
+    check_odometers(owner)
+
+
+def test_an_odometer_that_is_taken_for_a_usual_one_would_be_caught(
+    owner: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "odometer_from_dict", lambda _: Filter(1.0))
+    with pytest.raises(AssertionError, match="-> 201"):
+        check_odometers(owner)
 
 
 def test_nesting_of_every_depth_is_answered(owner: httpx.Client) -> None:

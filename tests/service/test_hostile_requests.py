@@ -299,43 +299,6 @@ def test_queries_that_cannot_be_read_are_refused(owner: httpx.Client) -> None:
             attacks.check_problem(answer, 400)
 
 
-KEYS: Final = (
-    b"",
-    b"%",
-    b"%F",
-    b"%ff",
-    b"%ed%a0%80",
-    b"%00",
-    b"%0a",
-    b"%0d%0a",
-    b"\xc3\xa9",
-    b"a" * 201,
-    b"%e2%80%a8",
-)
-
-
-def test_idempotency_keys_that_cannot_be_kept_are_refused(owner: httpx.Client) -> None:
-    before = attacks.state(owner)
-    for key in KEYS:
-        answer = owner.post(
-            SPEND, content=GOOD, headers=[(b"Content-Type", b"application/json"), (b"Idempotency-Key", key)]
-        )
-        if key in {b"%", b"%F"}:  # not an escape, so it stands for itself
-            assert answer.status_code in {200, 201}
-            before = attacks.state(owner)
-            continue
-        attacks.check_problem(answer, 400, 422)
-    for route in ROUTES:
-        if route.keyed:
-            answer = owner.request(
-                route.method, attacks.path_of(route, name="census"), content=GOOD, headers=attacks.JSON
-            )
-            attacks.check_problem(answer, 400)
-    pair = [(b"Content-Type", b"application/json"), (b"Idempotency-Key", b"a"), (b"idempotency-key", b"b")]
-    attacks.check_problem(owner.post(SPEND, content=GOOD, headers=pair), 400)
-    assert attacks.state(owner) == before
-
-
 def check_methods(owner: httpx.Client) -> None:
     """Assert that a method that a path does not take is told so, with those that it takes."""
     for path in {route.path for route in ROUTES}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,7 @@ class Office:
         self._busy = 0
         self.auditing = asyncio.Lock()  # one replay at a time is enough
         self._known: dict[str, _Known] = {}
+        self._looking: set[str] = set()  # digests that somebody is looking up
 
     def _watch_frames(self, seconds: float, orders: int, waiting: int) -> None:
         self.metrics.committed(seconds, orders)
@@ -101,28 +103,32 @@ class Office:
         """Return the caller behind a token, or raise `NotAuthenticated`, which does not say why."""
         digest = digest_of_token(token)
         found = self._known.get(digest)
-        if found is None or time.monotonic() - found.looked_up > _FRESH:
-            found = await self._look_up(digest, found) if looks_like_token(token) else None
+        age = math.inf if found is None else time.monotonic() - found.looked_up
+        # One of those who come in time looks again; the others go on with what is known, as long as it is fresh.
+        if age > _FRESH or (age > _FRESH / 2 and digest not in self._looking):
+            found = await self._look_up(digest) if looks_like_token(token) else None
         # The digest found the key; the comparison says so again in a time that tells nothing.
         if found is None or not same(found.key.digest, digest) or not found.key.valid_at(self.keys.now()):
             raise NotAuthenticated("this API key is unknown, revoked or expired")
         return found.caller
 
-    async def _look_up(self, digest: str, before: _Known | None) -> _Known | None:
-        """Look a key up, again; who comes meanwhile goes on with what was known, or all would look at once."""
-        if before is not None:
-            self._known[digest] = before._replace(looked_up=time.monotonic())
+    async def _look_up(self, digest: str) -> _Known | None:
+        """Look a key up, and remember it from the moment at which that began."""
+        now = time.monotonic()
+        self._looking.add(digest)
         try:
             key = await self.run(self.keys.find, digest)
         except BaseException:
             self._known.pop(digest, None)
             raise
+        finally:
+            self._looking.discard(digest)
         if key is None:
             self._known.pop(digest, None)
             return None
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
-        known = self._known[digest] = _Known(time.monotonic(), key, Caller.of(key))
+        known = self._known[digest] = _Known(now, key, Caller.of(key))
         return known
 
     def forget(self) -> None:
