@@ -11,7 +11,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import odograph as odo
+from odograph.ledger.entries import text_of
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.sql import SCHEMA
+from odograph.ledger.steps import Pointer, Step
+from odograph.ledger.store import Head
 
 FOLDER = Path(__file__).parents[1] / "tests" / "fixtures"
 
@@ -41,6 +45,20 @@ def fill(ledger: odo.Ledger) -> None:
     ledger.erase_principal("gone")
     ledger.erase_note("sums#2")
     ledger.account("sums").close(note="done")
+    take_a_step(ledger)
+
+
+def take_a_step(ledger: odo.Ledger) -> None:
+    """Write what a population writes, whose files would be elsewhere."""
+    books = ledger.books
+    if not isinstance(books, LocalBooks):
+        raise TypeError("the ledger must be here")
+    policy = odo.Policy(1, "1e-6", rule="zcdp")
+    about = {"engine": "numpy", "location": "people", "state": "00000000-first", "unknown": "join"}
+    books.open(Head("telemetry", "", "", "", policy.unit, policy.neighbours), policy, "made", "", about)
+    origin, cost = books.opened("telemetry").origin, text_of(odo.PureDP("0.1").to_dict())
+    pointer = Pointer(1, "00000001-second")
+    books.submit(Step(books.author("monday"), "telemetry", origin, 0, "0" * 64, cost, "charge", pointer))
 
 
 def main() -> None:

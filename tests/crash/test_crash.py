@@ -24,7 +24,7 @@ FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 ROUNDS = 20  # in one ledger
 RESTARTS = 5
 ledgers = pytest.mark.parametrize("ledger_number", range(10 if FULL else 1))
-CONTROLS = 10  # rounds until a broken twin must have been caught
+CONTROLS = 30  # rounds until a broken twin must have been caught
 THREADS = 6
 PATIENCE = 60.0  # seconds to wait for a program that has something to do
 HERE = Path(__file__).parent

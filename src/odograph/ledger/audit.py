@@ -30,6 +30,7 @@ from odograph.ledger.entries import (
 )
 from odograph.ledger.openings import opening_of
 from odograph.ledger.receipts import Checkpoint, Verification
+from odograph.ledger.steps import ACTS, pointer_of, population_of
 from odograph.ledger.store import Balance, Head, Snapshot
 
 __all__ = ["Auditor", "Progress", "audit"]
@@ -68,6 +69,7 @@ class _Account:
     known: dict[tuple[str, ...], _Same] = field(default_factory=dict)  # by the texts that were checked
     since: list[Entry] = field(default_factory=list)  # charges since the gate was last asked
     reserved: dict[str, list[Entry]] = field(default_factory=dict)  # and neither committed nor voided
+    version: int | None = None  # of a population
 
 
 class Auditor:
@@ -91,6 +93,8 @@ class Auditor:
         alone = entry.legs == entry.place
         if verb in CHARGES:
             self._charge(own, entry, alone=alone)
+        elif verb == "step":
+            _step(own, entry)
         elif verb in RESOLUTIONS:
             self._resolve(own, entry)
         elif verb == "close" and not balance.closed:
@@ -136,6 +140,7 @@ class Auditor:
         if (head.name, head.unit, head.neighbours) != (entry.account, policy.unit, policy.neighbours):
             raise _bad(entry, "it opens another account, or for another unit or neighbours than its policy's")
         own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False))
+        own.version = None if population_of(entry) is None else 0
         self._accounts[head.name] = self._current = own
         return own
 
@@ -147,6 +152,8 @@ class Auditor:
     def _charge(self, own: _Account, entry: Entry, *, alone: bool) -> None:
         if own.balance.closed:
             raise _bad(entry, "the account was closed before it")
+        if own.version is not None:
+            raise _bad(entry, "a population takes no charges of its own")
         written = (entry.verb, entry.cost, entry.price, entry.request if alone else "")
         same = own.known.get(written)
         if same is None:
@@ -244,6 +251,16 @@ def _check_follows(entry: Entry, before: Balance) -> None:
         raise _bad(entry, "its seal does not follow from its content and the entry before it")
     if not before.time <= entry.time <= _LATEST:
         raise _bad(entry, "it is earlier than the entry before it, or later than any date")
+
+
+def _step(own: _Account, entry: Entry) -> None:
+    """Move a population on by one version."""
+    if own.version is None or own.balance.closed:
+        raise _bad(entry, "only a population that is not closed makes steps")
+    own.version += 1
+    if pointer_of(entry).version != own.version or entry.details.get("act") not in ACTS or entry.price:
+        raise _bad(entry, f"it is not how step {own.version} of a population is written")
+    own.balance.totals = own.balance.totals._replace(steps=own.version)
 
 
 def _settle(own: _Account) -> None:

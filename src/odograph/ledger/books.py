@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Any, Final, Protocol
 
 from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision
@@ -16,7 +16,7 @@ from odograph.core.guarantees import KINDS, Guarantee
 from odograph.core.offers import G, Quote
 from odograph.core.paths import Place
 from odograph.core.policy import Policy
-from odograph.errors import InvalidGuarantee, LedgerError
+from odograph.errors import InvalidGuarantee, LedgerError, UnprovenComposition
 from odograph.ledger.audit import Progress
 from odograph.ledger.entries import price_to_text, text_of
 from odograph.ledger.lifetimes import Lifetime
@@ -33,13 +33,21 @@ _LONG: Final = 16384  # characters of a guarantee that is not remembered: a thou
 class Opened:
     """What an account was opened with. It never changes, so it is read once."""
 
-    __slots__ = ("_asks", "compiled", "head", "origin", "path")
+    __slots__ = ("_asks", "compiled", "head", "origin", "path", "population")
 
-    def __init__(self, head: Head, compiled: Compiled, origin: str, above: tuple[Opened, ...]) -> None:
+    def __init__(
+        self,
+        head: Head,
+        compiled: Compiled,
+        origin: str,
+        above: tuple[Opened, ...],
+        population: Mapping[str, Any] | None = None,
+    ) -> None:
         self.head = head
         self.origin = origin
         self.compiled = compiled
         self.path: tuple[Opened, ...] = (*above, self)  # from the account at the top down to this one
+        self.population = population  # where the filters of its people are, if it is one
         self._asks: dict[int, Ask] = {}
 
     @property
@@ -54,6 +62,7 @@ class Opened:
             return known
         if not isinstance(cost, KINDS):
             raise InvalidGuarantee(f"{cost!r} is not a guarantee; pass one such as PureDP(0.1). Nothing was charged")
+        self.require_own()
         stops = []
         for one in self.path:
             asked = price(one.compiled, cost)
@@ -67,8 +76,17 @@ class Opened:
         self._asks[id(cost)] = made  # holding the object keeps its identity from being used again
         return made
 
+    def require_own(self) -> None:
+        """Raise unless the account is charged as a whole: in a population everybody has a filter of their own."""
+        if self.population is not None:
+            raise UnprovenComposition(
+                f"{self.head.name!r} is a population: everybody in it has a filter of their own, and what is left is"
+                f" nobody's to see. It is charged by Population.open({self.head.name!r}, ...).charge(...)"
+            )
+
     def places(self, balances: Mapping[str, Balance]) -> list[Place]:
         """Return the path with what was read of it, if it is still the path that was opened."""
+        self.require_own()
         for one in self.path:
             balance = balances.get(one.head.name)
             if balance is None or balance.origin != one.origin:

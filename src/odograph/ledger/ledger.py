@@ -78,11 +78,14 @@ class Ledger:
 
     def account(self, name: str) -> LedgerAccount:
         """Return an account that was opened before."""
-        return LedgerAccount(self.books, self.books.opened(name))
+        opened = self.books.opened(name)
+        opened.require_own()
+        return LedgerAccount(self.books, opened)
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
-        """Return all accounts, in the order of their names."""
-        return tuple(self.account(name) for name in self.books.balances())
+        """Return all accounts, in the order of their names; populations are not among them."""
+        opened = [self.books.opened(name) for name in self.books.balances()]
+        return tuple(LedgerAccount(self.books, one) for one in opened if one.population is None)
 
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final, TypeAlias
+from typing import IO, Any, Final
 
 from odograph.budgets import compile_policy
 from odograph.core.compiled import Compiled
@@ -22,10 +22,8 @@ from odograph.errors import (
     BudgetExceeded,
     InvalidGuarantee,
     LedgerCorrupt,
-    OdographError,
     ReservationNotFound,
     ReservationResolved,
-    ServiceUnavailable,
 )
 from odograph.ledger import copies
 from odograph.ledger.audit import Progress, audit
@@ -43,16 +41,14 @@ from odograph.ledger.entries import (
 from odograph.ledger.lifetimes import Lifetime, linked, together
 from odograph.ledger.openings import Close, Open, opening_of
 from odograph.ledger.receipts import Checkpoint, Line, Past, Receipt, Verification
-from odograph.ledger.requests import Ask, Author, Charge, Made, Outcome, Refused, Repeated, Request, Resolve
+from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeated, Request, Resolve, Settled, settled
+from odograph.ledger.steps import population_of
 from odograph.ledger.store import Balance, Changes, Head, Hit, State, Store, Wants
 from odograph.ledger.writer import Writer
 
-__all__ = ["LocalBooks", "Settled", "settled"]
+__all__ = ["LocalBooks"]
 
 _ERASED: Final = "erased"
-
-# What became of a request, if that was no error.
-Settled: TypeAlias = Made | Repeated | Refused
 
 
 class LocalBooks:
@@ -78,13 +74,20 @@ class LocalBooks:
         other._known = self._known
         return other
 
-    def open(self, head: Head, policy: Policy | Compiled, key: str | None, note: str) -> None:
+    def open(
+        self,
+        head: Head,
+        policy: Policy | Compiled,
+        key: str | None,
+        note: str,
+        population: Mapping[str, Any] | None = None,
+    ) -> None:
         """Open an account; relatives that are missing are found before anything is made, even the file."""
         for relative in filter(None, (head.parent, head.successor_of)):
-            self.opened(relative)
+            self.opened(relative).require_own()
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
         self.store.create()
-        self.submit(Open(self.author(key, note), head, compiled))
+        self.submit(Open(self.author(key, note), head, compiled, population))
 
     def close(self, name: str, note: str) -> None:
         """Close an account and everything below it."""
@@ -104,7 +107,7 @@ class LocalBooks:
                 raise AccountNotFound(f"there is no account {name!r} in {self.store.url}; nothing was charged")
             head, compiled = opening_of(found[0])
             above = self.opened(head.parent).path if head.parent else ()
-            known = self._known[name] = Opened(head, compiled, found[0].seal, above)
+            known = self._known[name] = Opened(head, compiled, found[0].seal, above, population_of(found[0]))
         return known
 
     def author(self, key: str | None = None, note: str = "") -> Author:
@@ -161,18 +164,23 @@ class LocalBooks:
 
     def _refuse_voided(self, key: str, reservation: str) -> None:
         """Raise if the reservation that a key was used for was voided: it pays for nothing any more."""
+        hit = self.found("", reservation)
+        if hit is not None and hit.verb == "void":
+            raise ReservationResolved(
+                f"key {key!r} was used for reservation {reservation}, which was voided, so nothing is charged for it;"
+                " a run needs another key"
+            )
+
+    def found(self, owner: str, key: str) -> Hit | None:
+        """Return where a key was used; None if it is free."""
         found: dict[tuple[str, str], Hit] = {}
 
         def look(state: State) -> Changes:
             found.update(state.keys)
             return Changes()
 
-        self.store.write(Wants(keys=frozenset([("", reservation)])), look)
-        if any(hit.verb == "void" for hit in found.values()):
-            raise ReservationResolved(
-                f"key {key!r} was used for reservation {reservation}, which was voided, so nothing is charged for it;"
-                " a run needs another key"
-            )
+        self.store.write(Wants(keys=frozenset([(owner, key)])), look)
+        return found.get((owner, key))
 
     def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
         """Commit or void a reservation."""
@@ -374,15 +382,6 @@ class LocalBooks:
     def leave(self) -> None:
         """Let go of files and connections."""
         self.store.close()
-
-
-def settled(author: Author, outcome: Outcome) -> Settled:
-    """Return what became of a request, or raise its error; an unknown outcome names the key to ask again with."""
-    if isinstance(outcome, ServiceUnavailable):
-        raise ServiceUnavailable(f"{outcome} (key {author.key!r})") from outcome
-    if isinstance(outcome, OdographError):
-        raise outcome
-    return outcome
 
 
 def _guarantee_of(entry: Entry) -> Guarantee:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from odograph.core.compiled import Compiled, compiled_from_dict
 from odograph.errors import (
@@ -36,11 +37,13 @@ class Open(NamedTuple):
     author: Author
     head: Head
     compiled: Compiled
+    population: Mapping[str, Any] | None = None  # where the filters of its people are, if it is one
 
     @property
     def detail(self) -> str:
         """The document that the account is read from for ever after."""
-        return text_of({**self.head._asdict(), "compiled": self.compiled.to_dict()})
+        form = {**self.head._asdict(), "compiled": self.compiled.to_dict()}
+        return text_of(form if self.population is None else form | {"population": {**self.population}})
 
     @property
     def digest(self) -> str:

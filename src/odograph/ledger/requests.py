@@ -20,6 +20,7 @@ from odograph.errors import (
     LedgerError,
     OdographError,
     ReservationResolved,
+    ServiceUnavailable,
 )
 from odograph.ledger.entries import (
     Entry,
@@ -43,10 +44,12 @@ __all__ = [
     "Repeated",
     "Request",
     "Resolve",
+    "Settled",
     "Stop",
     "keep_note",
     "remember",
     "repeated",
+    "settled",
     "time_of",
 ]
 
@@ -75,7 +78,9 @@ class Refused(NamedTuple):
     totals: dict[str, Totals]
 
 
-Outcome: TypeAlias = Made | Repeated | Refused | OdographError
+# What became of a request, if that was no error.
+Settled: TypeAlias = Made | Repeated | Refused
+Outcome: TypeAlias = Settled | OdographError
 
 
 class Author(NamedTuple):
@@ -277,6 +282,15 @@ class Resolve(NamedTuple):
                 own.append(entry)
         remember(state, changes, "", author.key, Hit(own[0].account, own[0].sequence, self.verb, request))
         return Made(tuple(own), tuple(name for name, _ in asked if state.balances[name].linked))
+
+
+def settled(author: Author, outcome: Outcome) -> Settled:
+    """Return what became of a request, or raise its error; an unknown outcome names the key to ask again with."""
+    if isinstance(outcome, ServiceUnavailable):
+        raise ServiceUnavailable(f"{outcome} (key {author.key!r})") from outcome
+    if isinstance(outcome, OdographError):
+        raise outcome
+    return outcome
 
 
 def repeated(hit: Hit, author: Author, request: str) -> Repeated:

@@ -118,7 +118,10 @@ class _Budgets(Collector):
             "odograph_budget_left", "What an account has left, by meter.", labels=["account", "meter"]
         )
         for name, balance in self._balances().items():
-            compiled, totals = self._ledger.books.opened(name).compiled, balance.totals
+            opened, totals = self._ledger.books.opened(name), balance.totals
+            if opened.population is not None:  # what is left of it is nobody's to see
+                continue
+            compiled = opened.compiled
             ratios.add_metric([name], used(compiled, totals))
             # Asks for nothing, to be told what is left.
             now = decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))

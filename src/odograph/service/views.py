@@ -85,7 +85,9 @@ def rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
         balances = ledger.books.balances(None if caller.accounts is None else sorted(caller.accounts))
     except AccountNotFound:  # no account was opened yet, so there is no ledger either
         return []
-    return [row_of(ledger.books, caller, balance) for _, balance in sorted(balances.items())]
+    # What is left of a population is nobody's to see.
+    own = [name for name in sorted(balances) if ledger.books.opened(name).population is None]
+    return [row_of(ledger.books, caller, balances[name]) for name in own]
 
 
 def row_of(books: Books, caller: Caller, balance: Balance) -> AccountRow:

@@ -11,7 +11,7 @@ from typing import Final
 
 __all__ = ["SCHEMA", "migrations", "queries", "schema", "statements"]
 
-SCHEMA: Final = 1  # the version that this code reads and writes: the number of migrations
+SCHEMA: Final = 2  # the version that this code reads and writes: the number of migrations
 
 _NAMED: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 

@@ -1,4 +1,4 @@
--- The ledger in PostgreSQL, schema 1. Entries and keys are the record; accounts are derived from them;
+-- The ledger in PostgreSQL, schema 2. Entries and keys are the record; accounts are derived from them;
 -- notes and principals stand beside them and can be erased. Names sort by their bytes, as everywhere else.
 
 CREATE SCHEMA odograph;
@@ -30,7 +30,7 @@ CREATE TABLE odograph.entries (
     sequence  bigint NOT NULL,
     time      bigint NOT NULL,
     principal text COLLATE "C" NOT NULL,
-    verb      text NOT NULL CHECK (verb IN ('open', 'spend', 'reserve', 'commit', 'void', 'refuse', 'close')),
+    verb      text NOT NULL CHECK (verb IN ('open', 'spend', 'reserve', 'commit', 'void', 'refuse', 'close', 'step')),
     legs      text NOT NULL,
     cost      text NOT NULL,
     price     text NOT NULL,

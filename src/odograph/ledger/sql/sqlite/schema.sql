@@ -1,4 +1,4 @@
--- The ledger in SQLite, schema 1. Entries and keys are the record; accounts are derived from them;
+-- The ledger in SQLite, schema 2. Entries and keys are the record; accounts are derived from them;
 -- notes and principals stand beside them and can be erased.
 
 CREATE TABLE accounts (
@@ -26,7 +26,7 @@ CREATE TABLE entries (
     sequence  INTEGER NOT NULL,
     time      INTEGER NOT NULL,
     principal TEXT NOT NULL,
-    verb      TEXT NOT NULL CHECK (verb IN ('open', 'spend', 'reserve', 'commit', 'void', 'refuse', 'close')),
+    verb      TEXT NOT NULL CHECK (verb IN ('open', 'spend', 'reserve', 'commit', 'void', 'refuse', 'close', 'step')),
     legs      TEXT NOT NULL,
     cost      TEXT NOT NULL,
     price     TEXT NOT NULL,
