@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import odograph as odo
 from odograph.cli.app import app
 from odograph.cli.demo import Report, investigate, tally
-from odograph.cli.drill import ACCOUNT, ANSWERS, LEDGER, MOST_VISITS, Desk, Group, Rows, drill, noisy, released
+from odograph.cli.drill import ACCOUNT, ANSWERS, LEDGER, MOST_VISITS, Desk, Group, Rows, drill, released
+from odograph.integrations.opendp import noisy
 from odograph.ledger.receipts import Past
 
 QUESTIONS = 41  # one count of everybody, two questions for each of 19 splits, two to confirm

@@ -33,9 +33,10 @@ from odograph.core.offers import used
 from odograph.core.policy import Policy
 from odograph.errors import AccountExists, BudgetExceeded, InvalidGuarantee, LedgerCorrupt
 from odograph.extras import load
+from odograph.integrations.opendp import noisy
 from odograph.ledger.account import LedgerAccount
 
-__all__ = ["ACCOUNT", "ANSWERS", "LEDGER", "POLICY", "Desk", "Group", "Rows", "drill", "main", "noisy", "released"]
+__all__ = ["ACCOUNT", "ANSWERS", "LEDGER", "POLICY", "Desk", "Group", "Rows", "drill", "main", "released"]
 
 ACCOUNT: Final = "drill-down"
 LEDGER: Final = "privacy.db"
@@ -161,18 +162,6 @@ class Desk:
             file.flush()
             os.fsync(file.fileno())
         self._known[line["key"]] = line
-
-
-def noisy(truths: Sequence[int], sensitivity: int, epsilon: float) -> list[int]:
-    """Add OpenDP's Laplace noise: epsilon-DP if a row moves the truths by at most `sensitivity` in all."""
-    load("opendp.mod").enable_features("contrib")  # its prelude would take a second to import
-    domains, metrics, measurements = (load(f"opendp.{name}") for name in ("domains", "metrics", "measurements"))
-    space = domains.vector_domain(domains.atom_domain(T=int)), metrics.l1_distance(T=int)
-    # A little more noise than need be, so that OpenDP's own bound, rounded up, is still within the cost.
-    mechanism = measurements.make_laplace(*space, scale=sensitivity * (1 + 2**-40) / epsilon)
-    if mechanism.map(d_in=sensitivity) > epsilon:
-        raise InvalidGuarantee(f"the mechanism costs {mechanism.map(d_in=sensitivity)!r}, more than {epsilon!r}")
-    return [*mechanism([int(truth) for truth in truths])]
 
 
 def released(answers: Path) -> dict[str, dict[str, Any]]:

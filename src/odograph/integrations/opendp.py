@@ -7,6 +7,7 @@ discrete Gaussian is easier to tell apart than the Gaussian of the same scale; w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from odograph.errors import InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
 from odograph.integrations.dp_accounting import ORDERS
 
-__all__ = ["cost_of"]
+__all__ = ["cost_of", "noisy"]
 
 SETTINGS: Final = ("d_in", "delta")
 
@@ -172,3 +173,15 @@ def _finite(value: float) -> Fraction:
             f"OpenDP gives a loss of {value!r}: without a finite one there is no privacy, at any price"
         )
     return exactly(value)
+
+
+def noisy(truths: Sequence[int], sensitivity: int, epsilon: float) -> list[int]:
+    """Add OpenDP's Laplace noise: epsilon-DP if a row moves the truths by at most `sensitivity` in all."""
+    load("opendp.mod").enable_features("contrib")  # its prelude would take a second to import
+    domains, metrics, measurements = (load(f"opendp.{name}") for name in ("domains", "metrics", "measurements"))
+    space = domains.vector_domain(domains.atom_domain(T=int)), metrics.l1_distance(T=int)
+    # A little more noise than need be, so that OpenDP's own bound, rounded up, is still within the cost.
+    mechanism = measurements.make_laplace(*space, scale=sensitivity * (1 + 2**-40) / epsilon)
+    if mechanism.map(d_in=sensitivity) > epsilon:
+        raise InvalidGuarantee(f"the mechanism costs {mechanism.map(d_in=sensitivity)!r}, more than {epsilon!r}")
+    return [*mechanism([int(truth) for truth in truths])]
