@@ -1,7 +1,7 @@
 """`odograph serve` as a process of its own, on a port that stays the same: started, killed, ended, started again.
 
-Run as a program, this file is the same service over a store that is broken in the way that is named: what the tests
-must catch.
+Run as a program, this file is the same service, broken in the way that is named: over a store that is what the tests
+must catch, or with scribes that cannot start while a file says so.
 
     processes.py TWIN serve ...
 """
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,6 +28,7 @@ from odograph.service.keys import connect_keys
 
 PATIENCE: Final = 60.0  # seconds until a process that should start or end has failed
 TWIN: Final = "ODOGRAPH_TWIN"
+BAR: Final = "ODOGRAPH_BAR"  # the file that bars the scribes of a service that is "barred"
 PROGRAM: Final = Path(sys.executable).with_name("odograph")
 
 
@@ -125,9 +129,11 @@ class Service:
             return
         doomed = [*self.workers, *self.scribes] if self._process.poll() is None else []
         self._process.kill()
+        for pid in doomed:  # at once: what a process still did after the first was gone would be no crash
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
-        for pid in doomed:
-            end_process(pid)
+        wait_until(lambda: all(map(has_ended, doomed)))
         self._process = None
 
     def token(self, principal: str = "", role: str = "runner", *accounts: str) -> str:
@@ -145,37 +151,61 @@ def _is_scribe(pid: int) -> bool:
     return bool(told) and told[-1].isdigit() and any(b"scribe" in one or b"processes" in one for one in told)
 
 
-def end_process(pid: int) -> None:
-    """Kill a process, if it is still there, and wait until it is gone or waits to be collected."""
+@contextmanager
+def held(url: str) -> Iterator[None]:
+    """Hold a ledger in an SQLite file, so that whoever wants to write waits."""
+    lock = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
     try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    end = time.monotonic() + PATIENCE
-    while (status(pid) or "Z")[0] not in "ZX":
+        yield
+    finally:
+        lock.rollback()
+        lock.close()
+
+
+def wait_until(is_so: Callable[[], bool], *, patience: float = PATIENCE) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + patience
+    while not is_so():
         assert time.monotonic() < end
         time.sleep(0.002)
 
 
-def break_store(twin: str) -> None:
-    """Let the service of this process stand on a broken store."""
-    from twins import AnswersEarly, DecidesOutside  # noqa: PLC0415  found by the program alone
+def end_process(pid: int) -> None:
+    """Kill a process, if it is still there, and wait until it is gone or waits to be collected."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: has_ended(pid))
 
-    from odograph.connect import store_at  # noqa: PLC0415  as above
+
+def has_ended(pid: int) -> bool:
+    """Say whether a process has ended; one that waits to be collected has."""
+    return (status(pid) or "Z")[0] in "ZX"
+
+
+def break_service(twin: str) -> None:
+    """Let the service of this process, and its scribes, stand on a broken store, or only be started by this file."""
+    from odograph.connect import store_at  # noqa: PLC0415  for the program alone
     from odograph.service import office, pen, scribe  # noqa: PLC0415  as above
+
+    pen.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]
+    if twin == "barred":
+        return
+    from twins import AnswersEarly, DecidesOutside  # noqa: PLC0415  found by the program alone
 
     broken = {"early": AnswersEarly, "outside": DecidesOutside}[twin]
     for user in (office, scribe):
         user.store_at = lambda *args, **kwargs: broken(store_at(*args, **kwargs))  # type: ignore[attr-defined]
-    pen.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]
 
 
 if TWIN in os.environ:  # worker processes read this file too, under another name
-    break_store(os.environ[TWIN])
+    break_service(os.environ[TWIN])
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         from odograph.cli import main
+    elif Path(os.environ.get(BAR, "/nowhere")).exists():
+        sys.exit(1)
     else:  # a scribe is told the number of its file
         from odograph.service.scribe import main
 

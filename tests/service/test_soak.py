@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from processes import PATIENCE, Service, end_process
+from processes import PATIENCE, Service, end_process, wait_until
 
 import odograph as odo
 from odograph.errors import BudgetExceeded, LedgerBusy, LedgerCorrupt, ServiceUnavailable
@@ -133,8 +133,8 @@ def wait_for_a_charge(analysts: list[Analyst]) -> None:
         time.sleep(0.001)
 
 
-def soak(service: Service, strike: Callable[[], None]) -> tuple[list[Analyst], int]:
-    """Strike the service again and again, opening a new narrow account each time; say how often that was."""
+def soak(service: Service, strike: Callable[[], None]) -> list[Analyst]:
+    """Strike the service again and again, opening a new narrow account each time."""
     analysts, number, end = analysts_of(service), 0, time.monotonic() + SECONDS
     with odo.connect(service.url, token=service.token()) as owner:
         while time.monotonic() < end:
@@ -148,7 +148,7 @@ def soak(service: Service, strike: Callable[[], None]) -> tuple[list[Analyst], i
                 analyst.narrow = name
     for analyst in analysts:
         analyst.stop()
-    return analysts, number
+    return analysts
 
 
 def charges(ledger: Ledger) -> dict[str, Counter[str]]:
@@ -205,49 +205,67 @@ def ask_again(service: Service, analysts: list[Analyst]) -> None:
                 assert (again.repeated, again.id) == (True, receipt)
 
 
-def report(what: str, kills: int, analysts: list[Analyst]) -> None:
+def report(what: str, struck: Counter[str], analysts: list[Analyst]) -> None:
     charges, refusals = (sum(map(len, of)) for of in zip(*((a.charged, a.refused) for a in analysts), strict=True))
     again = sum(analyst.found_again for analyst in analysts)
-    print(f"{what}: {kills} kills, {charges} charges, {refusals} refusals, {again} lost answers asked for again")  # noqa: T201
+    kills = ", ".join(f"{count} kills of a {name}" for name, count in sorted(struck.items()))
+    print(f"{what}: {kills}, {charges} charges, {refusals} refusals, {again} lost answers asked for again")  # noqa: T201
 
 
 @pytest.mark.long
-def test_a_service_killed_again_and_again_loses_nothing_and_charges_nothing_twice(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/ledger.db"
+def test_a_service_or_its_scribe_killed_again_and_again_loses_nothing_and_charges_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    url, struck = f"sqlite:///{tmp_path}/ledger.db", Counter[str]()
     with Service(url, tmp_path) as service:
 
         def strike() -> None:
-            service.kill()
-            service.start()
+            scribes = service.scribes
+            if scribes and random.random() < 0.5:  # noqa: S311  either
+                end_process(scribes[0])
+                struck["scribe"] += 1
+            else:
+                service.kill()
+                service.start()
+                struck["service"] += 1
 
-        analysts, kills = soak(service, strike)
+        analysts = soak(service, strike)
         ask_again(service, analysts)
     with odo.connect(url) as ledger:
         judge(ledger, analysts)
-    report("SQLite", kills, analysts)
+    report("SQLite", struck, analysts)
 
 
 @pytest.mark.long
-def test_workers_killed_again_and_again_lose_nothing_and_charge_nothing_twice(
+def test_workers_and_scribes_killed_again_and_again_lose_nothing_and_charge_nothing_twice(
     postgres_url: str, tmp_path: Path
 ) -> None:
+    struck = Counter[str]()
     with Service(postgres_url, tmp_path, "--workers", "2") as service:
-        analysts, kills = soak(service, lambda: end_process(random.choice(service.workers)))  # noqa: S311  any
+
+        def strike() -> None:
+            found = {"worker": service.workers, "scribe": service.scribes}
+            what = random.choice([name for name in found if found[name]])  # noqa: S311  either
+            end_process(random.choice(found[what]))  # noqa: S311  any
+            struck[what] += 1
+
+        analysts = soak(service, strike)
         ask_again(service, analysts)
     with odo.connect(postgres_url) as ledger:
         judge(ledger, analysts)
-    report("PostgreSQL", kills, analysts)
+    report("PostgreSQL", struck, analysts)
 
 
-def test_a_service_that_answers_before_its_commit_is_caught(tmp_path: Path) -> None:
+def test_a_scribe_that_answers_before_its_commit_is_caught(tmp_path: Path) -> None:
     url, caught = f"sqlite:///{tmp_path}/ledger.db", False
     with Service(url, tmp_path, twin="early") as service, odo.connect(url) as ledger:
         analysts = analysts_of(service, verbs=("spend",))
         for _ in range(CONTROLS):
+            wait_until(lambda: len(service.scribes) == 1)
+            (scribe,) = service.scribes  # found before the charge: its commit comes soon
             wait_for_a_charge(analysts)
-            service.kill()
+            end_process(scribe)
             caught = bool(gone(ledger, analysts))
-            service.start()  # they wait for an answer
             if caught:
                 break
         for analyst in analysts:

@@ -8,11 +8,11 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
-from odograph.errors import BudgetExceeded, OdographError, ReservationNotFound
+from odograph.errors import BudgetExceeded, LedgerBusy, OdographError, ReservationNotFound, ServiceUnavailable
 from odograph.ledger.account import microseconds
-from odograph.ledger.local import LocalBooks, settled
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.receipts import Receipt
-from odograph.ledger.requests import Author, Charge, Outcome
+from odograph.ledger.requests import Author, Charge, Made, Outcome, settled
 from odograph.service.answers import BatchResult, ReceiptForm
 from odograph.service.door import Answer, Call
 from odograph.service.forms import CostForm
@@ -25,6 +25,7 @@ __all__ = ["batch", "commit", "reservation", "reserve", "reserve_all", "spend", 
 
 _CREATED: Final = 201
 _OK: Final = 200
+_FEW: Final = 8  # accounts: a frame of orders for a hundred each would keep everybody waiting for seconds
 
 
 class _Written(Struct):
@@ -118,7 +119,7 @@ async def _charge(call: Call, verb: str, costs: Mapping[str, CostForm], expires:
     books = office.books_of(caller)
     order = Order(await _author(call, books, call.key, call.form.note), verb, costs, expires)
     if (form := _form(order)) is None:
-        outcome: bytes | Outcome = await office.run(_submitted, books, order)
+        outcome: bytes | Outcome = await _submit(call, books, order)
     else:
         (outcome,) = await office.pen.write((form,))
     if isinstance(outcome, bytes):
@@ -141,17 +142,27 @@ async def _write(call: Call, books: LocalBooks, orders: list[Order]) -> list[byt
     forms = [_form(order) for order in orders]
     written = iter(await call.office.pen.write([form for form in forms if form is not None]))
     return [
-        await call.office.run(_submitted, books, order) if form is None else next(written)
+        await _submit(call, books, order) if form is None else next(written)
         for order, form in zip(orders, forms, strict=True)
     ]
 
 
 def _form(order: Order) -> Packed | None:
-    """Return an order as the scribe reads it, if that can be and it is quick to price: others would wait for it."""
+    """Return an order as the scribe reads it, if that can be and it is quick: others would wait for it."""
+    if len(order.costs) > _FEW:
+        return None
     for cost in order.costs.values():
         if not isinstance(cost, QUICK):
             return None
     return packed(order)
+
+
+async def _submit(call: Call, books: LocalBooks, order: Order) -> Outcome:
+    """Carry one order out in a thread; if too much waits for one, that is its outcome, and no other order's."""
+    try:
+        return await call.office.run(_submitted, books, order)
+    except LedgerBusy as busy:
+        return busy
 
 
 def _submitted(books: LocalBooks, order: Order) -> Outcome:
@@ -171,6 +182,13 @@ async def _receipt(call: Call, books: LocalBooks, order: Order, outcome: Outcome
     office, caller, done = call.office, call.caller, settled(order.author, outcome)
     try:
         receipt = await office.run(lambda: books.charged(_request(books, order), done))
+    except LedgerBusy as busy:
+        if isinstance(done, Made):  # whatever the message says of what was asked last
+            raise ServiceUnavailable(
+                "this was charged, and its receipt could not be read; ask again with the same key to have it"
+                f" (key {order.author.key!r})"
+            ) from busy
+        raise
     except BudgetExceeded as refusal:
         office.metrics.refused()
         raise BudgetExceeded(

@@ -117,7 +117,7 @@ class Office:
         now = time.monotonic()
         self._looking.add(digest)
         try:
-            key = await self.run(self.keys.find, digest)
+            key = await self.run(self._find, digest)
         except BaseException:
             self._known.pop(digest, None)
             raise
@@ -130,6 +130,14 @@ class Office:
             self._known.clear()
         known = self._known[digest] = _Known(now, key, Caller.of(key))
         return known
+
+    def _find(self, digest: str) -> ApiKey | None:
+        """Look a key up, and whether its principal's name was erased elsewhere: by another worker or program."""
+        key = self.keys.find(digest)
+        books = None if key is None else self._books_of.get(key.principal)
+        if books is not None and books.identified and books.identity() != books.store.principal(books.principal):
+            books.forget()
+        return key
 
     def forget(self) -> None:
         """Look every key up again: one was revoked here."""

@@ -31,11 +31,12 @@ _PLACES: Final = 16_384  # for orders that wait
 _AHEAD: Final = 2  # frames: while one is written, the next is on its way
 _PATIENCE: Final = 60.0  # seconds until a scribe that does not begin has failed
 _PAUSE: Final = 1.0  # seconds between two tries to start one
+_GRACE: Final = 20.0  # seconds in which a scribe that is not needed any more has ended, or is ended
 # The working folder is no place to import from.
 PROGRAM: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "odograph.service.scribe")
 
 Ended: TypeAlias = Callable[[], Awaitable[object]]
-# Starts a scribe at its end of a socket, and returns how to wait until it has ended.
+# Starts a scribe at its end of a socket, and returns how to wait until it has ended, once the other end is closed.
 Start: TypeAlias = Callable[[Settings, socket.socket], Awaitable[Ended]]
 # Told of every frame: how long it took, how many orders were in it, and how many wait.
 Watch: TypeAlias = Callable[[float, int, int], None]
@@ -51,7 +52,17 @@ async def start_process(settings: Settings, its_end: socket.socket) -> Ended:
         env=os.environ | settings.environment,
         start_new_session=True,
     )
-    return process.wait
+
+    async def ended() -> None:
+        try:
+            async with asyncio.timeout(_GRACE):
+                await process.wait()
+        except TimeoutError:
+            # It is stopped, or waits for what does not answer; a charge is written whole or not at all.
+            process.kill()
+            await process.wait()
+
+    return ended
 
 
 class _Asked:
@@ -145,6 +156,7 @@ class Pen:
             try:
                 self._send()
                 await link.lost
+                logs.failure(ConnectionError("the scribe has ended"))
             finally:
                 self._link = None
                 link.close()
@@ -155,6 +167,7 @@ class Pen:
         """Start a scribe and wait until it is ready, or raise `OSError`."""
         ours, its_end = socket.socketpair()
         link = _Link(self.take_in)
+        ended: Ended | None = None
         try:
             with its_end:
                 ended = await self._start(self._settings, its_end)
@@ -164,6 +177,8 @@ class Pen:
         except BaseException:
             if not link.close():
                 ours.close()
+            if ended is not None:
+                await ended()
             raise
         return link, ended
 

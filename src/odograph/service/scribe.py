@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
@@ -53,13 +53,22 @@ def write_for(worker: socket.socket, store: Store) -> None:
     with worker, worker.makefile("rb") as orders:
         try:
             worker.sendall(READY)
-            while head := orders.read(HEAD.size):
-                (size,) = HEAD.unpack(head)
-                worker.sendall(framed(_carried_out(books, orders_in(orders.read(size)))))
+            while (frame := _frame(orders)) is not None:
+                worker.sendall(framed(_carried_out(books, orders_in(frame))))
         except OSError:  # the worker is gone
             return
         finally:
             store.close()
+
+
+def _frame(orders: IO[bytes]) -> bytes | None:
+    """Read a frame; None if the worker has ended, perhaps in the middle of one."""
+    head = orders.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    (size,) = HEAD.unpack(head)
+    frame = orders.read(size)
+    return frame if len(frame) == size else None
 
 
 def _carried_out(books: LocalBooks, orders: Sequence[msgspec.Raw]) -> Answers:
