@@ -57,6 +57,9 @@ from odograph.integrations.dp_accounting import subsampled_gaussian
 from odograph.ledger.account import LedgerAccount, Reservation
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.receipts import Checkpoint, Receipt, Verification
+from odograph.population.population import Population
+from odograph.population.prices import Prices
+from odograph.population.running import rowwise
 from odograph.progress import progress_bar
 from odograph.session import Session, private, session
 from odograph.training import TrainingPlan, dpsgd_policy
@@ -90,7 +93,9 @@ __all__ = [
     "OdographError",
     "Parallel",
     "Policy",
+    "Population",
     "Price",
+    "Prices",
     "ProbDP",
     "PureDP",
     "Quote",
@@ -130,6 +135,7 @@ __all__ = [
     "quote",
     "randomized_response",
     "reading",
+    "rowwise",
     "session",
     "subsampled_gaussian",
     "subsampled_gaussian_menu",

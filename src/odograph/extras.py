@@ -13,11 +13,13 @@ _TRAINING: Final = "Opacus is not installed: install torch, then pip install 'od
 _MISSING: Final = {
     "diffprivlib": "diffprivlib is not installed: pip install 'odograph[diffprivlib]'",
     "dp_accounting": "dp-accounting is not installed: pip install 'odograph[accounting]'",
+    "duckdb": "this engine needs DuckDB: pip install 'odograph[population]'",
     "httpx": "a ledger behind a service is reached with httpx: pip install 'odograph[client]'",
     "matplotlib": "figures are drawn with matplotlib; pip install 'odograph[figures]'",
     "opacus": _TRAINING,
     "opendp": "OpenDP is not installed: pip install 'odograph[mechanisms]'",
     "psycopg": "a ledger in PostgreSQL needs psycopg: pip install 'odograph[postgres]'",
+    "pyspark": "this engine needs Spark and a Java for it: pip install 'odograph[population]'",
     "starlette": "the service needs more: pip install 'odograph[service]'",
     "statsmodels": "the demo's data come with statsmodels: pip install 'odograph[examples]'",
     "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in an environment of its own (NumPy 1)",

@@ -1,0 +1,252 @@
+"""The NumPy engine: people are numbered from 0, and their totals are arrays in files, one per meter.
+
+A charge reads the arrays of the version before through memory maps, a block at a time, and writes those of the next;
+a meter on which nobody is charged is linked, not copied. Memory is bounded by the block, and by a bit for each person
+where somebody asks who took part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import compress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
+from odograph.population.engines import Place, Progress
+from odograph.population.kernel import SPENT, Amounts, Column, Mask, admit, admit_some, admitting
+from odograph.population.prices import Priced
+
+__all__ = ["Dense"]
+
+_BLOCK: Final = 1 << 16  # people at a time; a multiple of 8, as a byte tells who of eight took part
+_MOST: Final = 1 << 40  # people
+
+Rows = NDArray[np.int64]
+
+
+class _State(NamedTuple):
+    """What a version says about itself."""
+
+    people: int
+    most: tuple[int, ...]  # that anybody can have on each meter
+
+
+class Dense:
+    """See the module."""
+
+    in_order = True
+
+    def create(self, place: Place, after: Path, ids: ArrayLike | int) -> None:
+        """Write zeros for the ids 0, 1, 2, ...: pass how many they are, or all of them."""
+        people = ids if isinstance(ids, int) else _highest(_rows(ids)) + 1
+        if not 0 <= people <= _MOST:
+            raise InvalidPolicy(f"ids must be a count from 0 to {_MOST}, or the numbers themselves")
+        if not isinstance(ids, int) and people != len(np.unique(_rows(ids))):
+            raise InvalidPolicy("ids must be 0, 1, 2, ... without a gap for this engine; 'duckdb' takes any")
+        self._write(place, after, _State(people, (0,) * len(place.gate.limits)), lambda _: None)
+
+    def digest(self, place: Place, asked: Priced | ArrayLike) -> str:
+        """Return a keyed digest of prices, or of ids."""
+        if not isinstance(asked, Priced):
+            return place.versions.digest(b"ids", np.unique(_rows(asked)).tobytes())
+        amounts = np.ascontiguousarray(asked.amounts)
+        parts = [b"prices", str(amounts.shape).encode(), amounts.tobytes(), str(asked.same).encode()]
+        which = asked.which.astype("<u4", copy=False)
+        if asked.ids is None:
+            return place.versions.digest(*parts, which.tobytes())
+        rows = _rows(asked.ids)
+        order = np.argsort(rows, kind="stable")
+        return place.versions.digest(*parts, rows[order].tobytes(), which[order].tobytes())
+
+    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+        """Charge a block of people at a time."""
+        if prices.table is not None:
+            raise InvalidGuarantee("this engine takes which and ids as arrays, not a table; nothing was charged")
+        state = _read(before)
+        most = tuple([min(SPENT, a + b) for a, b in zip(state.most, prices.dearest, strict=True)])
+        if prices.ids is not None:
+            self._charge_some(place, before, after, prices, _State(state.people, most), progress)
+            return
+        if not prices.same and len(prices.which) != state.people:
+            raise InvalidGuarantee("which must have one entry for each person, in the order of their ids")
+        uniform = [int(amount) for amount in prices.amounts[0]]
+
+        def work(block: _Block) -> None:
+            asked: Amounts = uniform
+            if not prices.same:
+                own = prices.which[block.first : block.first + block.size]
+                asked = [column[own] for column in prices.amounts.T]
+            block.took = admit(place.gate, block.totals, asked, most)
+
+        self._write(place, after, _State(state.people, most), work, before, prices.dearest, progress)
+
+    def _charge_some(  # noqa: PLR0913, PLR0917  a version, from the one before it
+        self, place: Place, before: Path, after: Path, prices: Priced, state: _State, progress: Progress | None
+    ) -> None:
+        rows, which = _rows(prices.ids), prices.which
+        order = np.argsort(rows, kind="stable")
+        rows, which = rows[order], which[order]
+        if rows.size and bool((rows[1:] == rows[:-1]).any()):
+            raise InvalidGuarantee("ids must name each person once; nothing was charged")
+        if place.unknown == "join":
+            state = state._replace(people=max(state.people, _highest(rows) + 1))
+
+        def work(block: _Block) -> None:
+            first, last = np.searchsorted(rows, [block.first, block.first + block.size])
+            own, asked = rows[first:last] - block.first, which[first:last]
+            block.took[:] = False
+            amounts = [column[asked] for column in prices.amounts.T]
+            block.took[own] = admit_some(place.gate, block.totals, own, amounts, state.most)
+
+        self._write(place, after, state, work, before, prices.dearest, progress)
+
+    def join(self, place: Place, before: Path, after: Path, ids: ArrayLike) -> None:
+        """Grow to the highest id; who was removed is still there, as spent."""
+        state = _read(before)
+        state = state._replace(people=max(state.people, _highest(_rows(ids)) + 1))
+        self._write(place, after, state, lambda _: None, before, (0,) * len(state.most))
+
+    def remove(self, place: Place, before: Path, after: Path, ids: ArrayLike) -> None:
+        """Set people to spent on every meter: a number is all that there is of them here."""
+        rows = np.unique(_rows(ids))
+        spent = (SPENT,) * len(place.gate.limits)
+
+        def work(block: _Block) -> None:
+            first, last = np.searchsorted(rows, [block.first, block.first + block.size])
+            for column in block.totals:
+                column[rows[first:last] - block.first] = SPENT
+
+        self._write(place, after, _State(_read(before).people, spent), work, before, spent)
+
+    def taking_part(self, place: Place, folder: Path) -> Rows:
+        """Return the ids of those who took part."""
+        return np.flatnonzero(self.mask(place, folder))
+
+    def mask(self, place: Place, folder: Path) -> Mask:  # noqa: ARG002  as engines have it
+        """Return who took part."""
+        bits = np.fromfile(folder / "took", dtype=np.uint8)
+        return np.unpackbits(bits, count=_read(folder).people).view(np.bool_)
+
+    def count(self, place: Place, folder: Path, amounts: Sequence[int]) -> int:
+        """Count a block at a time."""
+        state, took = _read(folder), self.mask(place, folder)
+        olds = [_mapped(folder / _name(i), state.people) for i in range(len(amounts))]
+        found = 0
+        for block in _blocks(state.people, olds):
+            own = took[block.first : block.first + block.size]
+            found += int(np.count_nonzero(admitting(place.gate, block.totals, amounts) & own))
+        return found
+
+    def nobody(self, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
+        """Return an empty array or list."""
+        return records[:0] if isinstance(records, np.ndarray) else []
+
+    def check(self, place: Place, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as engines have it
+        """Raise unless there is a record for each person."""
+        if not hasattr(records, "__len__") or len(records) != _read(folder).people:
+            raise InvalidGuarantee("records must be one for each person, in the order of ids; nothing was charged")
+
+    def records(self, place: Place, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
+        """Return the rows of an array, or the items of a sequence, in the order of the ids."""
+        mask = self.mask(place, folder)
+        return records[mask] if isinstance(records, np.ndarray) else [*compress(records, mask)]
+
+    def _write(  # noqa: PLR0913, PLR0917  a version, from the one before it
+        self,
+        place: Place,
+        after: Path,
+        state: _State,
+        work: Callable[[_Block], None],
+        before: Path | None = None,
+        charged: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        """Write a version: the totals of the one before, zero for those who join, after the work on each block."""
+        count = len(place.gate.limits)
+        people = 0 if before is None else _read(before).people
+        olds = [_mapped((before or after) / _name(i), people) for i in range(count)]
+        linked = [before is not None and people == state.people and not charged[i] for i in range(count)]
+        with ExitStack() as stack:
+            files = [
+                None if linked[i] else stack.enter_context((after / _name(i)).open("wb", 0)) for i in range(count)
+            ]
+            took = stack.enter_context((after / "took").open("wb", 0))
+            for block in _blocks(state.people, olds):
+                work(block)
+                for file, column in zip(files, block.totals, strict=True):
+                    if file is not None:
+                        file.write(column.data)
+                took.write(np.packbits(block.took).data)
+                if progress is not None:
+                    progress(100 * (block.first + block.size) // state.people, 100)
+        for i in range(count):
+            if before is not None and linked[i]:
+                os.link(before / _name(i), after / _name(i))
+        (after / "state.json").write_text(json.dumps({"form": 1, "people": state.people, "most": state.most}))
+
+
+class _Block:
+    """Some people in a row: their totals, to be changed in place, and who took part."""
+
+    def __init__(self, first: int, totals: list[Column]) -> None:
+        self.first = first
+        self.size = len(totals[0])
+        self.totals = totals
+        self.took: Mask = np.zeros(self.size, dtype=np.bool_)
+
+
+def _blocks(people: int, olds: Sequence[Column]) -> Iterator[_Block]:
+    """Walk over everybody: totals as they were, and zero for those who are new."""
+    for first in range(0, people, _BLOCK):
+        size = min(_BLOCK, people - first)
+        totals = [old[first : first + size].copy() for old in olds]
+        new = size - len(totals[0])
+        if new:
+            totals = [np.concatenate([column, np.zeros(new, dtype=np.int64)]) for column in totals]
+        yield _Block(first, totals)
+
+
+def _name(meter: int) -> str:
+    return f"total-{meter}"
+
+
+def _mapped(path: Path, people: int) -> Column:
+    """Return an array of a version, as it lies in its file."""
+    if not people:  # nothing can be mapped of an empty file
+        return np.zeros(0, dtype=np.int64)
+    if path.stat().st_size != 8 * people:
+        raise LedgerCorrupt(f"{path} is damaged; restore the population from a copy")
+    return np.memmap(path, dtype=np.int64, mode="r", shape=(people,))
+
+
+def _read(folder: Path) -> _State:
+    try:
+        form: dict[str, Any] = json.loads((folder / "state.json").read_text())
+        return _State(int(form["people"]), tuple(form["most"]))
+    except (KeyError, TypeError, ValueError):
+        raise LedgerCorrupt(f"{folder / 'state.json'} is damaged; restore the population from a copy") from None
+
+
+def _rows(ids: ArrayLike | None) -> Rows:
+    found = np.asarray(ids)
+    if not found.size:
+        return np.zeros(0, dtype=np.int64)
+    if (
+        found.ndim != 1
+        or not np.issubdtype(found.dtype, np.integer)
+        or int(found.min()) < 0
+        or int(found.max()) >= _MOST
+    ):
+        raise InvalidGuarantee(f"ids must be whole numbers from 0 to {_MOST - 1} for this engine; 'duckdb' takes any")
+    return found.astype(np.int64, copy=False)
+
+
+def _highest(rows: Rows) -> int:
+    return int(rows.max()) if rows.size else -1

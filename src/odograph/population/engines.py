@@ -1,0 +1,97 @@
+"""Engines: where the filters of a population are kept, and what computes on them. All decide identically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from odograph.errors import InvalidPolicy
+from odograph.population.kernel import Gate
+from odograph.population.prices import Priced
+from odograph.population.versions import Versions
+
+__all__ = ["UNKNOWN", "Engine", "Place", "Progress", "engine_named"]
+
+UNKNOWN: Final = ("join", "leave-out")  # what becomes of people in a charge who are not in the population
+
+# Told how far a step has come, of about how much; never how many people that is.
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+class Place(NamedTuple):
+    """A population, as an engine sees it."""
+
+    versions: Versions
+    gate: Gate
+    unknown: str
+
+
+class Engine(Protocol):
+    """Writes each version from the one before it. A folder that is handed to it as `after` is empty, and its own."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether people have an order, in which records and prices can be passed without ids."""
+        ...
+
+    def create(self, place: Place, after: Path, ids: Any) -> None:  # noqa: ANN401  each engine takes its own
+        """Write the first version: everybody has spent nothing, and nobody took part."""
+        ...
+
+    def digest(self, place: Place, asked: Any) -> str:  # noqa: ANN401  prices, or ids
+        """Return a keyed digest of who is asked for what: the same for the same, in any order of the people."""
+        ...
+
+    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+        """Write the version after a charge, and who took part."""
+        ...
+
+    def join(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as above
+        """Write the version in which people have joined; those who were removed before join as spent."""
+        ...
+
+    def remove(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as above
+        """Write the version in which people are gone, and can come back only as spent."""
+        ...
+
+    def taking_part(self, place: Place, folder: Path) -> Any:  # noqa: ANN401  as above
+        """Return the ids of those who took part in the step that made a version."""
+        ...
+
+    def mask(self, place: Place, folder: Path) -> Any:  # noqa: ANN401  as above
+        """Return the same as a mask over dense ids; raise `LedgerError` where ids are not dense."""
+        ...
+
+    def count(self, place: Place, folder: Path, amounts: Sequence[int]) -> int:
+        """Count those who took part and would admit a charge now; the number is private until it has noise."""
+        ...
+
+    def check(self, place: Place, folder: Path, records: Any) -> None:  # noqa: ANN401  as above
+        """Raise `InvalidGuarantee` unless these can be the records of the people of a version."""
+        ...
+
+    def nobody(self, records: Any) -> Any:  # noqa: ANN401  as above
+        """Return no records, of the same shape."""
+        ...
+
+    def records(self, place: Place, folder: Path, records: Any) -> Any:  # noqa: ANN401  as above
+        """Return the records of those who took part."""
+        ...
+
+
+def engine_named(name: str, session: Any = None) -> Engine:  # noqa: ANN401  a Spark session
+    """Return an engine: numpy, duckdb, or spark with its session."""
+    if name == "numpy":
+        from odograph.population.dense import Dense  # noqa: PLC0415  each engine is loaded when it is used
+
+        return Dense()
+    if name == "duckdb":
+        from odograph.population.duck import Duck  # noqa: PLC0415  as above
+
+        return Duck()
+    if name == "spark":
+        from odograph.population.spark import Spark  # noqa: PLC0415  as above
+
+        return Spark(session)
+    raise InvalidPolicy(f"engine must be 'numpy', 'duckdb' or 'spark', and {name!r} is not")

@@ -1,0 +1,311 @@
+"""`run` keeps to the conditions that a person's promise rests on: who looks elsewhere is refused, or sees nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from peoples import Peoples, compiled_for, prices_of, took
+
+import odograph as odo
+from odograph import GDP, Population, Prices, PureDP
+from odograph.errors import IdempotencyConflict, InvalidGuarantee, OdographError
+from odograph.population.dense import Dense
+from odograph.population.running import RowWise
+
+pytest_plugins = ("peopling",)
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
+
+BASIC = compiled_for("basic")
+Array = NDArray[np.float64]
+
+
+class Watched:
+    """A mechanism that keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, records: Any, **constants: Any) -> float:  # noqa: ANN401  whatever it is handed
+        self.seen.append((records, constants))
+        return float(len(records))
+
+
+def half_spent(dense: Peoples) -> Population:
+    """Ten people, of whom the even ones have nothing left."""
+    people = dense.create(10, compiled=BASIC)
+    people.charge(Prices([PureDP(1)], [0] * 5, ids=range(0, 10, 2)), key="before")
+    return people
+
+
+def check_handed(dense: Peoples) -> None:
+    """Run a step of which half of the people are left out, and look at what the mechanism got."""
+    people, watched = half_spent(dense), Watched()
+    records = np.arange(20.0).reshape(10, 2)
+    answer = people.run(watched, records, PureDP("0.1"), key="a", constants={"sigma": 3, "bound": 1.5})
+    (nothing, constants), (given, others) = watched.seen
+    assert constants == others == {"sigma": 3, "bound": 1.5}
+    assert nothing.shape == (0, 2)
+    assert nothing.dtype == given.dtype
+    assert given.tolist() == records[1::2].tolist(), "others are there"
+    assert given.base is None  # or whoever has a part could look at the whole
+    assert answer == 5
+
+
+def test_a_mechanism_is_handed_the_records_of_those_who_take_part_and_constants_and_nothing_else(
+    dense: Peoples,
+) -> None:
+    """Condition (a)."""
+    check_handed(dense)
+
+
+def test_an_engine_that_hands_over_everybody_is_caught(dense: Peoples, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dense, "records", lambda *arguments: arguments[-1])
+    with pytest.raises(AssertionError, match="others are there"):
+        check_handed(dense)
+
+
+def test_a_mechanism_may_be_anything_that_can_be_called(dense: Peoples) -> None:
+    @dataclass
+    class Scaled:  # equal ones are equal, so it has no hash
+        scale: int
+
+        def __call__(self, records: Array) -> int:
+            return self.scale * len(records)
+
+    assert half_spent(dense).run(Scaled(3), np.ones(10), PureDP("0.1"), key="a") == 15
+
+
+def test_records_that_are_a_list_are_handed_on_as_a_list(dense: Peoples) -> None:
+    people, watched = half_spent(dense), Watched()
+    people.run(watched, [f"record {one}" for one in range(10)], PureDP("0.1"), key="a")
+    assert watched.seen == [([], {}), ([f"record {one}" for one in range(1, 10, 2)], {})]
+
+
+@pytest.mark.parametrize("engine", ["duckdb", "spark"])
+def test_where_people_have_no_order_records_are_a_table_with_their_ids(peoples: Peoples) -> None:
+    people = peoples.create([f"p{one}" for one in range(10)], compiled=BASIC)
+    spent = [f"p{one}" for one in range(0, 10, 2)]
+    people.charge(Prices([PureDP(1)], [0] * 5, ids=spent), key="before")
+    seen: list[list[tuple[str, int]]] = []
+
+    def noted(records: Any, name: str) -> str:  # noqa: ANN401  a relation or a data frame
+        found = records.collect() if hasattr(records, "collect") else records.fetchall()
+        seen.append(sorted((row[0], row[1]) for row in found))
+        return name
+
+    rows = [(f"p{one}", one * 7) for one in range(12)]
+    records: Any = pd.DataFrame(rows, columns=["id", "value"])
+    if peoples.session is not None:
+        records = peoples.session.createDataFrame(rows, "id string, value bigint")
+    assert people.run(noted, records, PureDP("0.1"), key="a", constants={"name": "first"}) == "first"
+    assert seen == [[], [(f"p{one}", one * 7) for one in range(1, 10, 2)]]
+    prices = Prices([PureDP(1), PureDP("0.5")], [0, 1], ids=["p1", "p3"])
+    assert people.run(noted, records, prices, key="b", constants={"name": "second"}) == "second"
+    assert seen[-1] == [("p3", 21)]
+    with pytest.raises(OdographError):
+        people.run(noted, records, lambda record, _: PureDP(record), key="c", constants={"name": "third"})
+    assert len(people.history()) == 4
+
+
+def test_a_mechanism_is_tried_on_nobody_before_anybody_is_charged(dense: Peoples) -> None:
+    """Condition (d): a step that could not answer would tell that everybody has dropped out."""
+    people = dense.create(4, compiled=BASIC)
+    for broken in (lambda records: 1 / len(records), lambda records: records[0]):
+        with pytest.raises((ZeroDivisionError, IndexError)):
+            people.run(broken, np.ones(4), PureDP("0.1"), key="a")
+    assert len(people.history()) == 1
+    assert people.outputs == []
+    assert dense.state(people) == dict.fromkeys(range(4), (0, 0))
+
+
+def test_a_step_runs_and_answers_with_nobody_left(dense: Peoples) -> None:
+    """Condition (d)."""
+    people, watched = dense.create(4, compiled=BASIC), Watched()
+    people.charge(PureDP(1), key="all")
+    assert people.run(watched, np.ones(4), PureDP("0.1"), key="a") == 0
+    nobody, empty = dense.create(0, name="nobody", compiled=BASIC), np.ones((0, 3))
+    assert nobody.run(watched, empty, PureDP("0.1"), key="b") == 0
+    assert nobody.run(watched, empty, lambda record, _: PureDP(record[0]), key="c") == 0
+    assert nobody.run(watched, empty, odo.rowwise(PureDP)(lambda records, _: records[:, 0]), key="d") == 0
+
+
+def test_a_price_is_found_from_one_record_and_the_past_outputs(dense: Peoples) -> None:
+    """Condition (b)."""
+    people, calls = dense.create(3, compiled=BASIC), list[tuple[Any, ...]]()
+
+    def pricing(record: float, outputs: Sequence[Any]) -> PureDP:
+        calls.append((record, tuple(outputs)))
+        return PureDP(round(record * (1 + sum(outputs)), 3))
+
+    for key in "ab":
+        people.run(lambda records: len(records) / 10, [0.0, 0.1, 0.5], pricing, key=key)
+    assert calls == [(one, seen) for seen in ((), (0.3,)) for one in (0.0, 0.1, 0.5)]
+    assert dense.state(people) == {0: (0, 0), 1: (0, 23 * 10**13), 2: (0, 5 * 10**14)}
+    assert people.outputs == [0.3, 0.2]
+
+
+def test_a_price_function_cannot_change_what_was_answered(dense: Peoples) -> None:
+    people = dense.create(1, compiled=BASIC)
+
+    def meddling(record: float, outputs: Any) -> PureDP:  # noqa: ANN401  a sequence, which it would change
+        del record
+        if outputs:
+            outputs[0] = "forged"
+        return PureDP(0)
+
+    people.run(lambda _: "true", [0.0], meddling, key="a")
+    with pytest.raises(TypeError):
+        people.run(lambda _: "true", [0.0], meddling, key="b")
+    assert people.outputs == ["true"]
+
+
+def shares_of_all(records: Array, outputs: Sequence[Any]) -> Any:  # noqa: ANN401  an array
+    del outputs
+    return records / records.sum()
+
+
+def above_the_mean(records: Array, outputs: Sequence[Any]) -> Array:
+    del outputs
+    return np.where(records >= records.mean(), 0.5, 0.01)
+
+
+def by_count(records: Array, outputs: Sequence[Any]) -> Array:
+    del outputs
+    return np.full(len(records), 1 / len(records))
+
+
+@pytest.mark.parametrize("pricing", [shares_of_all, above_the_mean, by_count])
+def test_a_price_that_depends_on_other_records_is_refused_before_anybody_is_charged(
+    dense: Peoples,
+    pricing: Any,  # noqa: ANN401  any of these
+) -> None:
+    """Condition (b); one that looks at its own record only is not refused."""
+    people, watched = dense.create(50, compiled=BASIC), Watched()
+    records = np.linspace(0.1, 0.5, 50)
+    with pytest.raises(InvalidGuarantee, match="depends on other people's records") as caught:
+        people.run(watched, records, odo.rowwise(PureDP)(pricing), key="a")
+    assert "50" not in str(caught.value)
+    assert len(people.history()) == 1
+    assert people.run(watched, records, odo.rowwise(PureDP)(lambda own, _: own / 2), key="a") == 50
+
+
+def test_without_pricing_a_few_again_such_a_price_is_not_seen(
+    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: it is that which refuses, and nothing else."""
+    monkeypatch.setattr("odograph.population.running._TRIED", 0)
+    people = dense.create(50, compiled=BASIC)
+    pricing = odo.rowwise(PureDP)(shares_of_all)
+    assert people.run(Watched(), np.linspace(0.1, 0.5, 50), pricing, key="a") == 50
+
+
+def test_what_rowwise_marks_prices_many_at_once_and_equals_one_after_the_other(dense: Peoples) -> None:
+    rng = np.random.default_rng(4)
+    records = rng.random((200, 3))
+    compiled = compiled_for("zcdp")
+    one, many = (dense.create(200, name=name, compiled=compiled) for name in ("one", "many"))
+
+    @odo.rowwise(GDP)
+    def length(records: Array, outputs: Sequence[Any]) -> Any:  # noqa: ANN401  an array
+        return np.linalg.norm(records, axis=1) / (5 + len(outputs))
+
+    assert isinstance(length, RowWise)
+    for number in range(3):
+
+        def single(record: Array, outputs: Sequence[Any]) -> GDP:
+            return Prices.of(GDP, [np.linalg.norm(record) / (5 + len(outputs))]).guarantees[0]  # type: ignore[return-value]
+
+        first = one.run(Watched(), records, single, key=f"one {number}")
+        assert many.run(Watched(), records, length, key=f"many {number}") == first
+    assert dense.state(one) == dense.state(many)
+
+
+@pytest.mark.parametrize("sizes", [lambda own, _: own[:-1], lambda own, _: own[:, None], lambda _, __: 0.1])
+def test_sizes_must_be_one_for_each_record(dense: Peoples, sizes: Any) -> None:  # noqa: ANN401  a wrong function
+    people = dense.create(5, compiled=BASIC)
+    with pytest.raises(InvalidGuarantee, match="one size for each record"):
+        people.run(Watched(), np.ones(5), odo.rowwise(PureDP)(sizes), key="a")
+
+
+def test_a_key_that_was_used_before_is_refused_and_runs_nothing(dense: Peoples) -> None:
+    people, watched = dense.create(3, compiled=BASIC), Watched()
+    people.run(watched, np.ones(3), PureDP("0.1"), key="a")
+    called = len(watched.seen)
+    for again in (people, dense.open()):
+        with pytest.raises(IdempotencyConflict, match="used before"):
+            again.run(watched, np.ones(3), PureDP("0.1"), key="a")
+    people.charge(PureDP("0.2"), key="b")
+    with pytest.raises(IdempotencyConflict, match="used before"):
+        people.run(watched, np.ones(3), PureDP("0.2"), key="b")
+    with pytest.raises(IdempotencyConflict):
+        people.count_able(PureDP("0.1"), PureDP("0.1"), key="a")
+    assert [records.shape for records, _ in watched.seen[called:]] in ([], [(0,)])  # tried on nobody, at most
+    assert people.outputs == [3]
+    assert dense.state(people) == dict.fromkeys(range(3), (0, 3 * 10**14))
+
+
+def test_records_that_are_not_one_for_each_person_are_refused_before_anybody_is_charged(dense: Peoples) -> None:
+    people = dense.create(5, compiled=BASIC)
+    for records in (np.ones(4), np.ones(6), [1.0] * 4):
+        for prices in (PureDP("0.1"), lambda _, __: PureDP("0.1")):
+            with pytest.raises(InvalidGuarantee) as caught:
+                people.run(Watched(), records, prices, key="a")
+            assert not set("456") & set(str(caught.value))
+    assert dense.state(people) == dict.fromkeys(range(5), (0, 0)), "a step was charged that could not run"
+
+
+def test_outputs_are_passed_on_by_the_handle_that_made_them(dense: Peoples) -> None:
+    people = dense.create(2, compiled=BASIC)
+    answers = [
+        people.run(lambda _, value: value, [1, 2], PureDP(0), key=f"{i}", constants={"value": i}) for i in "ab"
+    ]
+    assert answers == people.outputs == ["a", "b"]
+
+
+def test_a_mechanism_is_called_with_no_more_than_it_takes() -> None:
+    """`run` hands over records and named constants: the signature has no room for a number of people."""
+    parameters = inspect.signature(Population.run).parameters
+    assert [*parameters] == ["self", "mechanism", "records", "prices", "key", "note", "constants"]
+
+
+def test_how_many_are_able_is_about_right_and_is_charged(peoples: Peoples) -> None:
+    people = peoples.create(400, compiled=BASIC)
+    spent = {one: PureDP("0.6") for one in range(150)} | {one: PureDP(1) for one in range(150, 200)}
+    people.charge(prices_of(spent), key="before")
+    found = people.count_able(PureDP("0.35"), PureDP("0.25"), key="how many")
+    # 150 could pay for one of them but not for both, and 50 for none.
+    assert abs(found - 200) < 4 * 40  # scale 4, so farther away once in e^40 times
+    assert isinstance(found, int)
+    assert people.outputs == [found]
+    state = peoples.state(people)
+    assert [state[one][1] for one in (0, 150, 200)] == [85 * 10**13, 10**15, 25 * 10**13]
+    with pytest.raises(IdempotencyConflict, match="used before"):
+        people.count_able(PureDP("0.35"), PureDP("0.25"), key="how many")
+    assert took(people.charge(PureDP("0.75"), key="after")) == {*range(200, 400)}
+
+
+def test_a_count_has_the_noise_that_it_is_charged_for(dense: Peoples) -> None:
+    """Laplace noise of scale 2: how far away it is on average, and it is not always the same."""
+    people = dense.create(1000, compiled=BASIC)
+    away = [people.count_able(PureDP(0), PureDP("0.5"), key=f"{i}") for i in range(2)]
+    fresh = [dense.create(1000, name=f"p{i}", compiled=BASIC) for i in range(40)]
+    away += [one.count_able(PureDP("0.1"), PureDP("0.5"), key=f"of {one.name}") for one in fresh]
+    differences = [abs(one - 1000) for one in away]
+    assert 0.8 < np.mean(differences) < 4.5
+    assert len(set(away)) > 3
+    assert people.count_able(PureDP(0), PureDP("0.5"), key="spent") < 100  # nobody could pay for being counted
+
+
+def test_a_count_that_costs_nothing_or_cannot_be_priced_is_refused_before_anybody_is_charged(dense: Peoples) -> None:
+    people = dense.create(3, compiled=BASIC)
+    for cost in (PureDP(0), GDP(1)):
+        with pytest.raises(OdographError):
+            people.count_able(PureDP("0.1"), cost, key="a")  # type: ignore[arg-type]
+    assert len(people.history()) == 1
