@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from odograph.errors import LedgerError
 
-__all__ = ["NO_FILE", "Forked", "identity", "keep_from_forks", "make_file", "open_file"]
+__all__ = ["NO_FILE", "Forked", "identity", "keep_from_forks", "make_file", "open_file", "sync"]
 
 NO_FILE: Final = (0, 0)
 
@@ -52,7 +52,7 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
         try:
             fill(new)
             os.link(new, path)
-            _sync_folder(path.parent)  # the name must be as durable as what is in the file
+            sync(path.parent)  # the name must be as durable as what is in the file
         finally:
             for name in (new.name, f"{new.name}-wal", f"{new.name}-shm"):
                 new.with_name(name).unlink(missing_ok=True)
@@ -106,9 +106,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Bring a file or a folder to the disk."""
+    file = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(file)
     finally:
-        os.close(folder)
+        os.close(file)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from odograph.errors import LedgerError
+from odograph.ledger.sqlite_files import sync
 
-__all__ = ["Versions", "sync"]
+__all__ = ["Versions"]
 
 _SECRET: Final = "secret"  # noqa: S105  the file's name
 _BYTES: Final = 32
@@ -99,12 +100,3 @@ class Versions:
         for folder in self.location.glob("[0-9]" * 8 + "-*"):
             if folder.name not in kept and int(folder.name[:8]) <= version:
                 self.discard(folder)
-
-
-def sync(path: Path) -> None:
-    """Bring a file or a folder to the disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
