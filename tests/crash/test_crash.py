@@ -16,7 +16,8 @@ from postgres_server import PostgresServer
 from twins import ledger_at
 from workload import COST, answers, ask_again, check, costs_of, open_round, policy
 
-from odograph.errors import AccountExists, BudgetExceeded, LedgerCorrupt
+from odograph.errors import AccountExists, BudgetExceeded, LedgerCorrupt, LedgerError
+from odograph.ledger.sqlite_files import make_file
 
 pytest_plugins = ("places",)
 
@@ -168,3 +169,13 @@ def test_programs_that_make_a_ledger_together_all_open_their_accounts(place: str
     with ledger_at(place) as ledger:
         assert len(ledger.accounts()) == 8
         ledger.verify()
+
+
+def test_a_file_that_another_program_made_a_moment_ago_and_writes_to_is_no_remains(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    path.touch()
+    Path(f"{path}-wal").touch()
+    assert not make_file(path, lambda _: None)
+    path.unlink()  # and without it, it is
+    with pytest.raises(LedgerError, match="left over"):
+        make_file(path, lambda _: None)

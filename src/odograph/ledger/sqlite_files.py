@@ -42,6 +42,8 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
     """
     for left in (path.with_name(f"{path.name}-{name}") for name in ("wal", "shm", "journal")):
         if left.exists():
+            if path.exists():  # another process made it, and uses it already
+                return False
             raise LedgerError(
                 f"{left} is left over from a file that was moved or deleted, and may hold some of it; a new file"
                 " would take it over. Move it away together with its file"

@@ -20,9 +20,11 @@ __all__ = [
     "READY",
     "Answer",
     "Answers",
+    "Asked",
     "Order",
     "Packed",
     "answers_in",
+    "costs_in",
     "framed",
     "order_in",
     "orders_in",
@@ -46,6 +48,15 @@ class Order(msgspec.Struct, array_like=True):
     expires: int | None
 
 
+class Asked(msgspec.Struct, array_like=True):
+    """An order as the scribe reads it: most ask for the same as one before, and such costs are read once."""
+
+    author: Author
+    verb: str
+    costs: msgspec.Raw
+    expires: int | None
+
+
 class Packed(NamedTuple):
     """An order as it is sent, and whose turn it takes."""
 
@@ -62,7 +73,8 @@ class Answers(msgspec.Struct, array_like=True):
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _ORDERS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_ORDER: Final = msgspec.msgpack.Decoder(Order)
+_ORDER: Final = msgspec.msgpack.Decoder(Asked)
+_COSTS: Final = msgspec.msgpack.Decoder(dict[str, CostForm])
 _ANSWERS: Final = msgspec.msgpack.Decoder(Answers)
 
 
@@ -85,9 +97,14 @@ def orders_in(frame: bytes) -> list[msgspec.Raw]:
     return _ORDERS.decode(frame)
 
 
-def order_in(one: msgspec.Raw) -> Order:
+def order_in(one: msgspec.Raw) -> Asked:
     """Read one order."""
     return _ORDER.decode(one)
+
+
+def costs_in(costs: bytes) -> dict[str, CostForm]:
+    """Read the costs of an order."""
+    return _COSTS.decode(costs)
 
 
 def answers_in(frame: bytes) -> Answers:

@@ -21,12 +21,12 @@ import msgspec
 from odograph.connect import store_at
 from odograph.errors import OdographError, ServiceUnavailable
 from odograph.ledger.local import LocalBooks
-from odograph.ledger.requests import Charge, Made, Outcome
+from odograph.ledger.requests import Ask, Charge, Made, Outcome
 from odograph.ledger.store import Store
 from odograph.ledger.writer import carry_out
 from odograph.service import logs
 from odograph.service.collector import look_seldom
-from odograph.service.frames import HEAD, READY, Answer, Answers, framed, order_in, orders_in
+from odograph.service.frames import HEAD, READY, Answer, Answers, costs_in, framed, order_in, orders_in
 from odograph.service.guarantees import costs_of
 from odograph.service.settings import Settings
 from odograph.service.views import made_form
@@ -34,6 +34,8 @@ from odograph.service.views import made_form
 __all__ = ["main", "write_for"]
 
 _ENCODER: Final = msgspec.json.Encoder()
+_REMEMBERED: Final = 4096  # costs
+_SHORT: Final = 512  # bytes of costs that are remembered
 
 
 def main() -> None:
@@ -49,12 +51,12 @@ def main() -> None:
 
 def write_for(worker: socket.socket, store: Store) -> None:
     """Carry out what comes until nothing comes any more."""
-    books = LocalBooks(store, "scribe")  # it writes under the identities that the orders have
+    prices = _Prices(LocalBooks(store, "scribe"))  # it writes under the identities that the orders have
     with worker, worker.makefile("rb") as orders:
         try:
             worker.sendall(READY)
             while (frame := _frame(orders)) is not None:
-                worker.sendall(framed(_carried_out(books, orders_in(frame))))
+                worker.sendall(framed(_carried_out(prices, orders_in(frame))))
         except OSError:  # the worker is gone
             return
         finally:
@@ -71,19 +73,39 @@ def _frame(orders: IO[bytes]) -> bytes | None:
     return frame if len(frame) == size else None
 
 
-def _carried_out(books: LocalBooks, orders: Sequence[msgspec.Raw]) -> Answers:
+class _Prices:
+    """What was asked for before, and its price, by the bytes in which it came: an account's prices never change."""
+
+    def __init__(self, books: LocalBooks) -> None:
+        self._books = books
+        self._known: dict[bytes, tuple[Ask, ...]] = {}
+        self.store = books.store
+
+    def of(self, costs: bytes) -> tuple[Ask, ...]:
+        """Return what is asked of each account, priced."""
+        asks = self._known.get(costs)
+        if asks is None:
+            asks = self._books.asks(costs_of(costs_in(costs)))
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            if len(costs) <= _SHORT:
+                self._known[costs] = asks
+        return asks
+
+
+def _carried_out(prices: _Prices, orders: Sequence[msgspec.Raw]) -> Answers:
     begun = perf_counter()
-    requests = [_priced(books, order) for order in orders]
-    outcomes = iter(_written(books.store, [one for one in requests if isinstance(one, Charge)]))
+    requests = [_priced(prices, order) for order in orders]
+    outcomes = iter(_written(prices.store, [one for one in requests if isinstance(one, Charge)]))
     answers = [_answer(next(outcomes) if isinstance(one, Charge) else one) for one in requests]
     return Answers(perf_counter() - begun, answers)
 
 
-def _priced(books: LocalBooks, order: msgspec.Raw) -> Charge | OdographError:
+def _priced(prices: _Prices, order: msgspec.Raw) -> Charge | OdographError:
     """Return the request that an order asks for, or why there is none: that is its outcome."""
     try:
-        author, verb, costs, expires = msgspec.structs.astuple(order_in(order))
-        return Charge(author, verb, books.asks(costs_of(costs)), expires)
+        read = order_in(order)
+        return Charge(read.author, read.verb, prices.of(bytes(read.costs)), read.expires)
     except OdographError as error:
         return error
     except Exception as error:  # noqa: BLE001  one order is not to end the others
