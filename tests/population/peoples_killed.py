@@ -28,6 +28,7 @@ from peoples import small_session
 import odograph as odo
 from odograph import Guarantee, Population, Prices, PureDP
 from odograph.ledger.local import LocalBooks
+from odograph.ledger.sqlite_files import sync
 from odograph.population import population as module
 from odograph.population import versions
 from odograph.population.dense import Dense
@@ -137,7 +138,7 @@ def arm(point: str) -> None:
     """Let the process die at a point of the next step."""
     name, _, when = point.partition(".")
     if name == "sync":
-        left, work = [int(when)], versions.sync
+        left, work = [int(when)], sync
 
         def counted(path: Path) -> None:
             if not left[0]:
@@ -145,7 +146,7 @@ def arm(point: str) -> None:
             left[0] -= 1
             work(path)
 
-        versions.sync = counted
+        versions.sync = counted  # type: ignore[attr-defined]
     else:
         owners = {"charge": Dense, "finish": Versions, "submit": LocalBooks, "clean": Versions}
         around(owners[name], name, when)
