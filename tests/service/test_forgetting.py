@@ -84,10 +84,10 @@ def test_an_office_that_keeps_a_key_that_it_no_longer_finds_would_be_caught(
 ) -> None:
     look_up = Office._look_up  # noqa: SLF001  what is broken on purpose
 
-    async def keeping(self: Office, digest: str) -> object:
+    async def keeping(self: Office, digest: str, begun: float) -> object:
         before = self._known.get(digest)
         try:
-            return await look_up(self, digest)
+            return await look_up(self, digest, begun)
         finally:
             if before is not None:
                 self._known[digest] = before._replace(looked_up=time.monotonic())
@@ -138,11 +138,11 @@ def test_an_office_that_believes_a_key_anew_while_it_looks_would_be_caught(
 ) -> None:
     look_up = Office._look_up  # noqa: SLF001  what is broken on purpose
 
-    async def believing(self: Office, digest: str) -> object:
+    async def believing(self: Office, digest: str, begun: float) -> object:
         before = self._known.get(digest)
         if before is not None:
             self._known[digest] = before._replace(looked_up=time.monotonic())
-        return await look_up(self, digest)
+        return await look_up(self, digest, begun)
 
     monkeypatch.setattr(Office, "_look_up", believing)
     assert believed_while_looking_takes_long(service, monkeypatch) > FRESH

@@ -23,12 +23,13 @@ import odograph as odo
 from odograph.connect import store_at
 from odograph.errors import LedgerBusy
 from odograph.ledger.store import Store, Wants, Work
-from odograph.ledger.waiting import GROUP
+from odograph.ledger.waiting import Waiting
 from odograph.service.pen import Pen
 
 SMALL = attacks.pure("0.00001")
 SLOW = {"kind": "parallel", "parts": [SMALL, SMALL]}  # to price, perhaps: the worker does that itself
 POLICY = odo.Policy(1, 1e-6, rule="basic")
+FRAME = 256  # orders in a frame: several of them for the largest batch
 CLIENTS = 4
 KILLS = 3
 
@@ -109,6 +110,7 @@ def tell_nothing_happened(pen: Pen) -> None:
 def let_die(folder: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Let a scribe end while it writes, ask again, and see that every answer was so and every charge made once."""
     monkeypatch.setattr(service_server, "store_at", lambda *args, **kwargs: Mortal(store_at(*args, **kwargs)))
+    monkeypatch.setattr(Waiting.take, "__defaults__", (FRAME,))
     url = url_in(folder)
     with ServiceThread(url) as service, attacks.owner_of(service) as client:
         attacks.open_account(client, "a", POLICY.to_dict())
@@ -126,7 +128,7 @@ def let_die(folder: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
         for key, result in zip(keys, results, strict=True):
             check_honest(result["status"], result.get("problem", {}), key, found[key])
         statuses = Counter(result["status"] for result in results)
-        assert statuses == {503: 2 * GROUP, 201: 1000 - 2 * GROUP}  # what was not sent yet waits for the next scribe
+        assert statuses == {503: 2 * FRAME, 201: 1000 - 2 * FRAME}  # what was not sent yet waits for the next scribe
         assert {result["status"] for result in batch(client, keys)} <= {200, 201}
         assert charged(url) == Counter([*keys, "first", "alone"])
 

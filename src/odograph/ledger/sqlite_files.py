@@ -15,6 +15,13 @@ from odograph.errors import LedgerError
 __all__ = ["NO_FILE", "Forked", "identity", "keep_from_forks", "make_file", "open_file", "sync"]
 
 NO_FILE: Final = (0, 0)
+_PRAGMAS: Final = (
+    "synchronous = FULL",
+    "fullfsync = ON",
+    "foreign_keys = ON",
+    "secure_delete = ON",
+    "wal_autocheckpoint = 4000",  # pages, 16 MB: the last pages are written by every group, and copied once for many
+)
 
 
 def open_file(path: Path, timeout: float) -> sqlite3.Connection:
@@ -27,7 +34,7 @@ def open_file(path: Path, timeout: float) -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
-        for pragma in ("synchronous = FULL", "fullfsync = ON", "foreign_keys = ON", "secure_delete = ON"):
+        for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
     except BaseException:
         connection.close()

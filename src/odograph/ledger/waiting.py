@@ -9,7 +9,7 @@ from odograph.errors import LedgerBusy
 
 __all__ = ["GROUP", "Waiting"]
 
-GROUP: Final = 256  # requests in one transaction: more would not be cheaper each, and all of them wait for the last
+GROUP: Final = 512  # requests in one transaction: more are hardly cheaper each, and all of them wait for the last
 
 T = TypeVar("T")
 

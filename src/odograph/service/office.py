@@ -45,6 +45,13 @@ class _Known(NamedTuple):
     caller: Caller
 
 
+class _Look(NamedTuple):
+    """A key that is being looked up, and since when."""
+
+    begun: float
+    task: asyncio.Task[_Known | None]
+
+
 class Office:
     """Made inside the event loop that it serves."""
 
@@ -66,7 +73,7 @@ class Office:
         self._busy = 0
         self.auditing = asyncio.Lock()  # one replay at a time is enough
         self._known: dict[str, _Known] = {}
-        self._looking: set[str] = set()  # digests that somebody is looking up
+        self._looking: dict[str, _Look] = {}
 
     def _watch_frames(self, seconds: float, orders: int, waiting: int) -> None:
         self.metrics.committed(seconds, orders)
@@ -104,32 +111,47 @@ class Office:
         digest = digest_of_token(token)
         found = self._known.get(digest)
         age = math.inf if found is None else time.monotonic() - found.looked_up
-        # One of those who come in time looks again; the others go on with what is known, as long as it is fresh.
-        if age > _FRESH or (age > _FRESH / 2 and digest not in self._looking):
-            found = await self._look_up(digest) if looks_like_token(token) else None
+        # It is looked up again before it is old, while everybody goes on with what is known.
+        if age > _FRESH / 2 and looks_like_token(token):
+            look = self._look(digest)
+            if age > _FRESH:
+                found = await asyncio.shield(look.task)  # the others' too, whatever becomes of this request
         # The digest found the key; the comparison says so again in a time that tells nothing.
         if found is None or not same(found.key.digest, digest) or not found.key.valid_at(self.keys.now()):
             raise NotAuthenticated("this API key is unknown, revoked or expired")
         return found.caller
 
-    async def _look_up(self, digest: str) -> _Known | None:
-        """Look a key up, and remember it from the moment at which that began."""
+    def _look(self, digest: str) -> _Look:
+        """Return the look at a key that all who ask at once share, unless it began so long ago that it may be old."""
         now = time.monotonic()
-        self._looking.add(digest)
+        look = self._looking.get(digest)
+        if look is None or now - look.begun > _FRESH:
+            look = self._looking[digest] = _Look(now, asyncio.create_task(self._look_up(digest, now)))
+            look.task.add_done_callback(self._looked)
+        return look
+
+    async def _look_up(self, digest: str, begun: float) -> _Known | None:
+        """Look a key up, and remember it from the moment at which that began."""
+        known = None
         try:
             key = await self.run(self._find, digest)
-        except BaseException:
-            self._known.pop(digest, None)
-            raise
+            known = None if key is None else _Known(begun, key, Caller.of(key))
         finally:
-            self._looking.discard(digest)
-        if key is None:
-            self._known.pop(digest, None)
-            return None
-        if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        known = self._known[digest] = _Known(now, key, Caller.of(key))
+            look = self._looking.get(digest)
+            if look is not None and look.task is asyncio.current_task():  # else others have newer news
+                del self._looking[digest]
+                self._known.pop(digest, None)
+                if len(self._known) >= _REMEMBERED:
+                    self._known.clear()
+                if known is not None:
+                    self._known[digest] = known
         return known
+
+    @staticmethod
+    def _looked(task: asyncio.Task[_Known | None]) -> None:
+        """Hear of a failure that nobody waits for: whoever comes next looks again, and is told."""
+        if not task.cancelled():
+            task.exception()
 
     def _find(self, digest: str) -> ApiKey | None:
         """Look a key up, and whether its principal's name was erased elsewhere: by another worker or program."""
@@ -142,6 +164,7 @@ class Office:
     def forget(self) -> None:
         """Look every key up again: one was revoked here."""
         self._known.clear()
+        self._looking.clear()
 
     def forget_principals(self) -> None:
         """Look every principal's identity up again: a name was erased here."""

@@ -275,13 +275,7 @@ def _names(entry: Entry) -> set[str]:
     return named | {name for leg in legs_from_text(entry.legs) for name, _ in leg.places}
 
 
+@lru_cache(maxsize=64)  # the charges of a group have one time
 def _iso(time: int) -> str:
     """Return a time of the store as a date in UTC."""
-    seconds, micros = divmod(time, 1_000_000)
-    return f"{_second(seconds)}.{micros:06}+00:00"
-
-
-@lru_cache(maxsize=64)
-def _second(seconds: int) -> str:
-    # Every receipt has a time, and most of them are of the same second.
-    return f"{moment(1_000_000 * seconds):%Y-%m-%dT%H:%M:%S}"
+    return f"{moment(time):%Y-%m-%dT%H:%M:%S.%f+00:00}"
