@@ -10,7 +10,8 @@ _WIDTH = 40
 
 
 def progress_bar(done: int, expected: int) -> None:
-    """Draw how far a solve has come, on standard error: pass it as `compile_policy(..., progress=progress_bar)`."""
-    filled = _WIDTH * min(done, expected) // max(1, expected)
-    sys.stderr.write(f"\rsolving [{'#' * filled}{'.' * (_WIDTH - filled)}] {done} of about {expected} rows ")
+    """Draw how far a long computation has come, on standard error: pass it as `progress=progress_bar`."""
+    part = min(done, expected) / max(1, expected)
+    filled = int(_WIDTH * part)
+    sys.stderr.write(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {part:4.0%} ")
     sys.stderr.flush()

@@ -206,9 +206,14 @@ def test_charges_one_after_the_other_are_those_of_accounts(case: Case, turns: li
         assert lists(totals) == lists(Case(case.compiled, people, prices).columns())
 
 
-@pytest.mark.parametrize("count", [65535, 65536, 65537])
-def test_people_at_the_borders_of_a_chunk_are_decided_as_all_others(count: int) -> None:
+@pytest.mark.parametrize("processors", [1, 2, 64])
+@pytest.mark.parametrize("count", [999, 1000, 1001, 1999, 2000, 3001, 10_000])
+def test_people_at_the_borders_of_a_chunk_are_decided_as_all_others(
+    count: int, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """People of a few dozen kinds are asked for a few prices: what becomes of each kind is decided once."""
+    monkeypatch.setattr("odograph.population.kernel._CHUNK", 1000)
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
     rng, compiled = Random(count), compiled_for("renyi")  # noqa: S311  kinds of people, no secrets
     gate = gate_of(compiled)
     kinds = [compiled.start, *(totals_for(compiled, rng) for _ in range(60))]

@@ -1,14 +1,15 @@
 """The NumPy engine: people are numbered from 0, and their totals are arrays in files, one per meter.
 
-A charge reads the arrays of the version before through memory maps, a block at a time, and writes those of the next;
-a meter on which nobody is charged is linked, not copied. Memory is bounded by the block, and by a bit for each person
-where somebody asks who took part.
+A charge reads the arrays of the version before a block at a time, and writes those of the next; a meter on which
+nobody is charged is linked, not copied. Memory is bounded by the block, and by a byte for each person where somebody
+asks who took part.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import compress
@@ -25,8 +26,9 @@ from odograph.population.prices import Priced
 
 __all__ = ["Dense"]
 
-_BLOCK: Final = 1 << 16  # people at a time; a multiple of 8, as a byte tells who of eight took part
+_BLOCK: Final = 1 << 20  # people at a time; a multiple of 8, as a byte tells who of eight took part
 _MOST: Final = 1 << 40  # people
+_GAP: Final = 1 << 20  # numbers that may be left out between those who are here and those who join
 
 Rows = NDArray[np.int64]
 
@@ -46,7 +48,7 @@ class Dense:
     def create(self, place: Place, after: Path, ids: ArrayLike | int) -> None:
         """Write zeros for the ids 0, 1, 2, ...: pass how many they are, or all of them."""
         people = ids if isinstance(ids, int) else _highest(_rows(ids)) + 1
-        if not 0 <= people <= _MOST:
+        if isinstance(ids, bool) or not 0 <= people <= _MOST:
             raise InvalidPolicy(f"ids must be a count from 0 to {_MOST}, or the numbers themselves")
         if not isinstance(ids, int) and people != len(np.unique(_rows(ids))):
             raise InvalidPolicy("ids must be 0, 1, 2, ... without a gap for this engine; 'duckdb' takes any")
@@ -96,7 +98,7 @@ class Dense:
         if rows.size and bool((rows[1:] == rows[:-1]).any()):
             raise InvalidGuarantee("ids must name each person once; nothing was charged")
         if place.unknown == "join":
-            state = state._replace(people=max(state.people, _highest(rows) + 1))
+            state = state._replace(people=_joined(state.people, rows))
 
         def work(block: _Block) -> None:
             first, last = np.searchsorted(rows, [block.first, block.first + block.size])
@@ -110,7 +112,7 @@ class Dense:
     def join(self, place: Place, before: Path, after: Path, ids: ArrayLike) -> None:
         """Grow to the highest id; who was removed is still there, as spent."""
         state = _read(before)
-        state = state._replace(people=max(state.people, _highest(_rows(ids)) + 1))
+        state = state._replace(people=_joined(state.people, _rows(ids)))
         self._write(place, after, state, lambda _: None, before, (0,) * len(state.most))
 
     def remove(self, place: Place, before: Path, after: Path, ids: ArrayLike) -> None:
@@ -131,13 +133,14 @@ class Dense:
 
     def mask(self, place: Place, folder: Path) -> Mask:  # noqa: ARG002  as engines have it
         """Return who took part."""
-        bits = np.fromfile(folder / "took", dtype=np.uint8)
-        return np.unpackbits(bits, count=_read(folder).people).view(np.bool_)
+        path, people = folder / "took", _read(folder).people
+        _check_size(path, -(-people // 8))
+        return np.unpackbits(np.fromfile(path, dtype=np.uint8), count=people).view(np.bool_)
 
     def count(self, place: Place, folder: Path, amounts: Sequence[int]) -> int:
         """Count a block at a time."""
         state, took = _read(folder), self.mask(place, folder)
-        olds = [_mapped(folder / _name(i), state.people) for i in range(len(amounts))]
+        olds = [_Old.of(folder / _name(i), state.people) for i in range(len(amounts))]
         found = 0
         for block in _blocks(state.people, olds):
             own = took[block.first : block.first + block.size]
@@ -171,7 +174,7 @@ class Dense:
         """Write a version: the totals of the one before, zero for those who join, after the work on each block."""
         count = len(place.gate.limits)
         people = 0 if before is None else _read(before).people
-        olds = [_mapped((before or after) / _name(i), people) for i in range(count)]
+        olds = [_Old.of((before or after) / _name(i), people) for i in range(count)]
         linked = [before is not None and people == state.people and not charged[i] for i in range(count)]
         with ExitStack() as stack:
             files = [
@@ -188,7 +191,7 @@ class Dense:
                     progress(100 * (block.first + block.size) // state.people, 100)
         for i in range(count):
             if before is not None and linked[i]:
-                os.link(before / _name(i), after / _name(i))
+                _link(before / _name(i), after / _name(i))
         (after / "state.json").write_text(json.dumps({"form": 1, "people": state.people, "most": state.most}))
 
 
@@ -202,28 +205,58 @@ class _Block:
         self.took: Mask = np.zeros(self.size, dtype=np.bool_)
 
 
-def _blocks(people: int, olds: Sequence[Column]) -> Iterator[_Block]:
+class _Old(NamedTuple):
+    """An array of a version, as it lies in its file."""
+
+    path: Path
+    people: int
+
+    @classmethod
+    def of(cls, path: Path, people: int) -> _Old:
+        if people:
+            _check_size(path, 8 * people)
+        return cls(path, people)
+
+    def part(self, first: int, size: int) -> Column:
+        """Read some people's totals; zero for those who are new."""
+        known = max(0, min(size, self.people - first))
+        found = np.fromfile(self.path, np.int64, known, offset=8 * first) if known else np.zeros(0, np.int64)
+        return found if known == size else np.concatenate([found, np.zeros(size - known, np.int64)])
+
+
+def _blocks(people: int, olds: Sequence[_Old]) -> Iterator[_Block]:
     """Walk over everybody: totals as they were, and zero for those who are new."""
     for first in range(0, people, _BLOCK):
         size = min(_BLOCK, people - first)
-        totals = [old[first : first + size].copy() for old in olds]
-        new = size - len(totals[0])
-        if new:
-            totals = [np.concatenate([column, np.zeros(new, dtype=np.int64)]) for column in totals]
-        yield _Block(first, totals)
+        yield _Block(first, [old.part(first, size) for old in olds])
 
 
 def _name(meter: int) -> str:
     return f"total-{meter}"
 
 
-def _mapped(path: Path, people: int) -> Column:
-    """Return an array of a version, as it lies in its file."""
-    if not people:  # nothing can be mapped of an empty file
-        return np.zeros(0, dtype=np.int64)
-    if path.stat().st_size != 8 * people:
+def _check_size(path: Path, size: int) -> None:
+    if path.stat().st_size != size:
         raise LedgerCorrupt(f"{path} is damaged; restore the population from a copy")
-    return np.memmap(path, dtype=np.int64, mode="r", shape=(people,))
+
+
+def _link(old: Path, new: Path) -> None:
+    """Let a file have a second name, or copy it where files have one only."""
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copyfile(old, new)
+
+
+def _joined(people: int, rows: Rows) -> int:
+    """Return how many people there are once some have joined."""
+    after = max(people, _highest(rows) + 1)
+    if after - people > _GAP + len(rows):
+        raise InvalidGuarantee(
+            "ids must be 0, 1, 2, ... for this engine: most numbers between those who are here and those who join are"
+            " nobody's; 'duckdb' takes any. Nothing was charged"
+        )
+    return after
 
 
 def _read(folder: Path) -> _State:

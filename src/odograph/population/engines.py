@@ -80,8 +80,10 @@ class Engine(Protocol):
         ...
 
 
-def engine_named(name: str, session: Any = None) -> Engine:  # noqa: ANN401  a Spark session
-    """Return an engine: numpy, duckdb, or spark with its session."""
+def engine_named(name: str, session: Any = None, memory_limit: str | None = None) -> Engine:  # noqa: ANN401  of Spark
+    """Return an engine: numpy, duckdb, which may have a limit, or spark with its session."""
+    if memory_limit is not None and name != "duckdb":
+        raise InvalidPolicy(f"memory_limit is for the engine 'duckdb', and {name!r} has none")
     if name == "numpy":
         from odograph.population.dense import Dense  # noqa: PLC0415  each engine is loaded when it is used
 
@@ -89,7 +91,7 @@ def engine_named(name: str, session: Any = None) -> Engine:  # noqa: ANN401  a S
     if name == "duckdb":
         from odograph.population.duck import Duck  # noqa: PLC0415  as above
 
-        return Duck()
+        return Duck(memory_limit)
     if name == "spark":
         from odograph.population.spark import Spark  # noqa: PLC0415  as above
 

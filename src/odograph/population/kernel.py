@@ -7,7 +7,11 @@ may be, and adding to it leaves it there. So a meter is one number, and to admit
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,12 +25,14 @@ from odograph.errors import InvalidPolicy
 __all__ = ["SPENT", "Amounts", "Column", "Gate", "Mask", "admit", "admit_some", "admitting", "gate_of"]
 
 SPENT: Final = CEILING + 1
-_CHUNK: Final = 1 << 16  # people at a time: what is read once is still in the processor's cache when it is written
+_CHUNK: Final = 1 << 18  # people at a time: what is read once is still in the processor's cache when it is written
+_THREADS: Final = 4  # at most: a few of them are as fast as the memory
 
 Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 # What each column is charged: one number for everybody, or one for each person.
 Amounts = Sequence[int | Column]
+_Meter = tuple[Column, int | Column, int]  # totals, what they are charged, and the limit
 
 
 class Gate(NamedTuple):
@@ -71,16 +77,18 @@ def admit(gate: Gate, totals: Sequence[Column], amounts: Amounts, most: Sequence
     """Charge everybody who admits it, in place, and return who that is: row for row what `decide` decides.
 
     `totals` has one array per meter of the gate. `most` is what nobody can pass on each by this charge, where that is
-    known: below the ceiling it need not be looked for.
+    known: a limit or ceiling above it need not be looked for. Many people are shared among threads.
     """
     count = len(totals[0])
     mask = np.empty(count, dtype=np.bool_)
-    work = _Work(min(count, _CHUNK))
-    for first in range(0, count, _CHUNK):
-        part = slice(first, min(first + _CHUNK, count))
-        columns = [column[part] for column in totals]
-        asked = [amount if isinstance(amount, int) else amount[part] for amount in amounts]
-        _admit_chunk(gate, columns, asked, mask[part], work, most)
+    charge = _Charge.of(gate, totals, amounts, (SPENT,) * len(totals) if most is None else most)
+    threads = min(_THREADS, os.cpu_count() or 1, count // _CHUNK)
+    if threads <= 1:
+        charge.carry_out(range(count), mask)
+        return mask
+    borders = [count * i // threads for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        deque(pool.map(charge.carry_out, map(range, borders, borders[1:]), repeat(mask)), maxlen=0)
     return mask
 
 
@@ -111,45 +119,58 @@ def admitting(gate: Gate, totals: Sequence[Column], amounts: Sequence[int]) -> M
     return np.logical_and(mask, also, out=mask)
 
 
-class _Work:
-    """Room for what is found on the way, made once."""
+class _Charge(NamedTuple):
+    """A charge for many people: the meters on which somebody may be refused, and those that are charged."""
 
-    def __init__(self, size: int) -> None:
-        self.also = np.empty(size, dtype=np.bool_)
-        self.numbers = np.empty(size, dtype=np.int64)
-        self.pattern = np.empty(size, dtype=np.int64)
+    either: tuple[_Meter, ...]  # alternatives, one of which must hold; none if one always does
+    within: tuple[_Meter, ...]  # the delta meter; none if it always holds
+    charged: tuple[tuple[Column, int | Column, bool], ...]  # and whether the ceiling may be passed
+
+    @classmethod
+    def of(cls, gate: Gate, totals: Sequence[Column], amounts: Amounts, most: Sequence[int]) -> _Charge:
+        meters = [*zip(totals, amounts, gate.limits, strict=True)]
+        holds = [top <= limit for top, limit in zip(most, gate.limits, strict=True)]
+        charged = [
+            (column, amount, top > CEILING)
+            for column, amount, top in zip(totals, amounts, most, strict=True)
+            if not (isinstance(amount, int) and amount == 0)
+        ]
+        return cls(() if any(holds[1:]) else tuple(meters[1:]), () if holds[0] else (meters[0],), tuple(charged))
+
+    def carry_out(self, people: range, mask: Mask) -> None:
+        """Charge some people, a chunk at a time, and say in the mask who admitted it."""
+        size = min(len(people), _CHUNK)
+        also_, numbers_, pattern_ = np.empty(size, np.bool_), np.empty(size, np.int64), np.empty(size, np.int64)
+        for first in range(people.start, people.stop, _CHUNK):
+            part = slice(first, min(first + _CHUNK, people.stop))
+            own = mask[part]
+            count = len(own)
+            also, numbers, pattern = also_[:count], numbers_[:count], pattern_[:count]
+            own.fill(not self.either)
+            for column, amount, limit in self.either:
+                _fits(column[part], _of(amount, part), limit, numbers, also)
+                np.logical_or(own, also, out=own)
+            for column, amount, limit in self.within:
+                _fits(column[part], _of(amount, part), limit, numbers, also)
+                np.logical_and(own, also, out=own)
+            admitted = np.count_nonzero(own)
+            if not admitted:
+                continue
+            everybody = admitted == count
+            if not everybody:  # all bits for those who are charged, none for the others
+                np.copyto(pattern, own)
+                np.negative(pattern, out=pattern)
+            for column, amount, may_pass in self.charged:
+                totals, extra = column[part], _of(amount, part)
+                if not everybody:
+                    extra = np.bitwise_and(pattern, extra, out=numbers)
+                np.add(totals, extra, out=totals)
+                if may_pass:
+                    np.minimum(totals, SPENT, out=totals)
 
 
-def _admit_chunk(  # noqa: PLR0913, PLR0917  a chunk, and room to work in
-    gate: Gate, columns: Sequence[Column], amounts: Amounts, mask: Mask, work: _Work, most: Sequence[int] | None
-) -> None:
-    count = len(mask)
-    also, numbers, pattern = work.also[:count], work.numbers[:count], work.pattern[:count]
-    within, *alternatives = zip(columns, amounts, gate.limits, strict=True)
-    _fits(*alternatives[0], numbers, mask)  # basic composition is always one
-    for column, amount, limit in alternatives[1:]:
-        _fits(column, amount, limit, numbers, also)
-        np.logical_or(mask, also, out=mask)
-    _fits(*within, numbers, also)
-    np.logical_and(mask, also, out=mask)
-    admitted = np.count_nonzero(mask)
-    if not admitted:
-        return
-    everybody = admitted == count
-    if not everybody:  # all bits for those who are charged, none for the others
-        np.copyto(pattern, mask)
-        np.negative(pattern, out=pattern)
-    tops = [SPENT] * len(columns) if most is None else most
-    for column, amount, top in zip(columns, amounts, tops, strict=True):
-        if isinstance(amount, int) and amount == 0:
-            continue
-        if everybody:
-            np.add(column, amount, out=column)
-        else:
-            np.bitwise_and(pattern, amount, out=numbers)
-            np.add(column, numbers, out=column)
-        if top > CEILING:
-            np.minimum(column, SPENT, out=column)
+def _of(amount: int | Column, part: slice) -> int | Column:
+    return amount if isinstance(amount, int) else amount[part]
 
 
 def _fits(column: Column, amount: int | Column, limit: int, numbers: Column, out: Mask) -> None:

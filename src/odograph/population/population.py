@@ -118,6 +118,7 @@ class Population:
         engine: str = "numpy",
         unknown: str = "leave-out",
         session: Any = None,  # noqa: ANN401  of Spark
+        memory_limit: str | None = None,  # of DuckDB
         key: str | None = None,
         note: str = "",
     ) -> Population:
@@ -129,7 +130,7 @@ class Population:
             raise InvalidPolicy(f"unknown must be 'join' or 'leave-out', and {unknown!r} is not")
         books = _local(ledger)
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
-        gate, chosen = gate_of(compiled), engine_named(engine, session)
+        gate, chosen = gate_of(compiled), engine_named(engine, session, memory_limit)
         head = Head(check_name(name), "", "", "", compiled.policy.unit, compiled.policy.neighbours)
         versions = Versions(Path(location).absolute())
         versions.create()
@@ -158,12 +159,13 @@ class Population:
         ledger: Ledger,
         location: str | os.PathLike[str] | None = None,
         session: Any = None,  # noqa: ANN401  of Spark
+        memory_limit: str | None = None,  # of DuckDB
     ) -> Population:
         """Come back to a population; pass its location if its files were moved."""
         books = _local(ledger)
         about = _about(books.opened(name))
         versions = Versions(Path(location or str(about["location"])).absolute())
-        return cls(books, name, engine_named(str(about["engine"]), session), versions)
+        return cls(books, name, engine_named(str(about["engine"]), session, memory_limit), versions)
 
     @property
     def policy(self) -> Policy:

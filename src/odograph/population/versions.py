@@ -40,7 +40,8 @@ class Versions:
         except OSError as problem:
             if (self.location / _SECRET).exists():
                 raise LedgerError(
-                    f"there is a population in {self.location} already: open it, or pass another location"
+                    f"there is a population in {self.location} already: open it, or pass another location. If making"
+                    " it was interrupted, so that no ledger knows it, remove the folder"
                 ) from None
             raise LedgerError(f"no population can be made in {self.location}: {problem.strerror}") from problem
         with os.fdopen(file, "wb") as opened:
