@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 JOBS   ?= 2
 
-.PHONY: menu demo test test-all check format figures table bench clean
+.PHONY: menu demo test test-all check format figures docs table bench clean
 
 menu:
 	@echo "make demo      an adaptive private analysis, killed in the middle and resumed"
@@ -16,6 +16,7 @@ menu:
 	@echo "make check     formatting, lint, types, architecture"
 	@echo "make format    rewrite files in the project's format"
 	@echo "make figures   draw the paper's figures and ours into figures/"
+	@echo "make docs      build the documentation as a site into build/docs"
 	@echo "make bench     measure costs side by side with peers and the floor"
 	@echo "make table     recompute the shipped table of exact budgets (an hour)"
 	@echo "make clean     remove the virtual environment and caches"
@@ -91,6 +92,10 @@ format: $(VENV)/stamp
 
 figures: $(VENV)/stamp
 	@$(BIN)/odograph figures --out figures
+
+docs: $(VENV)/stamp
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "built: open build/docs/index.html"
 
 bench: $(VENV)/training $(VENV)/programs
 	@$(BIN)/python benchmarks/decide.py

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 
 _CODE = re.compile(r"```python\n(.*?)```\s*```text\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```python\n(.*?)```(\s*```text\n)?", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]+)")
 
 
@@ -29,6 +30,20 @@ def printed(code: str, names: dict[str, object] | None = None) -> str:
     return out.getvalue()
 
 
+def unchecked(text: str) -> list[str]:
+    """Return the code that is not followed by what it prints: nothing would run it."""
+    return [code for code, rest in _BLOCK.findall(text) if not rest]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_all_code_is_followed_by_what_it_prints(document: Path) -> None:
+    assert unchecked(document.read_text()) == []
+
+
+def test_code_that_nothing_would_run_is_found() -> None:
+    assert unchecked("```python\n1\n```\n\nand\n\n```text\n1\n```\n") == ["1\n"]
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_examples_print_what_the_document_says(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -38,6 +53,10 @@ def test_examples_print_what_the_document_says(
         service: ServiceThread = request.getfixturevalue("service")
         monkeypatch.setenv("ODOGRAPH_URL", service.url)
         monkeypatch.setenv("ODOGRAPH_TOKEN", service.token("owner"))
+    if document.name == "postgresql.md":
+        monkeypatch.setenv("ODOGRAPH_URL", request.getfixturevalue("postgres_url"))
+    if document.name == "opacus.md":
+        pytest.importorskip("opacus", reason="torch is not installed: see `make test`")
     names: dict[str, object] = {}  # an example goes on where the one before it stopped
     for code, expected in _CODE.findall(document.read_text()):
         assert printed(code, names) == expected

@@ -276,6 +276,9 @@ def test_a_batch_is_quoted_all_or_nothing() -> None:
     assert not short.admitted
     assert short.totals_after == account.totals
     assert [decision.admitted for decision in short.decisions] == [True, True, False]
+    assert str(fits).startswith("all 2 admitted; the last is admitted: PureDP(0.25); left: epsilon 0")
+    assert str(short).startswith("number 3 is refused: PureDP(0.001) needs epsilon 1.001 of 1")
+    assert str(account.quote([])) == "admitted: nothing was asked for"
     assert account.quote([]).admitted
     assert spent(account) == Fraction(1, 2)
 

@@ -95,7 +95,9 @@ def checkpoint(
         say(form, json.dumps(form, indent=1), as_json=at.json)
         return
     out.write_text(json.dumps(form, indent=1) + "\n", encoding="utf-8")
-    say(form, f"wrote {out}: {len(form['accounts'])} accounts, head {form['head']}", as_json=at.json)
+    accounts = len(form["accounts"])
+    text = f"wrote {out}: {accounts} account{'s' * (accounts != 1)}, head {form['head']}"
+    say(form, text, as_json=at.json)
 
 
 @with_options

@@ -54,6 +54,13 @@ class Quote:
     def __bool__(self) -> bool:
         return self.admitted
 
+    def __str__(self) -> str:
+        if not self.decisions:
+            return "admitted: nothing was asked for"
+        if self.admitted:
+            return f"all {len(self.decisions)} admitted; the last is {self.decisions[-1]}"
+        return f"number {len(self.decisions)} is {self.decisions[-1]}"
+
 
 def ask(compiled: Compiled, totals: Totals, request: Guarantee) -> Decision:
     """Decide a request; a refusal carries the largest request of its kind that would be admitted instead."""

@@ -246,7 +246,7 @@ class LedgerAccount:
         return f"<LedgerAccount {self.name!r}, epsilon={policy.epsilon}, delta={policy.delta}: {part}{closed}>"
 
     def _repr_html_(self) -> str:
-        last = [past for past in reversed(self.history(-5, 5)) if past.entry.cost]
+        last = [past for past in reversed(self.history(-20, 20)) if past.entry.verb in CHARGES][:5]
         offer = self.largest(cost) if last and (cost := last[0].entry.guarantee) is not None else None
         rows = [(f"{past.entry.verb} {past.entry.guarantee}", past.note) for past in last]
         return account_card(self.name, self.compiled, self.totals, offer, rows)

@@ -8,8 +8,6 @@ asks who took part.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import compress
@@ -23,6 +21,7 @@ from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
 from odograph.population.engines import Place, Progress
 from odograph.population.kernel import SPENT, Amounts, Column, Mask, admit, admit_some, admitting
 from odograph.population.prices import Priced
+from odograph.population.versions import keep_file
 
 __all__ = ["Dense"]
 
@@ -191,7 +190,7 @@ class Dense:
                     progress(100 * (block.first + block.size) // state.people, 100)
         for i in range(count):
             if before is not None and linked[i]:
-                _link(before / _name(i), after / _name(i))
+                keep_file(before / _name(i), after / _name(i))
         (after / "state.json").write_text(json.dumps({"form": 1, "people": state.people, "most": state.most}))
 
 
@@ -238,14 +237,6 @@ def _name(meter: int) -> str:
 def _check_size(path: Path, size: int) -> None:
     if path.stat().st_size != size:
         raise LedgerCorrupt(f"{path} is damaged; restore the population from a copy")
-
-
-def _link(old: Path, new: Path) -> None:
-    """Let a file have a second name, or copy it where files have one only."""
-    try:
-        os.link(old, new)
-    except OSError:
-        shutil.copyfile(old, new)
 
 
 def _joined(people: int, rows: Rows) -> int:

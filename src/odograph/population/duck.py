@@ -7,7 +7,6 @@ spilled into the new version's own folder, so that a crash leaves nothing that i
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from odograph.population.duck_sql import MARK, charged, fits, keys_of, select, t
 from odograph.population.engines import Place, Progress
 from odograph.population.kernel import SPENT
 from odograph.population.prices import Priced
+from odograph.population.versions import keep_file
 
 __all__ = ["Duck"]
 
@@ -385,8 +385,5 @@ def _kind(folder: Path) -> str | None:
 def _finish(after: Path, kind: str | None, before: Path | None = None) -> None:
     """Write what a version says of itself, and keep who was removed."""
     if before is not None and (before / _REMOVED).exists():
-        try:
-            os.link(before / _REMOVED, after / _REMOVED)
-        except OSError:  # not every disk has links
-            shutil.copyfile(before / _REMOVED, after / _REMOVED)
+        keep_file(before / _REMOVED, after / _REMOVED)
     (after / _STATE).write_text(json.dumps({"form": 1, "ids": kind}))

@@ -103,7 +103,8 @@ class Population:
         self._opened = opened
         self._engine = engine
         self._place = Place(versions, gate_of(opened.compiled), str(_about(opened)["unknown"]))
-        self.outputs: list[Any] = []  # what was answered so far: prices may depend on it
+        #: What was answered so far; prices may depend on it.
+        self.outputs: list[Any] = []
         self._tried: dict[int, Callable[..., Any]] = {}  # mechanisms that answered for nobody, by identity
 
     @classmethod

@@ -14,7 +14,6 @@ system on which a file that was closed is seen by whoever opens it next.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from odograph.population.spark_tables import (
     told,
     uri,
 )
+from odograph.population.versions import keep_file
 
 __all__ = ["Spark"]
 
@@ -259,7 +259,7 @@ class _Step:
         shutil.rmtree(self._after / _HANDED)
         if not any((self._after / _REMOVED).iterdir()):
             for name in self._state.removed:
-                os.link(self._before / _REMOVED / name, self._after / _REMOVED / name)
+                keep_file(self._before / _REMOVED / name, self._after / _REMOVED / name)
         files = {part: sorted(path.name for path in (self._after / part).iterdir()) for part in (_PEOPLE, _REMOVED)}
         (self._after / _STATE).write_text(json.dumps({"form": 1, **self._state._asdict(), **files}))
 

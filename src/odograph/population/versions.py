@@ -20,7 +20,7 @@ from typing import Final
 from odograph.errors import LedgerError
 from odograph.ledger.sqlite_files import sync
 
-__all__ = ["Versions"]
+__all__ = ["Versions", "keep_file"]
 
 _SECRET: Final = "secret"  # noqa: S105  the file's name
 _BYTES: Final = 32
@@ -101,3 +101,11 @@ class Versions:
         for folder in self.location.glob("[0-9]" * 8 + "-*"):
             if folder.name not in kept and int(folder.name[:8]) <= version:
                 self.discard(folder)
+
+
+def keep_file(old: Path, new: Path) -> None:
+    """Let a file be in the next version too: under a second name, or as a copy where files have one only."""
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copyfile(old, new)

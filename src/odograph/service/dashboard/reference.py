@@ -16,7 +16,7 @@ from odograph.service.dashboard.markup import Answer, part
 from odograph.service.door import Route
 from odograph.service.openapi import describe
 
-__all__ = ["Field", "Operation", "Piece", "Shape", "operations", "reference_page"]
+__all__ = ["Field", "Operation", "Piece", "Shape", "operations", "reference_page", "shapes"]
 
 _GROUPS: Final = {
     "accounts": "Accounts",
@@ -91,14 +91,20 @@ def operations(routes: Iterable[Route]) -> dict[str, list[Operation]]:
     return found
 
 
+def shapes(routes: Iterable[Route]) -> list[Shape]:
+    """Return the types that are sent or answered, by name."""
+    listed = [*routes]
+    queries = {route.query.__name__ for route in listed if route.query is not None}  # shown as parameters
+    schemas = describe(listed)["components"]["schemas"]
+    named = [(name, form) for name, form in sorted(schemas.items()) if name not in queries]
+    return [Shape(name, form.get("description", ""), _fields(form)) for name, form in named]
+
+
 @cache
 def reference_page() -> Answer:
     """Return the page; its twin is the document. Made once: it holds no data, and anybody may ask for it."""
     document = describe(ROUTES)
-    queries = {route.query.__name__ for route in ROUTES if route.query is not None}  # shown as parameters
-    schemas = {name: form for name, form in document["components"]["schemas"].items() if name not in queries}
-    shapes = [Shape(name, form.get("description", ""), _fields(form)) for name, form in sorted(schemas.items())]
-    context = {"about": document["info"], "groups": operations(ROUTES), "shapes": shapes}
+    context = {"about": document["info"], "groups": operations(ROUTES), "shapes": shapes(ROUTES)}
     twin = msgspec.Raw(msgspec.json.encode(document))
     return Answer("reference.html", "API", twin, {"content": part("operations.html", context)})
 
