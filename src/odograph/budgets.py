@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,9 +113,10 @@ def _neighbour(need: Need) -> tuple[Budget, str]:
         for row in table.ROWS
         if Fraction(row[0]) <= need.epsilon and Fraction(row[1]) <= need.delta and not need.menu
     ]
-    if not stricter or set(need.takes) - set(FAMILIES):
+    if not stricter or not need.takes or set(need.takes) - set(FAMILIES):
         raise InvalidPolicy("the table has no stricter target that takes the same steps; compile with solve=True")
-    best = max(stricter, key=lambda budget: budget.intrinsic)
+    # A budget for both families is one for either.
+    best = replace(max(stricter, key=lambda budget: budget.intrinsic), takes=need.takes)
     note = f"budget of the stricter target ({float(best.epsilon):g}, {float(best.delta):g}) from the shipped table"
     return best, note
 
@@ -172,5 +174,9 @@ def _remember(path: Path, budget: Budget) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({**_written(budget), "digest": _digest(budget)}, file)
-        Path(file.name).replace(path)
+            try:
+                json.dump({**_written(budget), "digest": _digest(budget)}, file)
+                file.flush()
+                Path(file.name).replace(path)
+            finally:
+                Path(file.name).unlink(missing_ok=True)

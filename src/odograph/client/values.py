@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from fractions import Fraction
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -13,6 +12,7 @@ from odograph.core.decide import Decision
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.core.meters import Meter
 from odograph.core.offers import Quote
+from odograph.core.units import read
 from odograph.errors import OdographError, RemoteError
 from odograph.ledger.entries import VERSION, Entry, price_from_text, text_of, totals_from_text
 from odograph.ledger.lifetimes import Lifetime
@@ -107,7 +107,7 @@ def lifetime_of(form: Form | None) -> Lifetime | None:
     """Read what linked accounts promise together."""
     if form is None:
         return None
-    return Lifetime(tuple(form["accounts"]), Fraction(form["epsilon"]), Fraction(form["delta"]))
+    return Lifetime(tuple(form["accounts"]), read(form["epsilon"], "epsilon"), read(form["delta"], "delta"))
 
 
 @understood

@@ -44,6 +44,7 @@ from odograph.core.units import (
     ceil_sure,
     ceil_written,
     exactly,
+    read,
     up,
 )
 from odograph.errors import InvalidPolicy, told
@@ -105,8 +106,8 @@ class Meter:
                 str(form["name"]),
                 str(form["clock"]),
                 None if form["limit"] is None else _digits(form["limit"]),
-                order=Fraction(form["order"]) if "order" in form else None,
-                unit=Fraction(form["unit"]) if "unit" in form else None,
+                order=read(form["order"], "order", InvalidPolicy) if "order" in form else None,
+                unit=read(form["unit"], "unit", InvalidPolicy) if "unit" in form else None,
                 takes=tuple(form.get("takes", ())),
                 charges=tuple((str(n), int(b), int(c)) for n, b, c in form.get("charges", ())),
                 latent=form.get("latent", False) is True,

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from odograph.core.compiled import Compiled, price
-from odograph.core.decide import Decision
+from odograph.core.decide import Decision, decide
 from odograph.core.guarantees import KINDS, Guarantee
 from odograph.core.offers import G, Quote
-from odograph.core.paths import Place
+from odograph.core.paths import Place, with_offer
 from odograph.core.policy import Policy
 from odograph.errors import InvalidGuarantee, LedgerError, UnprovenComposition
 from odograph.ledger.audit import Progress
 from odograph.ledger.entries import price_to_text, text_of
 from odograph.ledger.lifetimes import Lifetime
 from odograph.ledger.receipts import Checkpoint, Past, Receipt, Verification
-from odograph.ledger.requests import Ask, Stop
+from odograph.ledger.requests import Ask, Refused, Stop
 from odograph.ledger.store import Balance, Head
 
-__all__ = ["Books", "Opened", "check_costs"]
+__all__ = ["Books", "Opened", "check_costs", "offered"]
 
 _REMEMBERED: Final = 1024  # priced requests per account
 _LONG: Final = 16384  # characters of a guarantee that is not remembered: a thousand of those would fill the memory
@@ -222,3 +222,19 @@ class Books(Protocol):
     def leave(self) -> None:
         """Let go of files and connections."""
         ...
+
+
+def offered(asks: tuple[Ask, ...], refused: Refused) -> Decision:
+    """Return a refusal with the largest request that would fit there, if the others stay as they are."""
+    decision = refused.decision
+    totals = dict(refused.totals)
+    for i, ask in enumerate(asks):
+        if i == refused.leg:
+            continue
+        for name, compiled, asked, *_ in ask.stops:
+            other = decide(compiled.meters, totals[name], asked)
+            if not other.admitted:
+                return decision  # no offer for one account makes the whole request fit
+            totals[name] = other.totals_after
+    path = [Place(stop.name, stop.compiled, totals[stop.name]) for stop in asks[refused.leg].stops]
+    return with_offer(path, decision, decision.account)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from odograph.budgets import compile_policy
-from odograph.core.compiled import Compiled
+from odograph.core.compiled import Compiled, compiled_from_dict
 from odograph.core.decide import Decision, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.offers import G, Quote
-from odograph.core.paths import Place, largest_on_path, quote_path, with_offer
+from odograph.core.paths import Place, largest_on_path, quote_path
 from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
@@ -22,12 +22,14 @@ from odograph.errors import (
     BudgetExceeded,
     InvalidGuarantee,
     LedgerCorrupt,
+    LedgerError,
     ReservationNotFound,
     ReservationResolved,
+    ServiceUnavailable,
 )
 from odograph.ledger import copies
 from odograph.ledger.audit import Progress, audit
-from odograph.ledger.books import Opened, check_costs
+from odograph.ledger.books import Opened, check_costs, offered
 from odograph.ledger.entries import (
     Entry,
     Leg,
@@ -86,6 +88,7 @@ class LocalBooks:
         for relative in filter(None, (head.parent, head.successor_of)):
             self.opened(relative).require_own()
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
+        compiled_from_dict(compiled.to_dict())  # what cannot be read back must never be written
         self.store.create()
         self.submit(Open(self.author(key, note), head, compiled, population))
 
@@ -157,7 +160,7 @@ class LocalBooks:
     def charged(self, request: Charge, outcome: Settled) -> Receipt:
         """Return the receipt of a charge that was carried out, or raise `BudgetExceeded` with what would fit."""
         if isinstance(outcome, Refused):
-            raise BudgetExceeded(self.offer(request.asks, outcome))
+            raise BudgetExceeded(offered(request.asks, outcome))
         if request.verb == "reserve" and isinstance(outcome, Repeated):
             self._refuse_voided(request.author.key, f"{outcome.hit.account}#{outcome.hit.sequence}")
         return self.receipt(outcome, request.asks)
@@ -211,21 +214,6 @@ class LocalBooks:
         # In the order of the names, so that the same request is the same however it was written.
         return tuple([self.opened(name).ask(costs[name]) for name in sorted(costs)])
 
-    def offer(self, asks: tuple[Ask, ...], refused: Refused) -> Decision:
-        """Return a refusal with the largest request that would fit there, if the others stay as they are."""
-        decision = refused.decision
-        totals = dict(refused.totals)
-        for i, ask in enumerate(asks):
-            if i == refused.leg:
-                continue
-            for name, compiled, asked, *_ in ask.stops:
-                other = decide(compiled.meters, totals[name], asked)
-                if not other.admitted:
-                    return decision  # no offer for one account makes the whole request fit
-                totals[name] = other.totals_after
-        path = [Place(stop.name, stop.compiled, totals[stop.name]) for stop in asks[refused.leg].stops]
-        return with_offer(path, decision, decision.account)
-
     def receipt(self, outcome: Made | Repeated, asks: Sequence[Ask] = ()) -> Receipt:
         """Make a receipt: the same one from the entries just written and from those of the first time.
 
@@ -244,7 +232,15 @@ class LocalBooks:
             cost = asks[i].cost if asks else _guarantee_of(entry)
             lines.append(Line(entry.account, entry.sequence, cost, entry.seal))
         first = own[0]
-        lifetimes = self._lifetimes(linked) if linked else ()
+        try:
+            lifetimes = self._lifetimes(linked) if linked else ()
+        except LedgerError as problem:
+            if again:
+                raise
+            raise ServiceUnavailable(
+                "this is written, and its receipt could not be read; ask again with the same key to have it"
+                f" (key {first.key!r})"
+            ) from problem
         return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, lifetimes, again)
 
     def entry(self, account: str, sequence: int) -> Entry:
@@ -283,13 +279,13 @@ class LocalBooks:
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether the accounts would admit their costs together, each with all above it; spend nothing."""
         asks = self.asks(costs)
-        totals = {place.name: place.totals for ask in asks for place in self._places(ask.asked[0])}
+        totals = {place.name: place.totals for place in self._places(*costs)}
         after = dict(totals)
         for i, ask in enumerate(asks):
             for name, compiled, asked, *_ in ask.stops:
                 decision = decide(compiled.meters, after[name], asked, ask.cost)
                 if not decision.admitted:
-                    return self.offer(asks, Refused(i, decision._replace(account=name), totals))
+                    return offered(asks, Refused(i, decision._replace(account=name), totals))
                 after[name] = decision.totals_after
         return decision
 
@@ -304,14 +300,14 @@ class LocalBooks:
         except AccountClosed:
             return None
 
-    def _places(self, name: str) -> list[Place]:
-        """Read the path; an account that is closed, here or above, admits nothing."""
-        opened = self.opened(name)
-        balances = self.store.balances(opened.names)
-        places = opened.places(balances)
-        for one in opened.names:
-            if balances[one].closed:
-                raise AccountClosed(f"{one!r} is closed and takes no new charges")
+    def _places(self, *names: str) -> list[Place]:
+        """Read the paths at one moment; an account that is closed, here or above, admits nothing."""
+        paths = [self.opened(name) for name in names]
+        balances = self.store.balances({one for opened in paths for one in opened.names})
+        places = [place for opened in paths for place in opened.places(balances)]
+        for place in places:
+            if balances[place.name].closed:
+                raise AccountClosed(f"{place.name!r} is closed and takes no new charges")
         return places
 
     def lifetime(self, name: str) -> Lifetime | None:
@@ -325,6 +321,7 @@ class LocalBooks:
 
     def history(self, name: str, first: int, count: int) -> list[Past]:
         """Return a page of entries, with the names and notes that were not erased."""
+        entries = self.store.entries(name, first, count)  # before what stands beside them, which is there by then
         notes, names = self.store.notes(name, first, count), self.store.principals()
         return [
             Past(
@@ -332,7 +329,7 @@ class LocalBooks:
                 names.get(entry.principal, _ERASED),
                 (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",
             )
-            for entry in self.store.entries(name, first, count)
+            for entry in entries
         ]
 
     def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:

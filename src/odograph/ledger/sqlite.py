@@ -142,6 +142,8 @@ class SqliteStore:
         with translating():
             connection = self._connect()
             try:
+                if identity(self._name) != self._file:
+                    raise self._replaced()
                 connection.execute("BEGIN")
                 yield SqliteSnapshot(connection)
             finally:

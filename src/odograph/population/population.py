@@ -150,6 +150,11 @@ class Population:
         except OdographError:
             versions.undo(folder)
             raise
+        if _about(books.opened(name))["state"] != folder.name:
+            versions.undo(folder)
+            raise IdempotencyConflict(
+                f"key {key!r} has made {name!r} before; come back to it with Population.open({name!r}, ledger=...)"
+            )
         return cls(books, name, chosen, versions)
 
     @classmethod
