@@ -205,7 +205,10 @@ class Accountant:
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
         """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
-        return draw_account(self._compiled, self._totals, [entry.price for entry in self.history], ax=ax)
+        stood = [self._totals]
+        for entry in reversed(self.history):
+            stood.append(stood[-1].without(entry.price))
+        return draw_account(self._compiled, stood[::-1], ax=ax)
 
     def resume(self) -> None:
         """Let a copy spend (a pickle, or a forked process): whoever calls this says that the original is gone."""

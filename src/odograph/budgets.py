@@ -19,7 +19,7 @@ from odograph.core.policy import Need, Policy
 from odograph.errors import InvalidPolicy
 
 if TYPE_CHECKING:
-    from odograph.core.exact import Progress
+    from odograph.progress import Progress
 
 __all__ = ["cache_folder", "certified", "compile_policy", "compiled_at_hand"]
 

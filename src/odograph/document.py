@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from odograph.core.compiled import Compiled, price
+from odograph.core.compiled import Compiled, price, too_low
 from odograph.core.decide import Price, Totals, decide
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
 
@@ -72,12 +72,10 @@ def totals_from_dict(form: Mapping[str, Any], meters: int) -> Totals:
 def entry_from_dict(form: Mapping[str, Any], compiled: Compiled) -> Entry:
     """Read what `entry_to_dict` wrote, or raise `ValueError` if its price is too low."""
     guarantee = guarantee_from_dict(form["guarantee"])
-    stored = tuple(None if amount is None else _whole(amount) for amount in form["price"])
-    # A price is never recomputed, only checked: a later version may price lower by its last digits, not higher.
-    for kept, now in zip(stored, price(compiled, guarantee).amounts, strict=True):
-        if kept is not None and (now is None or kept < now - now // 10**12):
-            raise ValueError(f"{guarantee} is written with a lower price than it has")
-    return Entry(guarantee, Price(stored), str(form["note"]), str(form["account"]))
+    stored = Price(tuple(None if amount is None else _whole(amount) for amount in form["price"]))
+    if too_low(stored, price(compiled, guarantee)):
+        raise ValueError(f"{guarantee} is written with a lower price than it has")
+    return Entry(guarantee, stored, str(form["note"]), str(form["account"]))
 
 
 def check_replay(compiled: Compiled, totals: Totals, entries: Sequence[Entry]) -> None:

@@ -1,10 +1,15 @@
-"""A progress bar that needs nothing: for terminals and notebooks alike."""
+"""Progress of long work, and a bar to show it that needs nothing: for terminals and notebooks alike."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import TypeAlias
 
-__all__ = ["progress_bar"]
+__all__ = ["Progress", "progress_bar"]
+
+# Told how much is done, and of about how much, 0 if that is not known: rows, entries; for people only percents.
+Progress: TypeAlias = Callable[[int, int], None]
 
 _WIDTH = 40
 

@@ -70,9 +70,9 @@ def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
 
     With `rule="exact"` the settings are a menu, solved together: nothing but them is taken, unless `takes` lists
     families for other questions, such as private validation (`takes=("pure",)`), which costs about a tenth of the
-    steps. With `rule="renyi"` any subsampled
-    Gaussian is taken; the orders are those that suit the settings. Charge each step, before it runs, with
-    `subsampled_gaussian(rate, noise)`; clipping norms may change freely, because noise is a multiple of them.
+    steps. With `rule="renyi"` any subsampled Gaussian is taken; the orders are those that suit the settings. Charge
+    each step, before it runs, with `subsampled_gaussian(rate, noise)`; clipping norms may change freely, because
+    noise is a multiple of them.
 
     Theorem: the exact filter over a menu, or the Rényi filter at fixed orders (Lemma 3); Rényi odometer.
     Assumes: Poisson sampling, per-example clipping, add/remove neighbours; each setting of a step is chosen from

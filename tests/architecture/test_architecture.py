@@ -30,7 +30,7 @@ LAYERS = {
     "extras": 1,
     "figures": 2,
     "integrations": 2,
-    "progress": 2,
+    "progress": 1,
     "accountant": 3,
     "session": 3,
     "training": 3,

@@ -182,18 +182,13 @@ Case: TypeAlias = tuple[Callable[..., Any], Callable[[random.Random], tuple[floa
 
 VALUES: Final[dict[str, Case]] = {
     "pure_to_zcdp": (conversions.pure_to_zcdp, draws(EPSILON), lambda e: [e * mp.tanh(half(e))], 1),
-    "pure_to_zcdp_paper": (conversions.pure_to_zcdp_paper, draws(EPSILON), lambda e: [e * e / 2], 1),
     "pure_to_intrinsic": (
         conversions.pure_to_intrinsic,
         draws(EPSILON),
         lambda e: [2 * e * mp.tanh(half(e))],
         1,
     ),
-    "pure_to_intrinsic_paper": (conversions.pure_to_intrinsic_paper, draws(EPSILON), lambda e: [e * e], 1),
-    "zcdp_to_intrinsic": (conversions.zcdp_to_intrinsic, draws(RHO), lambda rho: [2 * rho], 1),
-    "gdp_to_intrinsic": (conversions.gdp_to_intrinsic, draws(EPSILON), lambda mu: [mu * mu], 1),
     "laplace_to_zcdp": (conversions.laplace_to_zcdp, draws(EPSILON), lambda e: [e + mp.exp(-e) - 1], 1),
-    "bounded_range_to_zcdp": (conversions.bounded_range_to_zcdp, draws(EPSILON), lambda e: [e * e / 8], 1),
     "zcdp_to_dp_epsilon_standard": (
         conversions.zcdp_to_dp_epsilon_standard,
         draws(RHO, delta),
@@ -218,27 +213,9 @@ VALUES: Final[dict[str, Case]] = {
         lambda rho, e: [zcdp_log_delta(rho, e)],
         1,
     ),
-    "zcdp_to_dp_delta": (
-        conversions.zcdp_to_dp_delta,
-        zcdp_pair,
-        lambda rho, e: [mp.exp(zcdp_log_delta(rho, e))],
-        1,
-    ),
     "pure_to_rdp": (conversions.pure_to_rdp, draws(EPSILON, order), rr_curve, 1),
     "zcdp_to_rdp": (conversions.zcdp_to_rdp, draws(RHO, order), lambda rho, a: [a * rho], 1),
     "gdp_to_rdp": (conversions.gdp_to_rdp, draws(EPSILON, order), lambda mu, a: [a * mu * mu / 2], 1),
-    "rdp_to_dp_epsilon": (
-        conversions.rdp_to_dp_epsilon,
-        draws(order, RHO, delta),
-        lambda a, value, d: capped(rdp_epsilon(a, value, d), 0.0),
-        1,
-    ),
-    "rdp_to_dp_log_delta": (
-        conversions.rdp_to_dp_log_delta,
-        draws(order, RHO, EPSILON),
-        lambda a, value, e: capped(rdp_log_delta(a, value, e), most=0.0),
-        1,
-    ),
     "largest_rdp": (conversions.largest_rdp, draws(order, EPSILON, delta), largest_rdp, -1),
     "dp_to_probdp_delta": (
         conversions.dp_to_probdp_delta,
@@ -424,19 +401,6 @@ def test_an_array_gives_what_its_entries_give(curve: Callable[[Any], Any]) -> No
         assert single == pytest.approx(float(value), rel=1e-14)
 
 
-def test_the_best_of_several_pays_for_each() -> None:
-    parts = (
-        (0.25, lambda v, d: boundaries.line(v, d, at=1.0)),
-        (0.75, lambda v, d: boundaries.mixture(v, d, gamma=0.1)),
-    )
-    times = np.asarray([0.01, 1.0, 100.0])
-    least = np.minimum(boundaries.line(times, 0.25e-6, at=1.0), boundaries.mixture(times, 0.75e-6, gamma=0.1))
-    found = boundaries.best_of(times, 1e-6, parts=parts)
-    assert np.all(found >= least)
-    assert found == pytest.approx(least, rel=1e-13)
-    assert isinstance(boundaries.best_of(1.0, 1e-6, parts=parts), float)
-
-
 @pytest.mark.parametrize("target", [1e-300, 1e-6, 0.05])
 def test_tunings_are_best_where_they_say(target: float) -> None:
     v = 0.4
@@ -475,7 +439,6 @@ def test_nothing_costs_nothing_and_certainty_costs_everything() -> None:
         conversions.pure_to_rdp(0.0, 2.0),
         conversions.zcdp_to_dp_epsilon(0.0, 1e-6),
         conversions.zcdp_to_dp_epsilon_standard(0.0, 1e-6),
-        conversions.zcdp_to_dp_delta(0.0, 0.0),
         conversions.largest_rho(1.0, 0.0),
         conversions.probdp_drift(1.0, 0.0),
         gaussian.gdp_to_dp_delta(0.0, 0.0),
@@ -488,15 +451,11 @@ def test_nothing_costs_nothing_and_certainty_costs_everything() -> None:
     assert conversions.zcdp_to_dp_log_delta(0.0, 1.0) == -math.inf
     assert conversions.zcdp_to_dp_epsilon(1.0, 0.0) == math.inf
     assert conversions.zcdp_to_dp_epsilon_standard(1.0, 0.0) == math.inf
-    assert conversions.rdp_to_dp_epsilon(2.0, 1.0, 0.0) == math.inf
-    assert conversions.rdp_to_dp_epsilon(1.0, 1.0, 1e-6) == math.inf
-    assert conversions.rdp_to_dp_log_delta(1.0, 1.0, 1.0) == 0.0
     assert conversions.largest_rdp(1.0, 1.0, 1e-6) == -math.inf
     assert conversions.largest_rho(1.0, 1.0) == math.inf
     assert conversions.dp_to_probdp_delta(1.0, 1e-6, 1.0) == 1.0
     assert conversions.dp_to_probdp_delta_one_sided(1.0, 0.9, 1.001) == 1.0
     assert conversions.probdp_drift(0.0, 1e-6) == 1e-6
-    assert conversions.probdp_to_dp(0.5, 1e-6) == (0.5, 1e-6)
     assert gaussian.gdp_to_dp_epsilon(1.0, 0.0) == math.inf
     assert gaussian.largest_mu(1.0, 1.0) == math.inf
 
@@ -504,5 +463,4 @@ def test_nothing_costs_nothing_and_certainty_costs_everything() -> None:
 def test_a_cost_too_small_for_a_float_is_not_zero() -> None:
     assert conversions.pure_to_zcdp(1e-200) > 0.0
     assert conversions.probdp_drift(1e3, 1e-6) > 0.0
-    assert conversions.zcdp_to_dp_delta(1e-6, 10.0) > 0.0
     assert gaussian.gdp_to_dp_delta(1e-3, 10.0) > 0.0

@@ -33,9 +33,10 @@ from odograph.population import population as module
 from odograph.population import versions
 from odograph.population.dense import Dense
 from odograph.population.duck import Duck
-from odograph.population.engines import Place, Progress
+from odograph.population.engines import Place
 from odograph.population.prices import Priced
 from odograph.population.versions import Versions
+from odograph.progress import Progress
 
 PEOPLE = 3000
 KILLED = (

@@ -18,8 +18,9 @@ from peoples import Peoples
 
 from odograph import GDP, Guarantee, Policy, Population, Prices, PureDP, compile_policy
 from odograph.population.dense import Dense
-from odograph.population.engines import Place, Progress
+from odograph.population.engines import Place
 from odograph.population.prices import Priced
+from odograph.progress import Progress
 
 pytest_plugins = ("peopling",)
 

@@ -21,8 +21,9 @@ import odograph as odo
 from odograph import GDP, ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.errors import IdempotencyConflict
 from odograph.population.dense import Dense
-from odograph.population.engines import Place, Progress
+from odograph.population.engines import Place
 from odograph.population.prices import Priced
+from odograph.progress import Progress
 
 pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them

@@ -20,12 +20,13 @@ from odograph.core.rules import RULES
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.entries import CHARGES, price_from_text
 from odograph.ledger.ledger import Ledger
+from odograph.ledger.states import states
 from odograph.service.access import Caller, Role
 from odograph.service.dashboard.charts import chart, picture
 from odograph.service.dashboard.contents import listing, pulse
 from odograph.service.dashboard.planner import plan
 from odograph.service.dashboard.reasons import cited, reasons
-from odograph.service.dashboard.series import MOST_POINTS, Series, series, states
+from odograph.service.dashboard.series import MOST_POINTS, Series, series
 
 POLICY = odo.Policy(1, "1e-6")
 OWNER = Caller("ada", Role.OWNER, "0" * 12, None)

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from odograph import cli
+from odograph.budgets import _remember, certified
 from odograph.cli.app import app, exit_code
+from odograph.core.policy import Need, Policy
 from odograph.errors import (
     ERROR_TABLE,
     AccountNotFound,
@@ -62,6 +64,19 @@ def test_another_target_is_solved_once_and_then_remembered() -> None:
     _, again, _ = run(*arguments)
     assert row(again, "source") == "budget solved on this machine before"
     assert row(again, "units") == row(solved, "units")
+
+
+def test_a_budget_that_cannot_be_remembered_leaves_no_file_behind(tmp_path: Path) -> None:
+    policy = Policy(1, 1e-6)
+    need = Need.of(policy)
+    assert need is not None
+    budget, _ = certified(need)
+    taken = tmp_path / "budget.json"
+    (taken / "by another").mkdir(parents=True)  # no file takes the place of a folder with something in it
+    _remember(taken, budget)
+    assert [path.name for path in tmp_path.iterdir()] == ["budget.json"]
+    _remember(tmp_path / "free.json", budget)  # and where it can be written, it is
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["budget.json", "free.json"]
 
 
 @pytest.mark.parametrize(

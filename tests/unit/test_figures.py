@@ -210,6 +210,19 @@ def test_a_plot_of_what_has_no_intrinsic_time_counts_steps(axes: Axes) -> None:
     assert points(axes.get_lines()[0])[0] == [3.0, 4.0, 5.0]  # two entries were kept
 
 
+def test_the_plot_of_an_account_of_a_ledger_leaves_out_the_charge_that_was_voided_and_no_other_like_it(
+    axes: Axes,
+) -> None:
+    with odo.connect("memory://") as ledger:
+        account = ledger.open_account("a", odo.Policy(1, 0, rule="basic"))
+        account.reserve(odo.PureDP(0.1))
+        account.spend(odo.PureDP(0.3))
+        account.reserve(odo.PureDP(0.1)).void("not run")
+        account.plot(axes)
+    own = next(line for line in axes.get_lines() if line.get_label() == "sum of epsilons, the policy's")
+    assert points(own)[1] == pytest.approx([0.0, 0.1, 0.4])
+
+
 @pytest.mark.parametrize("part", [0.0, 0.25, 1.0, 1.5])
 def test_the_gauge_ends_where_the_budget_does(part: float) -> None:
     picture = gauge(part)

@@ -170,3 +170,27 @@ def test_renyi_readings_hold_at_all_times() -> None:
     assert 0.005 <= _renyi_crossings(0.05, paths) <= 0.05 + slack
     # Negative control: a reading at ten times the level does not hold at the level.
     assert _renyi_crossings(0.5, paths) > 0.05 + slack
+
+
+def names_of(policy: odo.Policy) -> list[str]:
+    return [meter.name for meter in odo.compile_policy(policy).meters if "@" in meter.name]
+
+
+def test_orders_that_differ_in_late_digits_have_meters_of_different_names() -> None:
+    near = (20.00001, 20.00002)
+    rule = odo.Policy(3, 1e-6, rule="renyi", orders=[(order, 0.3) for order in (*near, 8)])
+    assert names_of(rule) == ["renyi@8", "renyi@20.00001", "renyi@20.00002"]
+    compiled = odo.compile_policy(rule)
+    decision = odo.ask(compiled, compiled.start, odo.ZCDP(0.001))
+    assert len(decision.spent) == sum(meter.limit is not None for meter in compiled.meters)  # none hides another
+    alone = odo.Policy(3, 1e-6, rule="zcdp", odometer=Renyi((*near, 4.0), (0.3, 0.3, 0.4)))
+    assert names_of(alone) == ["moment@20.00001", "moment@20.00002", "moment@4"]
+    parts = BestOf(tuple((0.5, Renyi((order,), (1.0,))) for order in near))
+    assert names_of(odo.Policy(3, 1e-6, rule="zcdp", odometer=parts)) == ["moment@20.00001", "moment@20.00002"]
+
+
+def test_an_order_that_stands_alone_keeps_its_short_name() -> None:
+    own = Renyi((20.00001, 2.5), (0.5, 0.5))
+    assert names_of(odo.Policy(3, 1e-6, rule="zcdp", odometer=own)) == ["moment@20", "moment@2.5"]
+    twice = BestOf(tuple((0.5, Renyi((20.00001,), (1.0,))) for _ in range(2)))
+    assert names_of(odo.Policy(3, 1e-6, rule="zcdp", odometer=twice)) == ["moment@20"]

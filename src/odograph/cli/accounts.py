@@ -12,11 +12,9 @@ from rich.table import Table
 
 from odograph.budgets import compile_policy
 from odograph.cli.options import At, Key, Note, account_names, progress, say, with_options
-from odograph.core.decide import Price
-from odograph.core.decide import decide as ask_gate
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
-from odograph.core.offers import offers_of, used
+from odograph.core.offers import offers_of, standing, used
 from odograph.core.policy import Policy
 from odograph.core.rules import RULES
 from odograph.ledger.account import LedgerAccount
@@ -138,8 +136,7 @@ def _reading(reading: Reading) -> dict[str, Any]:
 def _form(account: LedgerAccount, url: str, offers: Sequence[Guarantee]) -> dict[str, Any]:
     """Return all that the card says, in plain types."""
     policy, totals, lifetime, parent = account.policy, account.totals, account.lifetime, account.parent
-    # Asks for nothing, to be told what is spent and left.
-    now = ask_gate(account.compiled.meters, totals, Price((0,) * len(account.compiled.meters)))
+    now = standing(account.compiled, totals)
     return {
         "account": account.name,
         "url": url,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
-from odograph.cli.options import At, CheckpointFile, checkpoint_from, progress, say, with_options
+from odograph.cli.options import At, CheckpointFile, checkpoint_from, new_file, progress, say, with_options
 from odograph.cli.records import verification_to_dict
 from odograph.errors import InvalidPolicy, LedgerError
 from odograph.ledger.receipts import Checkpoint, Verification
@@ -59,7 +56,7 @@ def export(
         with at.ledger() as ledger:
             ledger.export(sys.stdout)
         return
-    with at.ledger() as ledger, progress("exporting", quiet=at.json) as report, _new_file(out) as file:
+    with at.ledger() as ledger, progress("exporting", quiet=at.json) as report, new_file(out) as file:
         stood = ledger.export(file, progress=report)
     _copied(out, stood, at)
 
@@ -76,17 +73,6 @@ def import_(
     with path.open(encoding="utf-8") as file, at.ledger() as ledger, progress("importing", quiet=at.json) as report:
         found = ledger.import_(file, checkpoint=kept, progress=report)
         _taken_in(path, found, ledger.url, kept, at)
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[str]]:
-    """Make a file, as private as the ledger and never over another; what fails in the middle leaves none behind."""
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
-        try:
-            yield file
-        except BaseException:
-            path.unlink()
-            raise
 
 
 def _copied(path: Path, stood: Checkpoint, at: At) -> None:

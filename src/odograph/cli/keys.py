@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from odograph.cli.options import DEFAULT_URL, AsJson, account_names, say, with_options
+from odograph.cli.options import DEFAULT_URL, AsJson, account_names, new_file, say, with_options
 from odograph.connect import connect
 from odograph.errors import LedgerError
 from odograph.ledger.entries import moment
@@ -78,7 +76,8 @@ def make(  # noqa: PLR0913  each is an option
     ] = None,
 ) -> None:
     """Make a key and print its token: this once, for only its digest is kept."""
-    with at.store() as store, _new_file(out) as file:
+    # The file is made before there is a token to lose.
+    with at.store() as store, nullcontext() if out is None else new_file(out) as file:
         token, key = store.make(
             principal,
             role,
@@ -125,22 +124,6 @@ def revoke(
         key = store.revoke(key_id, at.user())
     when = "" if key.revoked is None else f" since {_minute(key.revoked)} by {key.revoked_by}"
     say({"key": _to_dict(key)}, f"key {key.id} of {key.principal} is revoked{when}", as_json=at.json)
-
-
-@contextmanager
-def _new_file(path: Path | None) -> Iterator[IO[str] | None]:
-    """Make a private file, never over another, before there is a token to lose; a failure leaves none behind."""
-    if path is None:
-        yield None
-        return
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            path.unlink()
-            raise
 
 
 def _state(key: ApiKey, now: int) -> str:

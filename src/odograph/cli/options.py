@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, get_type_hints
+from typing import IO, Annotated, Any, Final, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
@@ -30,6 +30,7 @@ __all__ = [
     "Note",
     "account_names",
     "checkpoint_from",
+    "new_file",
     "progress",
     "say",
     "with_options",
@@ -100,6 +101,19 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=None, visible=False)
         yield lambda done, rows: bar.update(task, completed=done, total=rows or None, visible=True)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[str]]:
+    """Make a file, as private as the ledger and never over another; what fails in the middle leaves none behind."""
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
 
 
 def checkpoint_from(file: str | None) -> Checkpoint | None:

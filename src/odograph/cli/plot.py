@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,15 +12,13 @@ from rich.console import Console
 
 from odograph.cli.options import At, account_names, say, with_options
 from odograph.core.compiled import reading
-from odograph.core.decide import decide
 from odograph.errors import InvalidPolicy
 from odograph.figures import blank_axes
 from odograph.ledger.account import LedgerAccount
-from odograph.ledger.entries import CHARGES, price_from_text
+from odograph.ledger.states import states
 
 __all__ = ["chart", "plot", "save_picture"]
 
-_PAGE: Final = 1000
 _HEIGHT, _MARGIN = 12, 10
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN: Final = "   ....##"
@@ -43,7 +41,10 @@ def plot(
             save_picture(own, out)
             say({"account": account, "file": str(out)}, f"wrote {out}", as_json=at.json)
             return
-        losses, now = [*_losses(own)], str(own.reading())
+        balance = ledger.books.balances([account])[account]  # totals and sequence of one moment
+        _, *stood = states(own, balance.totals, balance.sequence)  # the first is where it was opened
+        losses = [reading(own.compiled, state.totals).loss for state in stood]
+        now = str(reading(own.compiled, balance.totals))
     epsilon = float(own.policy.epsilon)
     finite = [loss if math.isfinite(loss) else None for loss in losses]
     form = {"account": account, "promise": epsilon, "losses": finite}
@@ -82,14 +83,3 @@ def chart(losses: Sequence[float], promise: float, width: int, *, plain: bool = 
             cells += ("-" if mark == " " and row == line else mark) * wide
         lines.append(f"{label:>{_MARGIN - 2}} |{cells}".rstrip() + (" promise" if row == line else ""))
     return lines
-
-
-def _losses(account: LedgerAccount) -> Iterator[float]:
-    """The reading after every charge that stands; what was voided later is left out."""
-    entries = [past.entry for first in range(0, account.size, _PAGE) for past in account.history(first, _PAGE)]
-    voided = {entry.key for entry in entries if entry.verb == "void"}
-    totals = account.compiled.start
-    for entry in entries:
-        if entry.verb in CHARGES and entry.called not in voided:
-            totals = decide(account.compiled.meters, totals, price_from_text(entry.price)).totals_after
-            yield reading(account.compiled, totals).loss

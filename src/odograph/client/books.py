@@ -33,12 +33,12 @@ from odograph.core.offers import G, Quote, largest_that
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, BudgetExceeded, InvalidGuarantee, LedgerCorrupt
 from odograph.ledger import copies
-from odograph.ledger.audit import Progress
 from odograph.ledger.books import Opened, check_costs
 from odograph.ledger.entries import check_key, check_name, check_note, place_of, text_of
 from odograph.ledger.lifetimes import Lifetime
 from odograph.ledger.receipts import Checkpoint, Past, Receipt, Verification
 from odograph.ledger.store import Balance, Head
+from odograph.progress import Progress
 
 __all__ = ["RemoteBooks"]
 
@@ -257,7 +257,7 @@ class RemoteBooks:
     def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Send a backup that is here to be read in."""
         copies.check_checkpoint(checkpoint)
-        with copies.reading(path) as snapshot, TemporaryFile("w+", encoding="utf-8", newline="") as copy:
+        with copies.opened_backup(path) as snapshot, TemporaryFile("w+", encoding="utf-8", newline="") as copy:
             copies.export(snapshot, copy)
             copy.seek(0)
             return self.import_(copy, checkpoint, progress)

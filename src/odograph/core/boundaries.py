@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from decimal import Context, Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,9 @@ from scipy import special
 
 from odograph.core.units import down
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 __all__ = [
     "best_gamma",
     "best_gamma_one_sided",
-    "best_of",
     "best_start",
     "discrete_mixture",
     "filter_time",
@@ -167,16 +163,6 @@ def rogers(v: Values, delta: float, *, people: float) -> Values:
     spread = (floor + x) * (1.0 + 0.5 * np.log1p(x / floor))
     outer = spread * (math.log(4.0 * log_n / _LOG_2) + ell)
     return _padded(np.sqrt(2.0 * np.where((floor <= x) & (x <= 1.0), inner, outer)), v, ell)
-
-
-def best_of(v: Values, delta: float, *, parts: tuple[tuple[float, Callable[[Any, float], Any]], ...]) -> Values:
-    """Return the smallest of several boundaries, each at its own share of delta.
-
-    Theorem: the union bound; taking the smallest without sharing delta is not safe.
-    Assumes: the shares sum to at most 1, and they and the boundaries were fixed before the first step.
-    """
-    curves = [np.asarray(curve(v, down(share * delta, 1.0)), dtype=np.float64) for share, curve in parts]
-    return _shaped(np.min(curves, axis=0), v)
 
 
 def filter_time(epsilon: float, delta: float) -> float:

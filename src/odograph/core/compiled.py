@@ -20,7 +20,16 @@ from odograph.core.rules import RULES, Target, takers
 from odograph.core.units import CEILING, DELTA_SCALE, SCALE, exactly, floor_units, up
 from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition
 
-__all__ = ["Compiled", "compare", "compile_meters", "compiled_from_dict", "price", "reading"]
+__all__ = [
+    "Compiled",
+    "compare",
+    "compile_meters",
+    "compiled_from_dict",
+    "other_odometers",
+    "price",
+    "reading",
+    "too_low",
+]
 
 _FORM: Final = 1
 
@@ -132,6 +141,17 @@ def price(compiled: Compiled, guarantee: Guarantee) -> Price:
     return Price(tuple([CLOCKS[meter.clock](meter, guarantee) for meter in compiled.meters]))
 
 
+def too_low(stored: Price, now: Price) -> bool:
+    """Say whether a stored price is lower than what is asked now, by more than the last digits of a float.
+
+    A price is never recomputed, only checked: a later version may price lower by its last digits, not higher.
+    """
+    return any(
+        kept is not None and (asked is None or kept < asked - asked // 10**12)
+        for kept, asked in zip(stored.amounts, now.amounts, strict=True)
+    )
+
+
 def _parallel(compiled: Compiled, guarantee: Parallel) -> Price:
     """Price mechanisms that run on disjoint parts of the data.
 
@@ -207,12 +227,19 @@ def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None
 
 def compare(compiled: Compiled, totals: Totals) -> tuple[Reading, ...]:
     """Return the policy's reading, and the finite ones of other odometers beside it, for looking only."""
-    policy = compiled.policy
-    # Under basic composition the reading is the sum of the epsilons, whatever the odometer.
-    basic = policy.rule == "basic"
-    others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
-    readings = [reading(compiled, totals, other) for other in others if other != policy.odometer]
+    readings = [reading(compiled, totals, other) for other in other_odometers(compiled.policy)]
     return reading(compiled, totals), *(other for other in readings if math.isfinite(other.loss))
+
+
+def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
+    """Return the odometers to look at beside the policy's own.
+
+    Under basic composition there are none: the reading is the sum of the epsilons, whatever the odometer.
+    """
+    if policy.rule == "basic":
+        return ()
+    standard = standard_odometers(float(policy.epsilon), float(policy.delta_rule))
+    return tuple(odometer for odometer in standard if odometer != policy.odometer)
 
 
 def _note(policy: Policy, odometer: Odometer, loss: float) -> str:

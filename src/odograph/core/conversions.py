@@ -21,29 +21,20 @@ from odograph.core.roots import last_holding
 from odograph.core.units import down, up
 
 __all__ = [
-    "bounded_range_to_zcdp",
     "dp_to_probdp_delta",
     "dp_to_probdp_delta_one_sided",
-    "gdp_to_intrinsic",
     "gdp_to_rdp",
     "intrinsic_to_pure",
     "laplace_to_zcdp",
     "largest_rdp",
     "largest_rho",
     "probdp_drift",
-    "probdp_to_dp",
     "pure_to_intrinsic",
-    "pure_to_intrinsic_paper",
     "pure_to_rdp",
     "pure_to_zcdp",
-    "pure_to_zcdp_paper",
-    "rdp_to_dp_epsilon",
-    "rdp_to_dp_log_delta",
-    "zcdp_to_dp_delta",
     "zcdp_to_dp_epsilon",
     "zcdp_to_dp_epsilon_standard",
     "zcdp_to_dp_log_delta",
-    "zcdp_to_intrinsic",
     "zcdp_to_rdp",
 ]
 
@@ -62,15 +53,6 @@ def pure_to_zcdp(epsilon: float) -> float:
     return _above(epsilon * math.tanh(0.5 * epsilon)) if epsilon else 0.0
 
 
-def pure_to_zcdp_paper(epsilon: float) -> float:
-    """Return the looser rho, `epsilon^2/2`, that the paper uses.
-
-    Theorem: Bun and Steinke 2016, Prop. 1.4.
-    Assumes: the step is epsilon-DP with delta = 0.
-    """
-    return _above(0.5 * epsilon * epsilon) if epsilon else 0.0
-
-
 def pure_to_intrinsic(epsilon: float) -> float:
     """Return the intrinsic time of an epsilon-DP step, `2 epsilon tanh(epsilon/2)`.
 
@@ -78,15 +60,6 @@ def pure_to_intrinsic(epsilon: float) -> float:
     Assumes: the step is epsilon-DP with delta = 0.
     """
     return _above(2.0 * epsilon * math.tanh(0.5 * epsilon)) if epsilon else 0.0
-
-
-def pure_to_intrinsic_paper(epsilon: float) -> float:
-    """Return the intrinsic time of an epsilon-DP step on the paper's clock, `epsilon^2`.
-
-    Theorem: Whitehouse et al. 2023, arXiv 2203.05481.
-    Assumes: the step is epsilon-DP with delta = 0.
-    """
-    return _above(epsilon * epsilon) if epsilon else 0.0
 
 
 def intrinsic_to_pure(v: float) -> float:
@@ -99,24 +72,6 @@ def intrinsic_to_pure(v: float) -> float:
     root = math.sqrt(v)
     # Half the lower end of the bracket: the padded forward test may refuse the end itself.
     return last_holding(lambda e: pure_to_intrinsic(e) <= v, 0.5 * max(half, root), up(half + root))
-
-
-def zcdp_to_intrinsic(rho: float) -> float:
-    """Return the intrinsic time of a rho-zCDP step, `2 rho`.
-
-    Theorem: exp(c L - c(c+1) rho) has mean at most 1 for every c >= 0, which is zCDP at order c + 1.
-    Assumes: the step is rho-zCDP with delta = 0, or its delta is charged apart.
-    """
-    return 2.0 * rho
-
-
-def gdp_to_intrinsic(mu: float) -> float:
-    """Return the intrinsic time of a mu-GDP step, `mu^2`.
-
-    Theorem: mu-GDP is (mu^2/2)-zCDP.
-    Assumes: the step is mu-GDP.
-    """
-    return _above(mu * mu) if mu else 0.0
 
 
 def laplace_to_zcdp(epsilon: float) -> float:
@@ -136,15 +91,6 @@ def laplace_to_zcdp(epsilon: float) -> float:
         total += (k - 1) * term
         term *= epsilon / (k + 1)
     return _above(math.exp(-epsilon) * total)
-
-
-def bounded_range_to_zcdp(epsilon: float) -> float:
-    """Return a rho, `epsilon^2/8`, for a mechanism of bounded range, such as the exponential mechanism.
-
-    Theorem: Cesar and Rogers 2021, after Dong, Durfee and Rogers 2020.
-    Assumes: the privacy loss of the step lies in an interval of length epsilon.
-    """
-    return _above(0.125 * epsilon * epsilon) if epsilon else 0.0
 
 
 def zcdp_to_dp_epsilon_standard(rho: float, delta: float) -> float:
@@ -189,18 +135,6 @@ def zcdp_to_dp_log_delta(rho: float, epsilon: float) -> float:
         return -math.inf
     value, error = _zcdp_log_delta(rho, epsilon)
     return min(0.0, up(value + error, 1.0))
-
-
-def zcdp_to_dp_delta(rho: float, epsilon: float) -> float:
-    """Return the least delta for which the optimal conversion of rho-zCDP gives (epsilon, delta)-DP.
-
-    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12.
-    Assumes: epsilon was fixed before the first step.
-    """
-    if not rho:
-        return 0.0
-    value, error = _zcdp_log_delta(rho, epsilon)
-    return min(1.0, _above(math.exp(value + error), 8.0))
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
@@ -267,34 +201,6 @@ def gdp_to_rdp(mu: float, order: float) -> float:
     return _above(0.5 * order * mu * mu) if mu else 0.0
 
 
-def rdp_to_dp_epsilon(order: float, value: float, delta: float) -> float:
-    """Return an epsilon for which a Rényi divergence `value` at `order` gives (epsilon, delta)-DP.
-
-    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12, at one order.
-    Assumes: the order was fixed before the first step.
-    """
-    if delta >= 1.0:
-        return 0.0
-    t = order - 1.0
-    if not delta or not t:
-        return math.inf
-    return _rdp_epsilon(t, math.log(t), value, -math.log(delta))
-
-
-def rdp_to_dp_log_delta(order: float, value: float, epsilon: float) -> float:
-    """Return the log of a delta for which a divergence `value` at `order` gives (epsilon, delta)-DP.
-
-    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12, at one order.
-    Assumes: the order and epsilon were fixed before the first step.
-    """
-    t = order - 1.0
-    if not t:
-        return 0.0
-    tail, head = t * math.log1p(1.0 / t), math.log1p(t)
-    error = 4.0 * t * (value + epsilon) + 8.0 * (tail + head)
-    return min(0.0, up(t * (value - epsilon) - tail - head + error * _ULP, 1.0))
-
-
 def largest_rdp(order: float, epsilon: float, delta: float) -> float:
     """Return the largest divergence at `order`, rounded down, that gives (epsilon, delta)-DP.
 
@@ -310,15 +216,6 @@ def largest_rdp(order: float, epsilon: float, delta: float) -> float:
     tail, head = math.log1p(1.0 / t), math.log1p(t)
     error = 4.0 * epsilon + 8.0 * tail + 8.0 * (ell + 1.0 + head) / t
     return down(epsilon + tail - (ell - head) / t - error * _ULP, 1.0)
-
-
-def probdp_to_dp(epsilon: float, delta: float) -> tuple[float, float]:
-    """Return the same pair: an (epsilon, delta)-pDP step is (epsilon, delta)-DP.
-
-    Theorem: split every event at loss epsilon; the part above it has probability at most delta.
-    Assumes: P(loss > epsilon) <= delta.
-    """
-    return epsilon, delta
 
 
 def dp_to_probdp_delta(epsilon: float, delta: float, t: float) -> float:

@@ -10,7 +10,7 @@ A budget is a **pair** (unit, units), never their product: the same product with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -25,6 +25,7 @@ from odograph.core.menu import MenuItem, item_kernel
 from odograph.core.units import exactly, up
 from odograph.core.valuefunction import OUTWARD, Grid, Kernel, Member, spread, values
 from odograph.errors import InvalidPolicy
+from odograph.progress import Progress
 
 __all__ = [
     "COARSE",
@@ -33,7 +34,6 @@ __all__ = [
     "LEAST_GAUSSIAN",
     "VERSION",
     "Budget",
-    "Progress",
     "blocks_alone",
     "family_unit",
     "solve",
@@ -53,9 +53,6 @@ FAMILIES: Final = ("gaussian", "pure")
 # this, and Gaussians add, so those few kernels cover every Gaussian; a single unit would be too narrow for
 # the grid and cost half a percent.
 LEAST_GAUSSIAN: Final = 4
-
-# Called with rows done and the expected number of rows.
-Progress = Callable[[int, int], None]
 
 _ROWS_PER_FINENESS: Final = 1500  # keeps a coarse solve to 6,000 rows, and a fine one to 37,500
 _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fall close to grid points

@@ -16,6 +16,8 @@ import numpy as np
 
 from odograph.core import boundaries
 from odograph.core.meters import Meter
+from odograph.core.orders import named_apart
+from odograph.core.roots import last_holding
 from odograph.core.units import read, up
 from odograph.errors import InvalidPolicy, told
 
@@ -263,9 +265,9 @@ class Renyi:
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return one meter per order."""
-        return tuple(
-            Meter(f"moment@{order:g}", "moment", None, order=Fraction(repr(order)), latent=latent)
-            for order in self.orders
+        orders = [Fraction(repr(order)) for order in self.orders]
+        return named_apart(
+            Meter(f"moment@{float(order):g}", "moment", None, order=order, latent=latent) for order in orders
         )
 
     def bound(self, spent: Spent, delta: float) -> float:
@@ -291,13 +293,9 @@ class Renyi:
         # One term alone reaches the target here, so the mixture does too.
         high = float((running + (target - log_weights) / excess).min()) + 1e-9
         low = min(0.0, float(running.min()) - 1.0)
-        for _ in range(200):
-            middle = 0.5 * (low + high)
-            if middle in (low, high):
-                break
-            low, high = (low, middle) if reached(middle) else (middle, high)
+        loss = last_holding(reached, high, low)
         # The mixture is flat within its own rounding: one part in 10^12 covers it.
-        return min(max(0.0, high) * (1.0 + 1e-12) + 1e-15, spent.epsilon)
+        return min(max(0.0, loss) * (1.0 + 1e-12) + 1e-15, spent.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +312,7 @@ class BestOf:
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return the meters of all parts, each once."""
-        return tuple(dict.fromkeys(m for _, part in self.parts for m in part.meters(latent=latent)))
+        return named_apart(dict.fromkeys(m for _, part in self.parts for m in part.meters(latent=latent)))
 
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the least of the parts' bounds.

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from odograph.core.compiled import Compiled, price
-from odograph.core.decide import Decision, Totals, decide
+from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import (
     GDP,
     KINDS,
@@ -31,7 +31,7 @@ from odograph.errors import InvalidGuarantee, UnprovenComposition
 if TYPE_CHECKING:
     from odograph.core.account import Account
 
-__all__ = ["G", "Quote", "ask", "how_many", "largest", "largest_that", "offers_of", "quote", "used"]
+__all__ = ["G", "Quote", "ask", "how_many", "largest", "largest_that", "offers_of", "quote", "standing", "used"]
 
 # What an offer is of: a class, or a guarantee whose other fields (delta, name) the offer keeps.
 G = TypeVar("G", bound=Guarantee)
@@ -128,6 +128,11 @@ def offers_of(account: Account) -> list[Guarantee]:
         if offer is not None:
             found.append(offer)
     return found
+
+
+def standing(compiled: Compiled, totals: Totals) -> Decision:
+    """Ask for nothing, to be told what is spent and left on every meter."""
+    return decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))
 
 
 def used(compiled: Compiled, totals: Totals) -> float:

@@ -17,6 +17,7 @@ from odograph.core.exact import Budget
 from odograph.core.gaussian import largest_mu
 from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP
 from odograph.core.meters import Meter
+from odograph.core.orders import named_apart
 from odograph.core.roots import last_holding
 from odograph.core.units import CEILING, SCALE, down, exactly, floor_units
 from odograph.errors import InvalidPolicy
@@ -41,7 +42,6 @@ class Target:
 class Rule:
     """A filter: the guarantees it has a theorem for, and the alternatives it compiles a target to."""
 
-    name: str
     takes: tuple[type[Guarantee], ...]
     alternatives: Callable[[Target], tuple[Meter, ...]]
 
@@ -111,7 +111,7 @@ def _renyi(target: Target) -> tuple[Meter, ...]:
         limit = largest_rdp(float(order), _below(target.epsilon), _below(target.delta * share))
         if limit > 0.0:  # else the order is broken from the start, and would never admit anything
             meters.append(Meter(f"renyi@{float(order):g}", "renyi", _limit(limit), order=order))
-    return tuple(sorted(meters, key=lambda meter: meter.order or 0))
+    return named_apart(sorted(meters, key=lambda meter: meter.order or 0))
 
 
 def _standard_orders(target: Target) -> list[tuple[Fraction, Fraction]]:
@@ -150,12 +150,12 @@ def _exact(target: Target) -> tuple[Meter, ...]:
 _DP: Final = (PureDP, ApproxDP, ProbDP)
 
 RULES: Final[dict[str, Rule]] = {
-    "basic": Rule("basic", _DP, _basic),
-    "exact": Rule("exact", (*_DP, GDP, Mechanism), _exact),
-    "gdp": Rule("gdp", (PureDP, GDP), _gdp),
-    "paper": Rule("paper", _DP, _paper),
-    "renyi": Rule("renyi", (*_DP, ZCDP, GDP, RDP, Mechanism), _renyi),
-    "zcdp": Rule("zcdp", (*_DP, ZCDP, GDP), _zcdp),
+    "basic": Rule(_DP, _basic),
+    "exact": Rule((*_DP, GDP, Mechanism), _exact),
+    "gdp": Rule((PureDP, GDP), _gdp),
+    "paper": Rule(_DP, _paper),
+    "renyi": Rule((*_DP, ZCDP, GDP, RDP, Mechanism), _renyi),
+    "zcdp": Rule((*_DP, ZCDP, GDP), _zcdp),
 }
 
 

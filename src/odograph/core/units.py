@@ -29,7 +29,6 @@ __all__ = [
     "Numeric",
     "ceil_computed",
     "ceil_sure",
-    "ceil_units",
     "ceil_written",
     "down",
     "exactly",
@@ -125,13 +124,11 @@ def exactly(value: float) -> Fraction:
     return Fraction(value)
 
 
-def ceil_units(value: Fraction, scale: int) -> int:
-    """Return the least whole number of units that is at least `value`: for costs."""
-    return -((-value.numerator * scale) // value.denominator)
-
-
 def ceil_written(value: Number, scale: int) -> int:
-    """Return `ceil_units` of a stored number, a float read as the decimal it was written as."""
+    """Return the least whole number of units that is at least a stored number: for costs.
+
+    A float is read as the decimal it was written as.
+    """
     if isinstance(value, float) and (product := value * scale) < _SURE:
         # The decimal is half a unit in the last place from the float, and the product another half from theirs.
         if (sure := ceil_sure(product, 4)) is not None:
@@ -144,7 +141,7 @@ def ceil_written(value: Number, scale: int) -> int:
 
 
 def ceil_computed(value: float, scale: int) -> int:
-    """Return `ceil_units` of a computed float, read as the binary number it is."""
+    """Return the least whole number of units that is at least a computed float, read as it is: for costs."""
     if (sure := ceil_sure(value * scale, 2)) is not None:
         return sure
     top, bottom = value.as_integer_ratio()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from odograph.core.compiled import Compiled
-from odograph.core.decide import Price, Totals
+from odograph.core.decide import Totals
 from odograph.extras import load
 from odograph.figures.card import account_card
 from odograph.figures.panels import PANELS, Curve, Panel
@@ -27,9 +27,9 @@ def blank_axes() -> Any:  # noqa: ANN401  Matplotlib's axes
     return _drawing("odograph.figures.account").blank_axes()
 
 
-def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
-    """Draw an account's reading over intrinsic time, and return the axes."""
-    return _drawing("odograph.figures.account").draw_account(compiled, totals, prices, ax=ax)
+def draw_account(compiled: Compiled, stood: Sequence[Totals], ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
+    """Draw an account's reading over intrinsic time, from where it stood, oldest first, and return the axes."""
+    return _drawing("odograph.figures.account").draw_account(compiled, stood, ax=ax)
 
 
 def _drawing(module: str) -> Any:  # noqa: ANN401  a module

@@ -10,9 +10,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from odograph.core.compiled import Compiled, reading
-from odograph.core.decide import Price, Totals
-from odograph.core.odometers import Odometer, standard_odometers
+from odograph.core.compiled import Compiled, other_odometers, reading
+from odograph.core.decide import Totals
+from odograph.core.odometers import Odometer
 from odograph.core.units import SCALE
 
 __all__ = ["blank_axes", "draw_account"]
@@ -27,8 +27,8 @@ def blank_axes() -> Axes:
     return Figure(figsize=_SIZE, layout="constrained").subplots()
 
 
-def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax: Axes | None = None) -> Axes:
-    """Draw the reading as it went, from the kept prices back to the totals, with the budget as a line.
+def draw_account(compiled: Compiled, stood: Sequence[Totals], ax: Axes | None = None) -> Axes:
+    """Draw the reading as it went, from where the account stood, oldest first, with the budget as a line.
 
     The horizontal axis is intrinsic time; steps, where a step had none (Rényi curves, mechanisms of a menu).
     """
@@ -36,15 +36,13 @@ def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax
     if ax is None:
         # By pyplot, so that a notebook shows the picture.
         ax = plt.subplots(figsize=_SIZE, layout="constrained")[1]
-    states = _thinned(_states(totals, prices))
+    states = _thinned(stood)
     clock = next(i for i, meter in enumerate(compiled.meters) if meter.clock == "intrinsic")
-    timed = not totals.unpriced[clock]
+    timed = not stood[-1].unpriced[clock]
     times = [state.amounts[clock] / SCALE if timed else float(state.steps) for state in states]
-    basic = policy.rule == "basic"
-    others = () if basic else standard_odometers(float(policy.epsilon), float(policy.delta_rule))
-    for other, hue in zip((o for o in others if o != policy.odometer), _OTHERS, strict=False):
+    for other, hue in zip(other_odometers(policy), _OTHERS, strict=False):
         _curve(ax, times, _readings(compiled, states, other), f"{_name(other)}, for looking only", color=hue, ls=":")
-    own = "sum of epsilons" if basic else _name(policy.odometer)
+    own = "sum of epsilons" if policy.rule == "basic" else _name(policy.odometer)
     _curve(ax, times, _readings(compiled, states, None), f"{own}, the policy's", color="#0072B2", lw=2.2)
     ax.axhline(float(policy.epsilon), color="#222222", lw=1.2, ls="--")
     ax.annotate(
@@ -65,15 +63,7 @@ def draw_account(compiled: Compiled, totals: Totals, prices: Sequence[Price], ax
     return ax
 
 
-def _states(totals: Totals, prices: Sequence[Price]) -> list[Totals]:
-    """Walk back from the totals through the kept prices; return the states in the order in which they were."""
-    states = [totals]
-    for price in reversed(prices):
-        states.append(states[-1].without(price))
-    return states[::-1]
-
-
-def _thinned(states: list[Totals]) -> list[Totals]:
+def _thinned(states: Sequence[Totals]) -> list[Totals]:
     stride = math.ceil(len(states) / _POINTS)
     return [*states[:-1:stride], states[-1]]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from odograph.core.compiled import Compiled, reading
-from odograph.core.decide import Price, Totals, decide
+from odograph.core.decide import Totals
 from odograph.core.guarantees import Guarantee
-from odograph.core.offers import used
+from odograph.core.offers import standing, used
 
 __all__ = ["account_card", "gauge"]
 
@@ -55,7 +55,7 @@ def account_card(
 
 
 def _meters(compiled: Compiled, totals: Totals) -> str:
-    now = decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))  # asks for nothing, to be told the rest
+    now = standing(compiled, totals)
     head = "".join(f'<th style="{_SMALL}">{word}</th>' for word in ("meter", "spent", "left"))
     rows = [f"<tr>{head}</tr>"]
     for meter, unpriced in zip(compiled.meters, totals.unpriced, strict=True):

@@ -1,4 +1,4 @@
-"""Panels to pictures: PNG and SVG, and beside them the same numbers as CSV. The only user of matplotlib."""
+"""Panels to pictures: PNG and SVG, and beside them the same numbers as CSV."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, Final
 
 from odograph.core.account import Account
@@ -32,8 +31,6 @@ _loaders = load("opacus.data_loader")
 _optimizers = load("opacus.optimizers")
 _samplers = load("opacus.utils.uniform_sampler")
 _torch = load("torch")
-
-_one_step = lru_cache(maxsize=1024)(subsampled_gaussian)  # the same object again is priced only once
 
 
 def charge_before_step(
@@ -143,9 +140,9 @@ class FilterAccountant(_accountants.IAccountant):  # type: ignore[misc, name-def
         """
         setting = (noise, rate)
         if not self._paid[setting]:
-            step = _one_step(rate, noise)
+            step = subsampled_gaussian(rate, noise)
             count = self._blocks.get(step.name, 1)
-            cost = step if count == 1 else _one_step(rate, noise, count)
+            cost = step if count == 1 else subsampled_gaussian(rate, noise, count)
             with self.account.spending(cost, note=f"opacus: {cost}"):
                 pass
             self._paid[setting] = count

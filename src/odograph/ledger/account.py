@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
 from odograph.core.compiled import Compiled, compare, reading
-from odograph.core.decide import Decision, Price, Totals
+from odograph.core.decide import Decision, Totals
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.offers import G, Quote, used
@@ -16,9 +16,10 @@ from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, IdempotencyConflict, InvalidGuarantee
 from odograph.figures import account_card, draw_account
 from odograph.ledger.books import Books, Opened
-from odograph.ledger.entries import CHARGES, price_from_text
+from odograph.ledger.entries import CHARGES
 from odograph.ledger.lifetimes import Lifetime
 from odograph.ledger.receipts import Past, Receipt
+from odograph.ledger.states import states
 from odograph.ledger.store import Balance
 
 __all__ = ["LedgerAccount", "Reservation", "microseconds"]
@@ -200,17 +201,9 @@ class LedgerAccount:
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
         """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
-        prices: list[Price] = []
-        voided: list[Price] = []
-        for first in range(0, self.size, _PAGE):
-            for entry, *_ in self._books.history(self.name, first, _PAGE):
-                if entry.verb in CHARGES:
-                    prices.append(price_from_text(entry.price))
-                elif entry.verb == "void":
-                    voided.append(price_from_text(entry.price))
-        for price in voided:  # a void takes the charge back as if it had not been made
-            prices.remove(price)
-        return draw_account(self.compiled, self.totals, prices, ax=ax)
+        balance = self._balance()  # totals and sequence of one moment
+        stood = states(self, balance.totals, balance.sequence)
+        return draw_account(self.compiled, [state.totals for state in stood], ax=ax)
 
     def close(self, *, note: str = "") -> None:
         """Take no new charges any more, here and below; reservations can still be resolved."""

@@ -8,11 +8,11 @@ asked there, and once per entry only to name the first that does not fit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from odograph.core.compiled import Compiled, price
+from odograph.core.compiled import Compiled, price, too_low
 from odograph.core.decide import Price, Totals, decide
 from odograph.core.units import CEILING
 from odograph.errors import LedgerCorrupt, OdographError, told
@@ -32,10 +32,9 @@ from odograph.ledger.openings import opening_of
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.steps import ACTS, pointer_of, population_of
 from odograph.ledger.store import Balance, Head, Snapshot
+from odograph.progress import Progress
 
-__all__ = ["Auditor", "Progress", "audit"]
-
-Progress = Callable[[int, int], None]  # entries done, entries in all
+__all__ = ["Auditor", "audit"]
 
 _SEQUENCE: Final = re.compile(r"#\d+")
 _LATEST: Final = 253_402_300_799_999_999  # the last microsecond of the year 9999
@@ -303,10 +302,8 @@ def _checked_price(compiled: Compiled, entry: Entry) -> Price:
         stored, guarantee = price_from_text(entry.price), entry.guarantee
         if guarantee is None:
             raise _bad(entry, "it charges for nothing")
-        now = price(compiled, guarantee)
-        for kept, asked in zip(stored.amounts, now.amounts, strict=True):
-            if kept is not None and (asked is None or kept < asked - asked // 10**12):
-                raise _bad(entry, f"{guarantee} is written with a lower price than it has")
+        if too_low(stored, price(compiled, guarantee)):
+            raise _bad(entry, f"{guarantee} is written with a lower price than it has")
     except LedgerCorrupt:
         raise
     except (OdographError, LookupError, TypeError, ValueError) as problem:

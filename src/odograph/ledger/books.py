@@ -17,12 +17,12 @@ from odograph.core.offers import G, Quote
 from odograph.core.paths import Place, with_offer
 from odograph.core.policy import Policy
 from odograph.errors import InvalidGuarantee, LedgerError, UnprovenComposition
-from odograph.ledger.audit import Progress
 from odograph.ledger.entries import price_to_text, text_of
 from odograph.ledger.lifetimes import Lifetime
 from odograph.ledger.receipts import Checkpoint, Past, Receipt, Verification
 from odograph.ledger.requests import Ask, Refused, Stop
 from odograph.ledger.store import Balance, Head
+from odograph.progress import Progress
 
 __all__ = ["Books", "Opened", "check_costs", "offered"]
 

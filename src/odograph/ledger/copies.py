@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError, told
-from odograph.ledger.audit import Auditor, Progress
+from odograph.ledger.audit import Auditor
 from odograph.ledger.entries import KEYLESS, Entry, check_key, digest_of, key_owner, note_digest, shown, text_of
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
+from odograph.progress import Progress
 
-__all__ = ["Piece", "backup", "check_checkpoint", "export", "lines", "pieces", "reading", "take_in"]
+__all__ = ["Piece", "backup", "check_checkpoint", "export", "lines", "opened_backup", "pieces", "take_in"]
 
 _FORM: Final = 1
 _PART: Final = 4096  # entries stored at a time
@@ -122,7 +123,7 @@ def backup(pieces: Iterable[Piece], path: Path, progress: Progress | None = None
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Snapshot]:
+def opened_backup(path: Path) -> Iterator[Snapshot]:
     """Look at a backup."""
     if not os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
         raise LedgerError(f"there is no backup at {path}; nothing was restored")

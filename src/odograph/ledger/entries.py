@@ -74,7 +74,7 @@ class Entry(NamedTuple):
     sequence: int  # 0, 1, 2, ... in this account
     time: int  # microseconds since 1970, UTC, by the store's clock; never earlier than the entry before
     principal: str  # a random identity; the name is kept beside the ledger, where it can be erased
-    verb: str  # open, spend, reserve, commit, void, refuse, close
+    verb: str  # open, spend, reserve, commit, void, refuse, close; step, of a population
     legs: str  # every account and sequence that the request wrote to
     cost: str  # the guarantee, as text; empty where nothing is asked for
     price: str  # whole units on each meter of this account, - where there is none

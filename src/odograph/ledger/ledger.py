@@ -14,11 +14,11 @@ from odograph.core.guarantees import Guarantee
 from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy
 from odograph.ledger.account import LedgerAccount, Reservation, microseconds
-from odograph.ledger.audit import Progress
 from odograph.ledger.books import Books
 from odograph.ledger.entries import check_name
 from odograph.ledger.receipts import Checkpoint, Receipt, Verification
 from odograph.ledger.store import Head
+from odograph.progress import Progress
 
 __all__ = ["Ledger"]
 

@@ -28,7 +28,7 @@ from odograph.errors import (
     ServiceUnavailable,
 )
 from odograph.ledger import copies
-from odograph.ledger.audit import Progress, audit
+from odograph.ledger.audit import audit
 from odograph.ledger.books import Opened, check_costs, offered
 from odograph.ledger.entries import (
     Entry,
@@ -47,6 +47,7 @@ from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeate
 from odograph.ledger.steps import population_of
 from odograph.ledger.store import Balance, Changes, Head, Hit, State, Store, Wants
 from odograph.ledger.writer import Writer
+from odograph.progress import Progress
 
 __all__ = ["LocalBooks"]
 
@@ -360,7 +361,7 @@ class LocalBooks:
 
     def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Read a backup in."""
-        with copies.reading(path) as snapshot:
+        with copies.opened_backup(path) as snapshot:
             found = copies.take_in(self.store, copies.pieces(snapshot), self.principal, checkpoint, progress)
         self.forget()
         return found

@@ -58,7 +58,7 @@ class Writer:
         _WRITERS.add(self)
 
     def submit(self, request: Request) -> Outcome:
-        """Carry a request out durably and return its outcome; raise only what interrupts the caller."""
+        """Carry a request out durably and return its outcome; raise `LedgerBusy` if too many wait, and interrupts."""
         mine = _Ticket(request)
         try:
             with self._lock:

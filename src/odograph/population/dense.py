@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
-from odograph.population.engines import Place, Progress
+from odograph.population.engines import Place
 from odograph.population.kernel import SPENT, Amounts, Column, Mask, admit, admit_some, admitting
 from odograph.population.prices import Priced
 from odograph.population.versions import keep_file
+from odograph.progress import Progress
 
 __all__ = ["Dense"]
 

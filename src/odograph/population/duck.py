@@ -20,10 +20,11 @@ import numpy as np
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
 from odograph.extras import load
 from odograph.population.duck_sql import MARK, charged, fits, keys_of, select, totals_of
-from odograph.population.engines import Place, Progress
+from odograph.population.engines import Place
 from odograph.population.kernel import SPENT
 from odograph.population.prices import Priced
 from odograph.population.versions import keep_file
+from odograph.progress import Progress
 
 __all__ = ["Duck"]
 

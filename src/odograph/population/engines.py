@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
 from odograph.errors import InvalidPolicy
 from odograph.population.kernel import Gate
 from odograph.population.prices import Priced
 from odograph.population.versions import Versions
+from odograph.progress import Progress
 
-__all__ = ["UNKNOWN", "Engine", "Place", "Progress", "engine_named"]
+__all__ = ["UNKNOWN", "Engine", "Place", "engine_named"]
 
 UNKNOWN: Final = ("join", "leave-out")  # what becomes of people in a charge who are not in the population
-
-# Told how far a step has come, of about how much; never how many people that is.
-Progress: TypeAlias = Callable[[int, int], None]
 
 
 class Place(NamedTuple):

@@ -30,11 +30,12 @@ from odograph.ledger.receipts import Past
 from odograph.ledger.requests import Author, Repeated, repeated
 from odograph.ledger.steps import Pointer, Step, pointer_of
 from odograph.ledger.store import Head
-from odograph.population.engines import UNKNOWN, Engine, Place, Progress, engine_named
+from odograph.population.engines import UNKNOWN, Engine, Place, engine_named
 from odograph.population.kernel import gate_of
 from odograph.population.prices import Prices, priced
 from odograph.population.running import Pricing, RowWise, prices_for
 from odograph.population.versions import Versions
+from odograph.progress import Progress
 
 __all__ = ["Population", "StepReceipt", "TakingPart"]
 

@@ -23,21 +23,22 @@ import numpy as np
 
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
 from odograph.extras import load
-from odograph.population.engines import Place, Progress
+from odograph.population.engines import Place
 from odograph.population.kernel import SPENT
 from odograph.population.prices import Priced
 from odograph.population.spark_tables import (
     READ,
     Frame,
     Session,
+    carried_out,
     partitioned,
     private,
     refusal,
     secret_of,
-    told,
     uri,
 )
 from odograph.population.versions import keep_file
+from odograph.progress import Progress
 
 __all__ = ["Spark"]
 
@@ -255,7 +256,7 @@ class _Step:
         partitions = self._state.partitions
         here = f"IF(pmod(hash(id), {partitions}) = spark_partition_id(), took, {refusal('misplaced')})"
         people = people.withColumn("took", _F.expr(here))
-        told(self._session, lambda: self._write(people, _PEOPLE), partitions, progress)
+        carried_out(self._session, lambda: self._write(people, _PEOPLE), partitions, progress)
         shutil.rmtree(self._after / _HANDED)
         if not any((self._after / _REMOVED).iterdir()):
             for name in self._state.removed:

@@ -11,9 +11,10 @@ from uuid import uuid4
 
 from odograph.errors import InvalidGuarantee, LedgerError
 from odograph.extras import load
-from odograph.population.engines import Place, Progress
+from odograph.population.engines import Place
+from odograph.progress import Progress
 
-__all__ = ["READ", "Frame", "Session", "partitioned", "private", "refusal", "secret_of", "told", "uri"]
+__all__ = ["READ", "Frame", "Session", "carried_out", "partitioned", "private", "refusal", "secret_of", "uri"]
 
 _pyspark = load("pyspark")
 _sql = load("pyspark.sql")
@@ -72,7 +73,7 @@ def secret_of(session: Session, place: Place) -> Frame:
     return _F.broadcast(file.select(_F.col("content").alias("secret")))
 
 
-def told(session: Session, work: Callable[[], None], tasks: int, progress: Progress | None) -> None:
+def carried_out(session: Session, work: Callable[[], None], tasks: int, progress: Progress | None) -> None:
     """Do the work, and say how far it has come."""
     if progress is None:
         work()

@@ -1,7 +1,4 @@
-"""An account's readings as they went, as numbers. What charts are drawn from, and their twin for programs.
-
-They are walked back from where the account stands, so a long history costs no more than its newest part.
-"""
+"""An account's readings as they went, as numbers. What charts are drawn from, and their twin for programs."""
 
 from __future__ import annotations
 
@@ -9,24 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from odograph.core.compiled import reading
+from odograph.core.compiled import other_odometers, reading
 from odograph.core.decide import Totals
-from odograph.core.odometers import Odometer, standard_odometers
+from odograph.core.odometers import Odometer
 from odograph.ledger.account import LedgerAccount
-from odograph.ledger.entries import CHARGES, price_from_text
+from odograph.ledger.states import State, states
 
-__all__ = ["MOST_ENTRIES", "MOST_POINTS", "Line", "Series", "State", "series", "states"]
+__all__ = ["MOST_ENTRIES", "MOST_POINTS", "Line", "Series", "series"]
 
 MOST_POINTS: Final = 400  # of a line: more would not be seen
 MOST_ENTRIES: Final = 20_000  # walked back through; older ones are left out, and the page says so
-_PAGE: Final = 2000
-
-
-class State(NamedTuple):
-    """Where the account stood after a charge, or when it was opened."""
-
-    time: int  # microseconds since 1970
-    totals: Totals
 
 
 class Line(NamedTuple):
@@ -48,40 +37,13 @@ class Series(NamedTuple):
     left_out: int  # how many older entries the series does not go back to
 
 
-def states(account: LedgerAccount, totals: Totals, sequence: int, most: int = MOST_ENTRIES) -> tuple[State, ...]:
-    """Return where the account stood after each charge that stands, oldest first; voided charges are left out.
-
-    `totals` are those after the entry of that `sequence`. At most `most` entries are read.
-    """
-    found: list[State] = []
-    voided: set[str] = set()
-    stop = max(0, sequence + 1 - most)
-    for end in range(sequence + 1, stop, -_PAGE):
-        first = max(stop, end - _PAGE)
-        for past in reversed(account.history(first, end - first)):
-            entry = past.entry
-            if entry.verb == "void":  # it comes after what it takes back, so it is met first
-                voided.add(entry.key)
-            elif entry.verb in CHARGES and entry.called not in voided:
-                found.append(State(entry.time, totals))
-                totals = totals.without(price_from_text(entry.price))
-            elif entry.verb == "open":
-                found.append(State(entry.time, totals))
-    return tuple(reversed(found))
-
-
 def series(account: LedgerAccount, totals: Totals, sequence: int, *, compare: bool) -> Series:
     """Return the readings of the policy's odometer as they went, and of others beside it if they are asked for."""
     policy = account.policy
-    shown = _thinned(states(account, totals, sequence))
-    basic = policy.rule == "basic"  # the reading is then the sum of the epsilons, whatever the odometer
-    others: list[Odometer] = []
-    if compare and not basic:
-        standard = standard_odometers(float(policy.epsilon), float(policy.delta_rule))
-        others = [odometer for odometer in standard if odometer != policy.odometer]
-    name = "sum of epsilons" if basic else _name(policy.odometer)
+    shown = _thinned(states(account, totals, sequence, MOST_ENTRIES))
+    name = "sum of epsilons" if policy.rule == "basic" else _name(policy.odometer)
     lines = [Line(f"{name}, the policy's", licensed=True, losses=_losses(account, shown, None))]
-    for other in others:
+    for other in other_odometers(policy) if compare else ():
         losses = _losses(account, shown, other)
         if losses and losses[-1] is not None:  # one without a finite reading has nothing to show
             lines.append(Line(f"{_name(other)}, for looking only", licensed=False, losses=losses))
