@@ -79,10 +79,7 @@ def policy_of(form: forms.PolicyForm) -> Policy:
     if form.takes is not None:
         chosen["takes"] = form.takes
     if form.odometer is not None:
-        try:
-            chosen["odometer"] = odometer_from_dict(form.odometer)
-        except (KeyError, TypeError, ValueError) as problem:
-            raise InvalidPolicy("Policy.odometer is none that is known, or its tuning is not usable") from problem
+        chosen["odometer"] = odometer_from_dict(form.odometer)
     return Policy(
         form.epsilon,
         form.delta,

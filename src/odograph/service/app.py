@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import Request
@@ -77,7 +78,7 @@ class _Table:
         paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": app} for path, app in _public(office).items()}
         for route in ROUTES:
             paths.setdefault(route.path, {})[route.method] = Endpoint(office, route)
-        self._found: dict[str, tuple[_Resource, dict[str, str]]] = {}
+        self._found: dict[bytes, tuple[_Resource, dict[str, str]]] = {}
         self._by_shape: dict[tuple[object, ...], list[tuple[list[str], _Resource]]] = {}
         for path, methods in paths.items():
             parts = path.split("/")
@@ -86,12 +87,12 @@ class _Table:
 
     def find(self, scope: Scope) -> _Resource | None:
         """Return what is at a path, and put its parameters into the scope."""
-        path: str = scope["path"]
+        path: bytes = scope["raw_path"]  # as it came: a part may hold an encoded slash
         known = self._found.get(path)
         if known is not None:
             resource, scope["path_params"] = known
             return resource
-        given = path.split("/")
+        given = [unquote(part) for part in path.decode("latin-1").split("/")]
         for parts, resource in self._by_shape.get(_shape(given), ()):
             named: dict[str, str] = {}
             for part, value in zip(parts, given, strict=True):

@@ -25,7 +25,7 @@ from odograph.service.access import Caller, Verb
 from odograph.service.office import Office
 from odograph.service.problems import PROBLEM, HttpProblem, TooFast, problem_of, unexpected
 
-__all__ = ["Answer", "Call", "Endpoint", "File", "Route", "reply", "request_id_of"]
+__all__ = ["Answer", "Call", "Endpoint", "File", "Route", "headers_of", "reply", "request_id_of"]
 
 _JSON: Final = b"application/json"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -119,14 +119,15 @@ class Endpoint:
         except OdographError as error:
             answer = problem = problem_of(error, caller, request_id)
             problem.detail = self._office.discreet(problem.detail)
-            status, content_type, extra = problem.status, PROBLEM, _headers_of(error)
+            status, content_type, extra = problem.status, PROBLEM, headers_of(error)
         except Exception as error:  # noqa: BLE001  whatever it is, its text must not leave
             logs.failure(error, request_id=request_id)
             answer, status, content_type = unexpected(request_id), 500, PROBLEM
         if isinstance(answer, File):
             await self._send_file(send, answer, request_id)
         else:
-            await reply(send, status, content_type, _ENCODER.encode(answer), request_id, extra)
+            receipt = status == _CREATED and self._route.repeated
+            await reply(send, status, content_type, _ENCODER.encode(answer), request_id, extra, plain=receipt)
         took = perf_counter() - started
         name = scope["path_params"].get("name", "")
         self._office.metrics.answered(self._route.path, status)
@@ -232,15 +233,22 @@ async def _part(receive: Receive) -> tuple[bytes, bool]:
 
 
 async def reply(  # noqa: PLR0913, PLR0917  the parts of an answer
-    send: Send, status: int, content_type: bytes, content: bytes, request_id: str, extra: Headers = ()
+    send: Send,
+    status: int,
+    content_type: bytes,
+    content: bytes,
+    request_id: str,
+    extra: Headers = (),
+    *,
+    plain: bool = False,
 ) -> None:
-    """Send one answer."""
-    # The server looks at every header: a receipt, which no cache keeps, comes without those for caches and browsers.
+    """Send one answer; a plain one is without the headers for caches and browsers."""
+    # The server looks at every header, and a receipt, which holds no secret and which no cache keeps, must be quick.
     headers = [
         (b"content-type", content_type),
         (b"content-length", b"%d" % len(content)),
         (b"x-request-id", request_id.encode()),
-        *(() if status == _CREATED else _SAFE),
+        *(() if plain else _SAFE),
         *extra,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -255,7 +263,8 @@ def request_id_of(headers: dict[bytes, bytes]) -> str:
     return f"{_PROCESS}-{next(_NUMBERS):x}"
 
 
-def _headers_of(error: OdographError) -> Headers:
+def headers_of(error: OdographError) -> Headers:
+    """Return the headers that go with an error."""
     if isinstance(error, HttpProblem):
         return error.headers
     if isinstance(error, NotAuthenticated):

@@ -15,8 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from odograph.core.decide import Price, decide
-from odograph.core.offers import used
+from odograph.core.offers import standing, used
 from odograph.errors import AccountNotFound
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.store import Balance
@@ -76,7 +75,7 @@ class Metrics:
         self._answers[route, status] += 1
 
     def fold(self) -> None:
-        """Count what was gathered: one by one that would take longer than finding the route."""
+        """Count what was gathered: one by one that would take longer than finding the route. For the event loop."""
         answers, self._answers = self._answers, Counter()
         for (route, status), count in answers.items():
             self._requests.labels(route, str(status)).inc(count)
@@ -85,8 +84,7 @@ class Metrics:
             self._spends.labels(verb).inc(count)
 
     def render(self, ledger: Ledger) -> bytes:
-        """Return everything as text, with every account's budget as it is now. Reads the ledger, and waits for it."""
-        self.fold()
+        """Return what was folded as text, with every account's budget as it is now. Reads the ledger, and waits."""
         counts, budgets = self._registry, CollectorRegistry()
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             counts = CollectorRegistry()
@@ -123,9 +121,7 @@ class _Budgets(Collector):
                 continue
             compiled = opened.compiled
             ratios.add_metric([name], used(compiled, totals))
-            # Asks for nothing, to be told what is left.
-            now = decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))
-            for meter, left in now.left.items():
+            for meter, left in standing(compiled, totals).left.items():
                 lefts.add_metric([name, meter], left)
         yield ratios
         yield lefts

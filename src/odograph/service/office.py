@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from odograph.connect import store_at
@@ -31,6 +33,7 @@ _THREADS: Final = 8
 _WAITING: Final = 256  # calls that may wait for a thread
 _FRESH: Final = 1.0  # seconds for which a key is believed: a revoked one opens nothing after that
 _REMEMBERED: Final = 10_000
+_SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # who reads for the metrics; it writes nothing
 
 _P = ParamSpec("_P")
@@ -71,7 +74,8 @@ class Office:
         self.limit = RateLimit(settings.rate, settings.burst)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="odograph")
         self._busy = 0
-        self.auditing = asyncio.Lock()  # one replay at a time is enough
+        self._auditing = False
+        self._places = _places(self._books.url)
         self._known: dict[str, _Known] = {}
         self._looking: dict[str, _Look] = {}
 
@@ -105,6 +109,17 @@ class Office:
             return await asyncio.get_running_loop().run_in_executor(self._pool, call)
         finally:
             self._busy -= 1
+
+    @contextmanager
+    def auditing(self) -> Iterator[None]:
+        """Replay the ledger inside, one at a time, as others need the threads too; else raise `LedgerBusy`."""
+        if self._auditing:
+            raise LedgerBusy("the ledger is being verified already; nothing was changed. Try again")
+        self._auditing = True
+        try:
+            yield
+        finally:
+            self._auditing = False
 
     async def admit(self, token: str) -> Caller:
         """Return the caller behind a token, or raise `NotAuthenticated`, which does not say why."""
@@ -167,14 +182,12 @@ class Office:
         self._looking.clear()
 
     def forget_principals(self) -> None:
-        """Look every principal's identity up again: a name was erased here."""
+        """Look every principal's identity up again: a name was erased here, or a copy was read in."""
         self._books_of.clear()
 
     def discreet(self, text: str) -> str:
         """Return a message without where the ledger is: that is the operator's business."""
-        for where in (self._books.url, self._books.url.removeprefix("sqlite:///")):
-            text = text.replace(where, "the ledger")
-        return text
+        return self._places.sub("the ledger", text)
 
     async def close(self) -> None:
         """Finish what was accepted and let go of everything."""
@@ -184,3 +197,12 @@ class Office:
         self.keys.close()
         self._books.leave()
         logs.flush()
+
+
+def _places(url: str) -> re.Pattern[str]:
+    """Return what finds a ledger in a message: its URL, and its file however that is written."""
+    places = {url}
+    if url.startswith(_SQLITE):
+        path = Path(url.removeprefix(_SQLITE))
+        places |= {str(path), str(path.absolute()), str(path.resolve())}
+    return re.compile("|".join(map(re.escape, sorted(places, key=len, reverse=True))))

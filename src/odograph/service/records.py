@@ -9,7 +9,7 @@ from typing import IO, Annotated, Final
 
 from msgspec import Meta, Struct
 
-from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
+from odograph.errors import LedgerCorrupt, LedgerError
 from odograph.ledger.copies import check_checkpoint
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.receipts import Checkpoint, Verification
@@ -61,10 +61,7 @@ async def pending(call: Call) -> ReservationsForm:
 async def verify(call: Call) -> VerificationForm:
     """Replay every entry of every account; with a checkpoint, also show that nothing was removed or rewritten."""
     kept = None if call.form.checkpoint is None else _kept(call.form.checkpoint)
-    turn = call.office.auditing
-    if turn.locked():
-        raise LedgerBusy("the ledger is being verified already; nothing was changed. Try again")
-    async with turn:
+    with call.office.auditing():
         found = await call.office.run(call.office.ledger_of(call.caller).verify, checkpoint=kept)
     return _verification(found)
 
@@ -88,7 +85,9 @@ async def import_(call: Call) -> VerificationForm:
     if call.file is None:
         raise LedgerError("there is nothing to read in")
     with call.file as file:
-        return _verification(await call.office.run(_imported, call.office.ledger_of(call.caller), file))
+        found = await call.office.run(_imported, call.office.ledger_of(call.caller), file)
+    call.office.forget_principals()  # the copy has brought their identities
+    return _verification(found)
 
 
 async def erase_note(call: Call) -> ErasedForm:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from odograph.connect import store_at
 from odograph.errors import LedgerError
 from odograph.service import logs
 from odograph.service.access import new_token
@@ -121,6 +122,7 @@ def owner_key_file(settings: Settings) -> Path:
     """Return where the first owner's key goes: beside an SQLite file, else into the working folder."""
     if settings.owner_key_file is not None:
         return settings.owner_key_file
-    if settings.url.startswith("sqlite:///"):
-        return Path(f"{settings.url.removeprefix('sqlite:///')}-owner-key")
+    url = store_at(settings.url).url  # with the path as it is on the disk; nothing is reached yet
+    if url.startswith("sqlite:///"):
+        return Path(f"{url.removeprefix('sqlite:///')}-owner-key")
     return Path("odograph-owner-key")

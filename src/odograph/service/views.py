@@ -13,17 +13,16 @@ from typing import Any
 
 from msgspec import UNSET, Raw
 
-from odograph.core.compiled import price
-from odograph.core.decide import Decision, Price, decide
+from odograph.core.compiled import price, reading
+from odograph.core.decide import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
-from odograph.core.offers import offers_of, used
+from odograph.core.offers import offers_of, standing, used
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.books import Books
-from odograph.ledger.entries import Entry, legs_from_text, moment, shown, text_of, totals_to_text
-from odograph.ledger.entries import price_to_text as price_text
+from odograph.ledger.entries import Entry, legs_from_text, moment, price_to_text, shown, text_of, totals_to_text
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.lifetimes import Lifetime
 from odograph.ledger.receipts import Past, Receipt
@@ -123,14 +122,13 @@ def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
     account, books = seen(ledger, caller, name), ledger.books
     balance = books.balances([name])[name]
     compiled, totals = account.compiled, balance.totals
-    # Asks for nothing, to be told what is spent and left.
-    now = decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))
+    now = standing(compiled, totals)
     return AccountForm(
         account=row_of(books, caller, balance),
         policy=account.policy.to_dict(),
         source=compiled.note,
         meters={meter: MeterForm(spent, now.left[meter]) for meter, spent in now.spent.items()},
-        reading=_reading(account.reading()),
+        reading=_reading(reading(compiled, totals)),  # of the moment of the row
         largest=[] if balance.closed else [offer.to_dict() for offer in offers_of(account)],
         children=[child.name for child in account.children if caller.sees(child.name)],
         lifetime=lifetime_form(account.lifetime, caller),
@@ -188,7 +186,7 @@ def decision_form(decision: Decision) -> DecisionForm:
         **decision.to_dict(),
         totals=totals_to_text(decision.totals),
         totals_after=totals_to_text(decision.totals_after),
-        price=price_text(decision.price),
+        price=price_to_text(decision.price),
     )
 
 
@@ -196,9 +194,9 @@ def made_form(own: Sequence[Entry]) -> ReceiptForm:
     """Return the receipt of a charge from the entries just written: the costs are in them as they are sent."""
     first = own[0]
     lines = [LineForm(one.account, one.sequence, Raw(one.cost.encode()), one.seal) for one in own]
-    expires = None if not first.detail or first.expires is None else _iso(first.expires)
-    place = f"{first.account}#{first.sequence}"
-    return ReceiptForm(place, first.verb, first.key, _iso(first.time), lines, expires, [], repeated=False)
+    until = first.expires if first.detail else None  # every charge comes by here, and few have a detail
+    expires = None if until is None else _iso(until)
+    return ReceiptForm(first.place, first.verb, first.key, _iso(first.time), lines, expires, [], repeated=False)
 
 
 def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:

@@ -187,7 +187,9 @@ def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Answer:
     places = _places(ledger, caller)
     head = _head(places) if whole else None
     twin = {"head": head, "accounts": places, "verification": found}
-    return Answer("audit.html", "Audit", twin, {"head": head, "places": places, "found": found, "whole": whole})
+    paged = {name for name in places if ledger.books.opened(name).population is None}  # a population has no page
+    context = {"head": head, "places": places, "paged": paged, "found": found, "whole": whole}
+    return Answer("audit.html", "Audit", twin, context)
 
 
 def _places(ledger: Ledger, caller: Caller) -> dict[str, tuple[int, str]]:

@@ -6,7 +6,6 @@ page can spend: a cookie opens accounts at most, and only an owner's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import perf_counter
@@ -42,7 +41,7 @@ from odograph.service.dashboard.visits import (
     signed_out,
     visit_of,
 )
-from odograph.service.door import request_id_of
+from odograph.service.door import headers_of, request_id_of
 from odograph.service.office import Office
 from odograph.service.problems import HttpProblem, TooFast, problem_of, unexpected
 
@@ -70,7 +69,7 @@ def routes(office: Office) -> list[Route]:
         page("/accounts/{name}", _account),
         page("/accounts/{name}/chart", _chart),
         page("/accounts/{name}/plan", _plan),
-        page("/audit", partial(_audit, asyncio.Lock()), "GET", "POST"),
+        page("/audit", _audit, "GET", "POST"),
         page("/open", _open, "GET", "POST"),
         page("/pulse", _pulse),
         served("/docs", _docs),
@@ -117,8 +116,7 @@ async def _served(route: str, work: Work, office: Office, request: Request) -> R
         response = await work(office, request)
     except OdographError as error:
         response = problem_page(request, _problem(office, request, error, request_id))
-        headers = error.headers if isinstance(error, HttpProblem) else ()
-        response.raw_headers.extend(headers)
+        response.raw_headers.extend(headers_of(error))
     except Exception as error:  # noqa: BLE001  whatever it is, its text must not leave
         logs.failure(error, request_id=request_id)
         response = problem_page(request, unexpected(request_id))
@@ -223,10 +221,10 @@ async def _plan(office: Office, request: Request, visit: Visit, _form: Form) -> 
     return fragment("plan.html", context)
 
 
-async def _audit(busy: asyncio.Lock, office: Office, request: Request, visit: Visit, _form: Form) -> Response:
+async def _audit(office: Office, request: Request, visit: Visit, _form: Form) -> Response:
     if request.method != "POST":
         return await _shown(office, request, visit, contents.audit_page)
-    async with busy:  # one replay at a time: it reads everything, and others need the threads too
+    with office.auditing():
         return await _shown(office, request, visit, partial(contents.audit_page, run=True))
 
 
