@@ -49,6 +49,15 @@ else
 endif
 	@touch $@
 
+# What is measured beside Odograph and nothing else needs; a peer that cannot be installed is marked as not measured.
+$(VENV)/peers: $(VENV)/training
+ifneq ($(UV),)
+	@$(UV) pip install --quiet --python $(BIN)/python -e '.[all,dev,training,peers]' || echo "some peers cannot be installed"
+else
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[peers]' || echo "some peers cannot be installed"
+endif
+	@touch $@
+
 # Browser tests drive Debian's Chromium, and the service's benchmark asks with wrk. Where they cannot be installed, the
 # tests are skipped, and say so.
 $(VENV)/programs: $(VENV)/stamp
@@ -97,11 +106,8 @@ docs: $(VENV)/stamp
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 	@echo "built: open build/docs/index.html"
 
-bench: $(VENV)/training $(VENV)/programs
-	@$(BIN)/python benchmarks/decide.py
-	@$(BIN)/python benchmarks/accountant.py
-	@$(BIN)/python benchmarks/ledger.py
-	@$(BIN)/python benchmarks/service.py
+bench: $(VENV)/peers $(VENV)/programs $(TUMULT)/stamp
+	@$(BIN)/python benchmarks/run.py
 
 table: $(VENV)/stamp
 	@$(BIN)/python tools/build_table.py

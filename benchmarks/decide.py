@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 import odograph as odo
-from timing import ratio, seconds
+from timing import number, row, seconds
 
 ROUNDS = 7
 
@@ -22,7 +22,7 @@ def compare(name: str, ours: Callable[[], object], floor: Callable[[], object], 
     """Run both in turn and print the ratio of their times, with its spread."""
     pairs = [(seconds(ours), seconds(floor)) for _ in range(ROUNDS)]
     micro = statistics.median(a for a, _ in pairs) / count * 1e6
-    print(f"{name:<34} {ratio(pairs)} x floor   {micro:9.3f} microseconds each")
+    print(row(f"{name}, over the floor", [a / b for a, b in pairs], note=f"{number(micro)} microseconds each"))
 
 
 def running_sums(count: int, limit: float) -> float:
@@ -64,8 +64,8 @@ def all_at_once(count: int) -> None:
 
         def floor(prices: np.ndarray = prices, limits: list[int] = limits) -> int:
             admitted = np.ones(count, dtype=bool)
-            for row, limit in zip(prices, limits, strict=True):
-                admitted &= np.cumsum(row) <= limit
+            for amounts, limit in zip(prices, limits, strict=True):
+                admitted &= np.cumsum(amounts) <= limit
             return int(admitted.sum())
 
         def ours(compiled: odo.Compiled = compiled, prices: np.ndarray = prices) -> int:

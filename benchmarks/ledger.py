@@ -9,6 +9,7 @@ Rounds take turns; ratios are of operations per second, with their spread. Laten
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import re
@@ -36,7 +37,7 @@ from odograph.ledger.requests import Author, Charge
 from odograph.ledger.sql import queries
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.writer import carry_out
-from timing import ratio
+from timing import row
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from postgres_server import PostgresServer
@@ -92,14 +93,14 @@ def report(title: str, pairs: Sequence[tuple[Load, Load]], wanted: float) -> Non
     latencies = sorted(one for load in ours for one in load.latencies)
     rate, floor = (statistics.median(load[i].rate for load in pairs) for i in (0, 1))
     p50, p99 = (1e3 * latencies[int(len(latencies) * part)] for part in (0.5, 0.99)) if latencies else (0.0, 0.0)
-    print(f"{title:66}{ratio([(a.rate, b.rate) for a, b in pairs])}, wanted {wanted}")
-    print(f"{'':66}  {rate:,.0f} a second against {floor:,.0f}; p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+    note = f"{rate:,.0f} a second against {floor:,.0f}, p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+    print(row(title, [a.rate / b.rate for a, b in pairs], f"at least {wanted}", note), flush=True)
 
 
-def taking_turns(first: Run, second: Run) -> list[tuple[Load, Load]]:
+def taking_turns(first: Run, second: Run, rounds: int) -> list[tuple[Load, Load]]:
     """Run both in every round, the one that begins by turns."""
     pairs = []
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         a, b = (first(), second()) if turn % 2 else (second(), first())[::-1]
         pairs.append((a, b))
     return pairs
@@ -135,7 +136,7 @@ def bare(path: Path, *, reads: bool = False) -> Iterator[Callable[[], object]]:
         yield write
 
 
-def sqlite(folder: Path) -> None:
+def sqlite(folder: Path, rounds: int) -> None:
     """Compare one client, and 64 threads, with bare sqlite3."""
     with (
         bare(folder / "bare.db") as floor,
@@ -160,13 +161,13 @@ def sqlite(folder: Path) -> None:
         def with_reads() -> Load:
             return alone(reading, 1000)
 
-        report("SQLite, one client, over bare sqlite3", taking_turns(one, least), 0.75)
-        report("SQLite, one client, over bare sqlite3 with its reads", taking_turns(one, with_reads), 0.75)
-        report("SQLite, 64 threads, over bare sqlite3 from one", taking_turns(many, least), 2.5)
-        print(f"{'':66}  {ledger.verify()}")
+        report("SQLite, one client, over bare sqlite3", taking_turns(one, least, rounds), 0.75)
+        report("SQLite, one client, over bare sqlite3 with its reads", taking_turns(one, with_reads, rounds), 0.75)
+        report("SQLite, 64 threads, over bare sqlite3 from one", taking_turns(many, least, rounds), 2.5)
+        print(f"  {ledger.verify()}")
 
 
-def postgres() -> None:
+def postgres(rounds: int) -> None:
     """Compare 32 threads of one process with one transaction each, and with pgbench."""
     with PostgresServer() as server, odo.connect(server.url) as ledger:
         accounts = [ledger.open_account(f"account-{i}", POLICY) for i in range(32)]
@@ -187,12 +188,13 @@ def postgres() -> None:
         def spread() -> Load:
             return together([spending(account) for account in accounts], 100)
 
-        report("PostgreSQL, 32 threads on one account, over one transaction each", taking_turns(grouped, one_each), 5)
-        run = pgbench(server)
-        report("PostgreSQL, 32 threads on different accounts, over pgbench -N", taking_turns(spread, run), 0.8)
+        pairs = taking_turns(grouped, one_each, rounds)
+        report("PostgreSQL, 32 threads on one account, over one transaction each", pairs, 5)
+        pairs = taking_turns(spread, pgbench(server), rounds)
+        report("PostgreSQL, 32 threads on different accounts, over pgbench -N", pairs, 0.8)
         for single in singles:
             single.close()
-        print(f"{'':66}  {ledger.verify()}")
+        print(f"  {ledger.verify()}")
 
 
 def pgbench(server: PostgresServer) -> Run:
@@ -215,8 +217,8 @@ def pgbench(server: PostgresServer) -> Run:
     return run
 
 
-def verify(folder: Path, entries: int) -> None:
-    """Time the replay of a ledger with many entries."""
+def verify(folder: Path, rounds: int, entries: int) -> None:
+    """Time the replay of a ledger with many entries, beside reading and hashing the same rows with bare sqlite3."""
     store = SqliteStore(folder / "many.db")
     with odo.connect(f"sqlite:///{folder}/many.db") as ledger:
         ledger.open_account("many", POLICY)
@@ -225,32 +227,40 @@ def verify(folder: Path, entries: int) -> None:
         for start in range(0, entries, 2000):
             authors = [Author(books.identity(), f"key-{i}") for i in range(start, start + 2000)]
             carry_out(store, [Charge(author, "spend", asks) for author in authors])
-        rates = []
-        for _ in range(ROUNDS):
-            before = CLOCK()
+        pairs = []
+        for _ in range(rounds):
+            begun = CLOCK()
             found = ledger.verify()
-            rates.append(found.entries / (CLOCK() - before))
+            middle = CLOCK()
+            with closing(sqlite3.connect(folder / "many.db")) as connection:
+                for line in connection.execute("SELECT * FROM entries ORDER BY account, sequence"):
+                    hashlib.sha256(repr(line).encode()).digest()
+            pairs.append((found.entries / (middle - begun), found.entries / (CLOCK() - middle)))
     store.close()
-    rates.sort()
-    median = statistics.median(rates)
-    print(f"{'verify, entries a second':66}{median:8,.0f} ({rates[0]:,.0f} to {rates[-1]:,.0f}), wanted 100,000")
+    rates = sorted(rate for rate, _ in pairs)
+    note = (
+        f"{statistics.median(rates):,.0f} entries a second, {rates[0]:,.0f} to {rates[-1]:,.0f}; 100,000 were wanted"
+    )
+    print(row("verify, over reading and hashing the rows", [a / b for a, b in pairs], note=note), flush=True)
 
 
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["sqlite", "postgres", "verify"])
-    only = parser.parse_args().only
+    parser.add_argument("--few", action="store_true", help="one round, to see that it runs")
+    chosen = parser.parse_args()
+    only, rounds = chosen.only, 1 if chosen.few else ROUNDS
     versions = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
-    print(f"{versions}, {os.cpu_count()} cores; {ROUNDS} rounds")
+    print(f"{versions}, {os.cpu_count()} cores; {rounds} rounds")
     with tempfile.TemporaryDirectory(prefix=f"bench-{secrets.token_hex(4)}-", dir=".") as name:
         folder = Path(name)
         if only in (None, "sqlite"):
-            sqlite(folder)
+            sqlite(folder, rounds)
         if only in (None, "verify"):
-            verify(folder, 200_000)
+            verify(folder, rounds, 2_000 if chosen.few else 200_000)
     if only in (None, "postgres"):
-        postgres()
+        postgres(rounds)
 
 
 if __name__ == "__main__":

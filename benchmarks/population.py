@@ -42,7 +42,7 @@ def took(work: Callable[[], object]) -> float:
 def report(title: str, pairs: Sequence[tuple[float, float]], wanted: float) -> None:
     """Print a ratio with its spread, and the times."""
     ours, floor = (sorted(times)[len(pairs) // 2] for times in zip(*pairs, strict=True))
-    print(f"{title:68}{ratio(pairs)}, wanted {wanted:g}; {1e3 * ours:,.1f} ms against {1e3 * floor:,.1f}")
+    print(f"{title:68}{ratio(pairs)}, wanted at most {wanted:g}; {1e3 * ours:,.1f} ms against {1e3 * floor:,.1f}")
 
 
 class Kernel:

@@ -1,0 +1,96 @@
+"""The page of results: what was measured, with every target that was missed and everything that failed in view."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from timing import Row, number
+
+__all__ = ["Part", "disagreements", "page", "verdicts"]
+
+_VERDICTS = ("met", "missed", "no target", "failed", "cut", "not measured")
+_HEAD = "| what | ratio | least to most | wanted | | beside it |\n|---|---|---|---|---|---|"
+
+
+class Part(NamedTuple):
+    """What one script found."""
+
+    title: str
+    about: str  # what is measured, and how
+    rows: Sequence[Row]
+    tables: Sequence[str] = ()  # lines of tables that the script printed itself
+    picture: str = ""  # a link to it
+
+
+def page(parts: Sequence[Part], machine: Mapping[str, str]) -> str:
+    """Return the whole page."""
+    lines = ["# Results", ""]
+    lines += [
+        "Written by `make bench`: everything below was measured in one run, on one machine. What is claimed are the",
+        "ratios: both sides ran by turns, and the median over the rounds is given with the least and the largest.",
+        "Times and rates beside a ratio are for this machine. A target is met or missed by the median.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in machine.items()),
+        "",
+        *_summary(parts),
+    ]
+    for part in parts:
+        lines += ["", f"## {part.title}", "", part.about]
+        if part.picture:
+            lines += ["", part.picture]
+        if part.tables:
+            lines += ["", *part.tables]
+        if part.rows:
+            lines += ["", _HEAD, *map(_line, part.rows)]
+    return "\n".join(lines) + "\n"
+
+
+def verdicts(text: str) -> dict[tuple[str, str], str]:
+    """Return the verdict on every row of a page, by the heading and what was measured."""
+    found, heading = {}, ""
+    for line in text.splitlines():
+        heading = line[3:] if line.startswith("## ") else heading
+        cells = [cell.strip(" *") for cell in line.strip("|").split("|")]
+        if heading and len(cells) == 6 and cells[4] in _VERDICTS:
+            found[heading, cells[0]] = cells[4]
+    return found
+
+
+def disagreements(first: str, second: str) -> list[str]:
+    """Return the rows on which two pages are not on the same side of the target."""
+    one, other = verdicts(first), verdicts(second)
+    return [
+        f"{heading}: {what}: {one.get((heading, what), 'absent')}, then {other.get((heading, what), 'absent')}"
+        for heading, what in sorted(one.keys() | other.keys())
+        if one.get((heading, what)) != other.get((heading, what))
+    ]
+
+
+def _summary(parts: Sequence[Part]) -> Iterable[str]:
+    found = [(part, row) for part in parts for row in part.rows]
+    counts = [(word, sum(row.verdict == word for _, row in found)) for word in _VERDICTS]
+    yield "Of the ratios: " + ", ".join(f"{count} {word}" for word, count in counts if count) + "."
+    for word in ("missed", "failed", "cut", "not measured"):
+        some = [f"{part.title}: {row.title}" for part, row in found if row.verdict == word]
+        if some:
+            yield from ["", f"{word.capitalize()}:", "", *(f"- {one}" for one in some)]
+
+
+def _line(row: Row) -> str:
+    if row.failed:
+        word, _, reason = row.failed.partition(": ")
+        return f"| {_cell(row.title)} | | | | **{word}** | {_cell(reason)} |"
+    wanted = f"{row.side} {number(row.target)}" if row.side else ""
+    verdict = f"**{row.verdict}**" if row.verdict == "missed" else row.verdict
+    spread = f"{number(row.least)} to {number(row.most)}"
+    return f"| {_cell(row.title)} | {number(row.median)} | {spread} | {wanted} | {verdict} | {_cell(row.note)} |"
+
+
+def _cell(text: str) -> str:
+    """Return text that a table can hold, without a folder of this machine."""
+    return re.sub(rf"{re.escape(str(Path(__file__).parents[1]))}/?", "", text).replace("|", "/")
