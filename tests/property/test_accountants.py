@@ -208,7 +208,7 @@ def outcome(action: Callable[[Guarantee], Decision], cost: Guarantee) -> Decisio
 
 
 TestTree = Tree.TestCase
-TestTree.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestTree.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
 class Forgetful(Node):
@@ -272,7 +272,7 @@ def answers_of(account: Accountant, seed: int, scale: float) -> list[Decision | 
     return [outcome(dice.choice(accounts).spend, any_cost(dice, scale)) for _ in range(1000)]
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.sampled_from(RULES), st.integers(0, 2**32), st.sampled_from([None, 0, 5]))
 def test_after_a_round_trip_the_next_thousand_decisions_are_the_same(name: str, seed: int, keep: int | None) -> None:
     account = started(name, random.Random(seed), keep)  # noqa: S311  to draw requests
