@@ -66,8 +66,10 @@ def check_forgotten(service: ServiceThread, monkeypatch: pytest.MonkeyPatch, tak
         end = time.monotonic() + FRESH
         while time.monotonic() < end:
             assert analyst.get("/v1/me").status_code in {200, WAYS[take]}
-        while time.monotonic() < end + AFTER:
+        asked = 0
+        while time.monotonic() < end + AFTER or asked < 5:  # also where the machine stood still for a while
             assert analyst.get("/v1/me").status_code == WAYS[take]
+            asked += 1
         assert owner.get("/v1/me").status_code == 200, "the others keep theirs"
 
 
