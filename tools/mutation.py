@@ -91,6 +91,7 @@ def mutants(module: str, source: str) -> Iterator[Mutant]:
         before = ast.unparse(parent)
         change()
         after = "(nothing)" if isinstance(node, ast.stmt) else ast.unparse(parent)
+        after = f"not ({before})" if after == before else after  # a condition, turned round in what holds it
         ast.fix_missing_locations(tree)
         yield Mutant(module, getattr(node, "lineno", getattr(parent, "lineno", 0)), before, after, ast.unparse(tree))
 

@@ -148,3 +148,87 @@ def test_an_office_that_believes_a_key_anew_while_it_looks_would_be_caught(
 
     monkeypatch.setattr(Office, "_look_up", believing)
     assert believed_while_looking_takes_long(service, monkeypatch) > FRESH
+
+
+def looks_of_many(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let many ask at once with a key that nobody knows yet; return how often it was looked up."""
+    token, find, looked = service.token("rita", "analyst"), KeyStore.find, list[float]()
+    digest, together = digest_of_token(token), threading.Barrier(8)
+
+    def slowly(self: KeyStore, asked: str) -> ApiKey | None:
+        if asked == digest:
+            looked.append(time.monotonic())
+            time.sleep(FRESH / 2)
+        return find(self, asked)
+
+    def ask() -> None:
+        with attacks.reach(service, token) as analyst:
+            together.wait()
+            assert analyst.get("/v1/me").status_code == 200
+
+    monkeypatch.setattr(KeyStore, "find", slowly)
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(looked)
+
+
+def test_those_who_ask_at_once_share_one_look(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert looks_of_many(service, monkeypatch) <= 2  # a second one, if the machine stood still in between
+
+
+def test_an_office_in_which_everybody_looks_would_be_caught(
+    service: ServiceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Office._look  # noqa: SLF001  what is broken on purpose
+
+    def alone(self: Office, digest: str) -> object:
+        self._looking.pop(digest, None)
+        return look(self, digest)
+
+    monkeypatch.setattr(Office, "_look", alone)
+    assert looks_of_many(service, monkeypatch) > 2
+
+
+def admitted_by_an_old_look(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Revoke a key right after a slow look has read it; say whether it opens something for who asks much later."""
+    token, find, read = service.token("rita", "analyst"), KeyStore.find, threading.Event()
+    digest = digest_of_token(token)
+
+    def slowly(self: KeyStore, asked: str) -> ApiKey | None:
+        found = find(self, asked)
+        if asked == digest:
+            read.set()
+            time.sleep(SLOW)
+        return found
+
+    def ask() -> int:
+        with attacks.reach(service, token) as analyst:
+            return analyst.get("/v1/me").status_code
+
+    monkeypatch.setattr(KeyStore, "find", slowly)
+    first = threading.Thread(target=ask)
+    first.start()
+    assert read.wait(10)
+    monkeypatch.setattr(KeyStore, "find", find)
+    revoke(service, token, monkeypatch)
+    time.sleep(1.2 * FRESH)
+    status = ask()
+    first.join()
+    return status == 200
+
+
+def test_a_look_that_began_more_than_a_second_ago_is_shared_with_nobody(
+    service: ServiceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not admitted_by_an_old_look(service, monkeypatch)
+
+
+def test_an_office_that_shares_a_look_however_old_would_be_caught(
+    service: ServiceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Office._look  # noqa: SLF001  what is broken on purpose
+    monkeypatch.setattr(Office, "_look", lambda self, digest: self._looking.get(digest) or look(self, digest))
+    assert admitted_by_an_old_look(service, monkeypatch)

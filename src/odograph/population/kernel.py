@@ -41,10 +41,6 @@ class Gate(NamedTuple):
     meters: tuple[int, ...]  # their places among the policy's meters
     limits: tuple[int, ...]
 
-    def start(self) -> tuple[int, ...]:
-        """Return the totals of somebody who has spent nothing."""
-        return (0,) * len(self.meters)
-
     def amounts(self, price: Price) -> tuple[int, ...]:
         """Return what a price adds to each column; `SPENT` where it has no price."""
         found = [price.amounts[place] for place in self.meters]
