@@ -17,7 +17,7 @@ from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.offers import G, Quote, used
-from odograph.core.paths import Place, ask_path, largest_on_path, quote_path, with_offer
+from odograph.core.paths import Station, ask_path, largest_on_path, quote_path, with_offer
 from odograph.core.policy import Policy
 from odograph.document import (
     Entry,
@@ -188,7 +188,7 @@ class Accountant:
         return ask_path(self._path(), cost)
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
-        """Decide a batch in order, all or nothing, spending nothing."""
+        """Decide several costs in order, all or nothing, spending nothing."""
         return quote_path(self._path(), costs)
 
     def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
@@ -281,9 +281,9 @@ class Accountant:
         self._prices[id(cost)] = (cost, fresh)  # holding the object keeps its identity from being used again
         return fresh
 
-    def _path(self) -> list[Place]:
+    def _path(self) -> list[Station]:
         return [
-            Place(
+            Station(
                 account._name or ("" if account is self else "the account above"), account._compiled, account._totals
             )
             for account in self._chain

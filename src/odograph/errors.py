@@ -1,8 +1,8 @@
 """Everything Odograph raises, as one tree and one table.
 
 OdographError
-├── InvalidGuarantee       a number in a guarantee is not usable (the field and the value are named)
-├── InvalidPolicy          a policy contradicts itself or asks for the impossible
+├── InvalidGuarantee       something in a request is not usable (the field and the value are named)
+├── InvalidPolicy          something to be set up contradicts itself or asks for the impossible
 ├── UnprovenComposition    no theorem covers the request under this policy (the rule that would is named)
 ├── BudgetExceeded         the request does not fit; `.decision` says what would
 ├── MissingExtra           an optional dependency is not installed (the install line is printed)
@@ -67,11 +67,11 @@ class OdographError(Exception):
 
 
 class InvalidGuarantee(OdographError, ValueError):
-    """A number in a guarantee is not usable: not a number, out of range, not finite."""
+    """Something in a request is not usable: a number out of range, another type, an argument too many."""
 
 
 class InvalidPolicy(OdographError, ValueError):
-    """A policy contradicts itself or promises what no rule can keep."""
+    """Something to be set up, mostly a policy, contradicts itself or promises what nothing can keep."""
 
 
 class UnprovenComposition(OdographError):

@@ -113,7 +113,9 @@ def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
 def _settings(rates: Sequence[Numeric], noises: Sequence[Numeric]) -> list[Setting]:
     settings = [sampling_settings(rate, noise) for rate, noise in product(rates, noises)]
     if not settings or len(set(settings)) < len(settings):
-        raise InvalidPolicy("sample_rates and noise_multipliers need at least one value each, and none twice")
+        raise InvalidPolicy(
+            f"sample_rates ({rates!r}) and noise_multipliers ({noises!r}) need a value each, and none twice"
+        )
     return settings
 
 

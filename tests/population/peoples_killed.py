@@ -33,7 +33,7 @@ from odograph.population import population as module
 from odograph.population import versions
 from odograph.population.dense import Dense
 from odograph.population.duck import Duck
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.prices import Priced
 from odograph.population.versions import Versions
 from odograph.progress import Progress
@@ -71,8 +71,8 @@ def charged(number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 class InPlace(Dense):
     """Writes over the version before, too."""
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
-        super().charge(place, before, after, prices, progress)
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+        super().charge(site, before, after, prices, progress)
         totals = np.fromfile(after / "total-1", dtype=np.int64).tobytes()
         with (before / "total-1").open("r+b", 0) as file:
             for part in range(0, len(totals), 1000):
@@ -85,14 +85,14 @@ class Late(Dense):
 
     writing: threading.Thread | None = None
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
         if self.writing is not None:
             self.writing.join()
         work = super().charge
 
         def later() -> None:
             time.sleep(0.02)
-            work(place, before, after, prices, progress)
+            work(site, before, after, prices, progress)
 
         self.writing = threading.Thread(target=later)
         self.writing.start()

@@ -16,7 +16,7 @@ import pytest
 from odograph import Policy, PureDP, compile_policy
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerError, OdographError
 from odograph.population.duck import Duck
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.kernel import SPENT, gate_of
 from odograph.population.prices import Priced, Prices, priced
 from odograph.population.versions import Versions
@@ -33,37 +33,37 @@ class People:
 
     def __init__(self, location: Path, ids: Any = 0, unknown: str = "join", engine: Duck | None = None) -> None:  # noqa: ANN401
         self.engine = engine or Duck()
-        self.place = Place(Versions(location), GATE, unknown)
-        self.place.versions.create()
+        self.place = Site(Versions(location), GATE, unknown)
+        self.site.versions.create()
         self.steps = 0
         self.folder = self.begin()
-        self.engine.create(self.place, self.folder, ids)
+        self.engine.create(self.site, self.folder, ids)
 
     def begin(self) -> Path:
         self.steps += 1
-        return self.place.versions.begin(self.steps)
+        return self.site.versions.begin(self.steps)
 
     def charge(self, prices: Prices | PureDP, progress: Callable[[int, int], None] | None = None) -> set[Any]:
         after = self.begin()
-        self.engine.charge(self.place, self.folder, after, asked_for(prices), progress)
+        self.engine.charge(self.site, self.folder, after, asked_for(prices), progress)
         self.folder = after
         return self.took()
 
     def join(self, ids: Any) -> None:  # noqa: ANN401  what the engine takes
         after = self.begin()
-        self.engine.join(self.place, self.folder, after, ids)
+        self.engine.join(self.site, self.folder, after, ids)
         self.folder = after
 
     def remove(self, ids: Any) -> None:  # noqa: ANN401  as above
         after = self.begin()
-        self.engine.remove(self.place, self.folder, after, ids)
+        self.engine.remove(self.site, self.folder, after, ids)
         self.folder = after
 
     def digest(self, asked: Any) -> str:  # noqa: ANN401  as above
-        return self.engine.digest(self.place, asked_for(asked) if isinstance(asked, Prices | PureDP) else asked)
+        return self.engine.digest(self.site, asked_for(asked) if isinstance(asked, Prices | PureDP) else asked)
 
     def took(self) -> set[Any]:
-        return {row[0] for row in self.engine.taking_part(self.place, self.folder).fetchall()}
+        return {row[0] for row in self.engine.taking_part(self.site, self.folder).fetchall()}
 
     def totals(self) -> dict[Any, tuple[int, ...]]:
         return {row[0]: row[1:-1] for row in rows_of(self.folder / "people.parquet")}
@@ -232,7 +232,7 @@ def test_prices_without_ids_and_masks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidGuarantee, match="pass ids beside which"):
         people.digest(Prices([DEAR], [0]))
     with pytest.raises(LedgerError, match="no mask"):
-        people.engine.mask(people.place, people.folder)
+        people.engine.mask(people.site, people.folder)
 
 
 @pytest.mark.parametrize("name", ['it\'s "here"; --', "a=1", "some [of] them*?", "~", "$path {id} %s"])
@@ -260,7 +260,7 @@ def test_tombstones_are_keyed_hashes_and_no_ids(tmp_path: Path) -> None:
     people = People(tmp_path / "people", [SECRET, "other"])
     people.remove([SECRET, "never there"])
     (mark,) = (row[0] for row in rows_of(people.folder / "removed.parquet"))
-    secret = people.place.versions.secret()
+    secret = people.site.versions.secret()
     assert mark == hmac.new(secret, SECRET.encode(), hashlib.sha256).digest()
     assert mark != hashlib.sha256(SECRET.encode()).digest()
     after = b"".join(path.read_bytes() for path in people.folder.iterdir())
@@ -280,7 +280,7 @@ def test_those_who_take_part_are_read_where_they_are(tmp_path: Path) -> None:
     people = People(tmp_path / "people", ["a", "b", "c"])
     people.charge(Prices([DEAR], [0, 0], ids=["a", "b"]))
     events = written(tmp_path / "events.parquet", "SELECT * FROM (VALUES ('a', 1), ('c', 5), ('b', 2)) AS t(id, n)")
-    active = people.engine.taking_part(people.place, people.folder)
+    active = people.engine.taking_part(people.site, people.folder)
     query = f"SELECT sum(n) FROM active JOIN read_parquet('{events}') USING (id)"  # noqa: S608  a file of this test
     assert active.query("active", query).fetchall() == [(3,)]
     assert sorted(active.fetchnumpy()["id"]) == ["a", "b"]
@@ -311,7 +311,7 @@ def many(folder: Path) -> tuple[People, Prices]:
 
 def test_a_charge_that_is_larger_than_memory_spills_and_leaves_nothing_behind(tmp_path: Path) -> None:
     people, prices = many(tmp_path)
-    location = people.place.versions.location
+    location = people.site.versions.location
     people.engine = Cramped()
     with pytest.raises(LedgerError, match="pass a larger memory_limit"):
         people.charge(prices)
@@ -358,5 +358,5 @@ def test_whoever_stops_a_charge_while_it_runs_hears_of_their_own_error(tmp_path:
 
     with pytest.raises(KeyboardInterrupt):
         people.charge(Prices([DEAR], table=pd.DataFrame({"id": ["a"], "which": [0]})), stop)
-    assert not list(people.place.versions.location.rglob("spill-*"))
+    assert not list(people.site.versions.location.rglob("spill-*"))
     assert people.took() == set()

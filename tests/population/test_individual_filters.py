@@ -18,7 +18,7 @@ from peoples import Peoples
 
 from odograph import GDP, Guarantee, Policy, Population, Prices, PureDP, compile_policy
 from odograph.population.dense import Dense
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.prices import Priced
 from odograph.progress import Progress
 
@@ -111,11 +111,11 @@ class Forgetful(Dense):
     def __init__(self) -> None:
         self.rng = np.random.default_rng(1)
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
-        super().charge(place, before, after, prices, progress)
-        mask = self.mask(place, after)
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+        super().charge(site, before, after, prices, progress)
+        mask = self.mask(site, after)
         lost = mask & (self.rng.random(len(mask)) < 0.4)
-        for number in range(len(place.gate.limits)):
+        for number in range(len(site.gate.limits)):
             path = after / f"total-{number}"
             totals = np.fromfile(path, dtype=np.int64)
             totals[lost] = np.fromfile(before / path.name, dtype=np.int64)[lost]

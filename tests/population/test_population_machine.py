@@ -21,7 +21,7 @@ import odograph as odo
 from odograph import GDP, ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.errors import IdempotencyConflict
 from odograph.population.dense import Dense
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.prices import Priced
 from odograph.progress import Progress
 
@@ -213,10 +213,10 @@ CONTROL = settings(SMALL_RUN, max_examples=200, database=None, phases=[Phase.gen
 class Forgetful(Dense):
     """Forgets what the last person of those who took part was charged."""
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
-        super().charge(place, before, after, prices, progress)
-        last = self.taking_part(place, after)[-1:]
-        for number in range(len(place.gate.limits)):
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+        super().charge(site, before, after, prices, progress)
+        last = self.taking_part(site, after)[-1:]
+        for number in range(len(site.gate.limits)):
             old, new = (folder / f"total-{number}" for folder in (before, after))
             totals = np.fromfile(new, dtype=np.int64)
             kept = np.fromfile(old, dtype=np.int64)

@@ -166,7 +166,7 @@ class RemoteBooks:
         return decision_of(self._wire.call("POST", "/v1/decide", {"costs": asked}), self._meters, [*asked][-1])
 
     def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
-        """Decide a batch in order, all or nothing."""
+        """Decide several costs in order, all or nothing."""
         form = {"costs": [_cost(cost) for cost in costs]}
         return quote_of(self._wire.call("POST", f"{_path(name)}/quote", form), self._meters, name)
 

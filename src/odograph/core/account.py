@@ -31,7 +31,7 @@ class Account(Protocol):
         ...
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
-        """Decide a batch in order, all or nothing, spending nothing."""
+        """Decide several costs in order, all or nothing, spending nothing."""
         ...
 
     def spending(self, cost: Guarantee, *, note: str = "") -> AbstractContextManager[object]:

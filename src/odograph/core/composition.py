@@ -146,7 +146,10 @@ def kov_steps(epsilon: float, delta_total: float, step_epsilon: float) -> int:
     """
     limit, step = _delta(delta_total, "delta_total"), read(step_epsilon, "step_epsilon")
     if not step or limit >= 1:
-        raise InvalidGuarantee("step_epsilon must be positive and delta_total below 1; else any number of steps fits")
+        raise InvalidGuarantee(
+            f"step_epsilon ({step_epsilon!r}) must be positive and delta_total ({delta_total!r}) below 1;"
+            " else any number of steps fits"
+        )
     fits = math.floor(read(epsilon, "epsilon") / step)  # basic composition, exactly
     fails = 2 * fits + 1
     while kov_delta(fails, step_epsilon, 0.0, epsilon) <= limit:

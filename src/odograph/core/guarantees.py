@@ -226,7 +226,8 @@ class Mechanism(_Written):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _LONGEST_NAME:
-            raise InvalidGuarantee(f"Mechanism.name must be a text of 1 to {_LONGEST_NAME} characters")
+            shown = repr(self.name)[:_LONGEST_NAME]
+            raise InvalidGuarantee(f"Mechanism.name must be a text of 1 to {_LONGEST_NAME} characters, not {shown}")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise InvalidGuarantee(f"Mechanism.steps must be a whole number from 1, and {self.steps!r} is not")
         if self.curve is not None and not isinstance(self.curve, RDP):

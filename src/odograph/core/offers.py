@@ -1,4 +1,4 @@
-"""Ask the gate in a guarantee's own terms: decide with a counter-offer, the largest that fits, a batch's quote."""
+"""Ask the gate in a guarantee's own terms: decide with a counter-offer, the largest that fits, a quote."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _DIGITS = 12  # of an offer: more would promise an accuracy that nobody needs, a
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The answer to a batch: whether all of it fits, one decision per request up to the first refusal."""
+    """The answer to several requests in order: whether all fit, one decision per request up to the first refusal."""
 
     admitted: bool
     decisions: tuple[Decision, ...]
-    totals_after: Totals  # after the whole batch if it fits, else unchanged
+    totals_after: Totals  # after all of them if they fit, else unchanged
 
     def __bool__(self) -> bool:
         return self.admitted
@@ -69,7 +69,7 @@ def ask(compiled: Compiled, totals: Totals, request: Guarantee) -> Decision:
 
 
 def quote(compiled: Compiled, totals: Totals, requests: Iterable[Guarantee]) -> Quote:
-    """Decide a batch in order, all or nothing, spending nothing."""
+    """Decide several costs in order, all or nothing, spending nothing."""
     decisions: list[Decision] = []
     now = totals
     for request in requests:

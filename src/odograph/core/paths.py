@@ -10,10 +10,10 @@ from odograph.core.decide import Decision, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.offers import G, Quote, largest_that
 
-__all__ = ["Path", "Place", "ask_path", "largest_on_path", "quote_path", "with_offer"]
+__all__ = ["Path", "Station", "ask_path", "largest_on_path", "quote_path", "with_offer"]
 
 
-class Place(NamedTuple):
+class Station(NamedTuple):
     """One account on the way, and what it has spent."""
 
     name: str
@@ -22,20 +22,20 @@ class Place(NamedTuple):
 
 
 # From the account at the top down to the one that asks.
-Path: TypeAlias = Sequence[Place]
+Path: TypeAlias = Sequence[Station]
 
 
 def ask_path(path: Path, cost: Guarantee) -> Decision:
-    """Decide a cost at every place; return one's own decision, or the first refusal with what would fit instead.
+    """Decide a cost at every station; return one's own decision, or the first refusal with what would fit instead.
 
     Theorem: sub-budgets: an account that sees every step below it keeps its promise about all of them.
-    Assumes: an admitted cost is charged at every place of the path, or at none.
+    Assumes: an admitted cost is charged at every station of the path, or at none.
     """
     return _ask(path, cost)[0]
 
 
 def quote_path(path: Path, costs: Iterable[Guarantee]) -> Quote:
-    """Decide a batch in order, all or nothing, spending nothing."""
+    """Decide several costs in order, all or nothing, spending nothing."""
     own = path[-1].totals
     decisions: list[Decision] = []
     for cost in costs:
@@ -47,12 +47,12 @@ def quote_path(path: Path, costs: Iterable[Guarantee]) -> Quote:
 
 
 def largest_on_path(path: Path, kind: type[G] | G, times: int = 1) -> G | None:
-    """Return the largest guarantee of a kind of which `times` equal requests pass every place, or None."""
+    """Return the largest guarantee of a kind of which `times` equal requests pass every station, or None."""
 
     def admitted(cost: Guarantee, count: int) -> bool:
         return all(
-            decide(place.compiled.meters, place.totals, price(place.compiled, cost).times(count)).admitted
-            for place in path
+            decide(station.compiled.meters, station.totals, price(station.compiled, cost).times(count)).admitted
+            for station in path
         )
 
     return largest_that(kind, times, admitted)
@@ -67,11 +67,11 @@ def with_offer(path: Path, refusal: Decision, name: str) -> Decision:
 def _ask(path: Path, cost: Guarantee) -> tuple[Decision, Path]:
     # All are priced before any is asked: an account with no theorem for the cost says so first.
     decisions = [
-        decide(place.compiled.meters, place.totals, asked, cost)
-        for place, asked in [(place, price(place.compiled, cost)) for place in path]
+        decide(station.compiled.meters, station.totals, asked, cost)
+        for station, asked in [(station, price(station.compiled, cost)) for station in path]
     ]
-    for place, decision in zip(path, decisions, strict=True):
+    for station, decision in zip(path, decisions, strict=True):
         if not decision.admitted:
-            return with_offer(path, decision, place.name), path
-    after = [place._replace(totals=d.totals_after) for place, d in zip(path, decisions, strict=True)]
+            return with_offer(path, decision, station.name), path
+    after = [station._replace(totals=d.totals_after) for station, d in zip(path, decisions, strict=True)]
     return decisions[-1], after

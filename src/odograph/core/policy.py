@@ -182,7 +182,8 @@ def _check_choices(takes: Sequence[str], menu: Sequence[MenuItem], unit: str, ne
     if not all(isinstance(item, MenuItem) for item in menu):
         raise InvalidPolicy(f"menu lists menu items, not {menu!r}")
     if len({item.name for item in menu}) < len(menu):
-        raise InvalidPolicy("two menu items have the same name")
+        names = sorted(item.name for item in menu)
+        raise InvalidPolicy(f"menu items need a name each of their own, and they are called {', '.join(names)}")
     if not isinstance(unit, str) or not unit:
         raise InvalidPolicy(f"unit must name what is protected, such as 'person', not {unit!r}")
     if neighbours not in _NEIGHBOURS:

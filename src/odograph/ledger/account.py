@@ -174,7 +174,7 @@ class LedgerAccount:
         return self._books.decide({self.name: cost})
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
-        """Decide a batch in order, all or nothing, spending nothing."""
+        """Decide several costs in order, all or nothing, spending nothing."""
         return self._books.quote(self.name, costs)
 
     def largest(self, kind: type[G] | G, times: int = 1) -> G | None:

@@ -14,7 +14,7 @@ from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, decide
 from odograph.core.guarantees import KINDS, Guarantee
 from odograph.core.offers import G, Quote
-from odograph.core.paths import Place, with_offer
+from odograph.core.paths import Station, with_offer
 from odograph.core.policy import Policy
 from odograph.errors import InvalidGuarantee, LedgerError, UnprovenComposition
 from odograph.ledger.entries import price_to_text, text_of
@@ -84,14 +84,14 @@ class Opened:
                 f" nobody's to see. It is charged by Population.open({self.head.name!r}, ...).charge(...)"
             )
 
-    def places(self, balances: Mapping[str, Balance]) -> list[Place]:
+    def stations(self, balances: Mapping[str, Balance]) -> list[Station]:
         """Return the path with what was read of it, if it is still the path that was opened."""
         self.require_own()
         for one in self.path:
             balance = balances.get(one.head.name)
             if balance is None or balance.origin != one.origin:
                 raise LedgerError(f"{one.head.name!r} is no longer the account that was opened; connect again")
-        return [Place(one.head.name, one.compiled, balances[one.head.name].totals) for one in self.path]
+        return [Station(one.head.name, one.compiled, balances[one.head.name].totals) for one in self.path]
 
 
 def check_costs(costs: object) -> None:
@@ -172,7 +172,7 @@ class Books(Protocol):
         ...
 
     def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
-        """Decide a batch in order, all or nothing, spending nothing."""
+        """Decide several costs in order, all or nothing, spending nothing."""
         ...
 
     def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
@@ -236,5 +236,5 @@ def offered(asks: tuple[Ask, ...], refused: Refused) -> Decision:
             if not other.admitted:
                 return decision  # no offer for one account makes the whole request fit
             totals[name] = other.totals_after
-    path = [Place(stop.name, stop.compiled, totals[stop.name]) for stop in asks[refused.leg].stops]
+    path = [Station(stop.name, stop.compiled, totals[stop.name]) for stop in asks[refused.leg].stops]
     return with_offer(path, decision, decision.account)

@@ -14,7 +14,7 @@ from odograph.core.compiled import Compiled, compiled_from_dict
 from odograph.core.decide import Decision, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.offers import G, Quote
-from odograph.core.paths import Place, largest_on_path, quote_path
+from odograph.core.paths import Station, largest_on_path, quote_path
 from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
@@ -280,7 +280,7 @@ class LocalBooks:
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether the accounts would admit their costs together, each with all above it; spend nothing."""
         asks = self.asks(costs)
-        totals = {place.name: place.totals for place in self._places(*costs)}
+        totals = {station.name: station.totals for station in self._stations(*costs)}
         after = dict(totals)
         for i, ask in enumerate(asks):
             for name, compiled, asked, *_ in ask.stops:
@@ -291,25 +291,25 @@ class LocalBooks:
         return decision
 
     def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
-        """Decide a batch in order, all or nothing, spending nothing."""
-        return quote_path(self._places(name), costs)
+        """Decide several costs in order, all or nothing, spending nothing."""
+        return quote_path(self._stations(name), costs)
 
     def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
         try:
-            return largest_on_path(self._places(name), kind, times)
+            return largest_on_path(self._stations(name), kind, times)
         except AccountClosed:
             return None
 
-    def _places(self, *names: str) -> list[Place]:
+    def _stations(self, *names: str) -> list[Station]:
         """Read the paths at one moment; an account that is closed, here or above, admits nothing."""
         paths = [self.opened(name) for name in names]
         balances = self.store.balances({one for opened in paths for one in opened.names})
-        places = [place for opened in paths for place in opened.places(balances)]
-        for place in places:
-            if balances[place.name].closed:
-                raise AccountClosed(f"{place.name!r} is closed and takes no new charges")
-        return places
+        stations = [station for opened in paths for station in opened.stations(balances)]
+        for station in stations:
+            if balances[station.name].closed:
+                raise AccountClosed(f"{station.name!r} is closed and takes no new charges")
+        return stations
 
     def lifetime(self, name: str) -> Lifetime | None:
         """Return what an account and those linked to it, before and after, promise together; None if it is alone."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.kernel import SPENT, Amounts, Column, Mask, admit, admit_some, admitting
 from odograph.population.prices import Priced
 from odograph.population.versions import keep_file
@@ -45,36 +45,36 @@ class Dense:
 
     in_order = True
 
-    def create(self, place: Place, after: Path, ids: ArrayLike | int) -> None:
+    def create(self, site: Site, after: Path, ids: ArrayLike | int) -> None:
         """Write zeros for the ids 0, 1, 2, ...: pass how many they are, or all of them."""
         people = ids if isinstance(ids, int) else _highest(_rows(ids)) + 1
         if isinstance(ids, bool) or not 0 <= people <= _MOST:
             raise InvalidPolicy(f"ids must be a count from 0 to {_MOST}, or the numbers themselves")
         if not isinstance(ids, int) and people != len(np.unique(_rows(ids))):
             raise InvalidPolicy("ids must be 0, 1, 2, ... without a gap for this engine; 'duckdb' takes any")
-        self._write(place, after, _State(people, (0,) * len(place.gate.limits)), lambda _: None)
+        self._write(site, after, _State(people, (0,) * len(site.gate.limits)), lambda _: None)
 
-    def digest(self, place: Place, asked: Priced | ArrayLike) -> str:
+    def digest(self, site: Site, asked: Priced | ArrayLike) -> str:
         """Return a keyed digest of prices, or of ids."""
         if not isinstance(asked, Priced):
-            return place.versions.digest(b"ids", np.unique(_rows(asked)).tobytes())
+            return site.versions.digest(b"ids", np.unique(_rows(asked)).tobytes())
         amounts = np.ascontiguousarray(asked.amounts)
         parts = [b"prices", str(amounts.shape).encode(), amounts.tobytes(), str(asked.same).encode()]
         which = asked.which.astype("<u4", copy=False)
         if asked.ids is None:
-            return place.versions.digest(*parts, which.tobytes())
+            return site.versions.digest(*parts, which.tobytes())
         rows = _rows(asked.ids)
         order = np.argsort(rows, kind="stable")
-        return place.versions.digest(*parts, rows[order].tobytes(), which[order].tobytes())
+        return site.versions.digest(*parts, rows[order].tobytes(), which[order].tobytes())
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
         """Charge a block of people at a time."""
         if prices.table is not None:
             raise InvalidGuarantee("this engine takes which and ids as arrays, not a table; nothing was charged")
         state = _read(before)
         most = tuple([min(SPENT, a + b) for a, b in zip(state.most, prices.dearest, strict=True)])
         if prices.ids is not None:
-            self._charge_some(place, before, after, prices, _State(state.people, most), progress)
+            self._charge_some(site, before, after, prices, _State(state.people, most), progress)
             return
         if not prices.same and len(prices.which) != state.people:
             raise InvalidGuarantee("which must have one entry for each person, in the order of their ids")
@@ -85,19 +85,19 @@ class Dense:
             if not prices.same:
                 own = prices.which[block.first : block.first + block.size]
                 asked = [column[own] for column in prices.amounts.T]
-            block.took = admit(place.gate, block.totals, asked, most)
+            block.took = admit(site.gate, block.totals, asked, most)
 
-        self._write(place, after, _State(state.people, most), work, before, prices.dearest, progress)
+        self._write(site, after, _State(state.people, most), work, before, prices.dearest, progress)
 
     def _charge_some(  # noqa: PLR0913, PLR0917  a version, from the one before it
-        self, place: Place, before: Path, after: Path, prices: Priced, state: _State, progress: Progress | None
+        self, site: Site, before: Path, after: Path, prices: Priced, state: _State, progress: Progress | None
     ) -> None:
         rows, which = _rows(prices.ids), prices.which
         order = np.argsort(rows, kind="stable")
         rows, which = rows[order], which[order]
         if rows.size and bool((rows[1:] == rows[:-1]).any()):
             raise InvalidGuarantee("ids must name each person once; nothing was charged")
-        if place.unknown == "join":
+        if site.unknown == "join":
             state = state._replace(people=_joined(state.people, rows))
 
         def work(block: _Block) -> None:
@@ -105,65 +105,65 @@ class Dense:
             own, asked = rows[first:last] - block.first, which[first:last]
             block.took[:] = False
             amounts = [column[asked] for column in prices.amounts.T]
-            block.took[own] = admit_some(place.gate, block.totals, own, amounts, state.most)
+            block.took[own] = admit_some(site.gate, block.totals, own, amounts, state.most)
 
-        self._write(place, after, state, work, before, prices.dearest, progress)
+        self._write(site, after, state, work, before, prices.dearest, progress)
 
-    def join(self, place: Place, before: Path, after: Path, ids: ArrayLike) -> None:
+    def join(self, site: Site, before: Path, after: Path, ids: ArrayLike) -> None:
         """Grow to the highest id; who was removed is still there, as spent."""
         state = _read(before)
         state = state._replace(people=_joined(state.people, _rows(ids)))
-        self._write(place, after, state, lambda _: None, before, (0,) * len(state.most))
+        self._write(site, after, state, lambda _: None, before, (0,) * len(state.most))
 
-    def remove(self, place: Place, before: Path, after: Path, ids: ArrayLike) -> None:
+    def remove(self, site: Site, before: Path, after: Path, ids: ArrayLike) -> None:
         """Set people to spent on every meter: a number is all that there is of them here."""
         rows = np.unique(_rows(ids))
-        spent = (SPENT,) * len(place.gate.limits)
+        spent = (SPENT,) * len(site.gate.limits)
 
         def work(block: _Block) -> None:
             first, last = np.searchsorted(rows, [block.first, block.first + block.size])
             for column in block.totals:
                 column[rows[first:last] - block.first] = SPENT
 
-        self._write(place, after, _State(_read(before).people, spent), work, before, spent)
+        self._write(site, after, _State(_read(before).people, spent), work, before, spent)
 
-    def taking_part(self, place: Place, folder: Path) -> Rows:
+    def taking_part(self, site: Site, folder: Path) -> Rows:
         """Return the ids of those who took part."""
-        return np.flatnonzero(self.mask(place, folder))
+        return np.flatnonzero(self.mask(site, folder))
 
-    def mask(self, place: Place, folder: Path) -> Mask:  # noqa: ARG002  as engines have it
+    def mask(self, site: Site, folder: Path) -> Mask:  # noqa: ARG002  as engines have it
         """Return who took part."""
         path, people = folder / "took", _read(folder).people
         _check_size(path, -(-people // 8))
         return np.unpackbits(np.fromfile(path, dtype=np.uint8), count=people).view(np.bool_)
 
-    def count(self, place: Place, folder: Path, amounts: Sequence[int]) -> int:
+    def count(self, site: Site, folder: Path, amounts: Sequence[int]) -> int:
         """Count a block at a time."""
-        state, took = _read(folder), self.mask(place, folder)
+        state, took = _read(folder), self.mask(site, folder)
         olds = [_Old.of(folder / _name(i), state.people) for i in range(len(amounts))]
         found = 0
         for block in _blocks(state.people, olds):
             own = took[block.first : block.first + block.size]
-            found += int(np.count_nonzero(admitting(place.gate, block.totals, amounts) & own))
+            found += int(np.count_nonzero(admitting(site.gate, block.totals, amounts) & own))
         return found
 
     def nobody(self, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
         """Return an empty array or list."""
         return records[:0] if isinstance(records, np.ndarray) else []
 
-    def check(self, place: Place, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as engines have it
+    def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as engines have it
         """Raise unless there is a record for each person."""
         if not hasattr(records, "__len__") or len(records) != _read(folder).people:
             raise InvalidGuarantee("records must be one for each person, in the order of ids; nothing was charged")
 
-    def records(self, place: Place, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
+    def records(self, site: Site, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
         """Return the rows of an array, or the items of a sequence, in the order of the ids."""
-        mask = self.mask(place, folder)
+        mask = self.mask(site, folder)
         return records[mask] if isinstance(records, np.ndarray) else [*compress(records, mask)]
 
     def _write(  # noqa: PLR0913, PLR0917  a version, from the one before it
         self,
-        place: Place,
+        site: Site,
         after: Path,
         state: _State,
         work: Callable[[_Block], None],
@@ -172,7 +172,7 @@ class Dense:
         progress: Progress | None = None,
     ) -> None:
         """Write a version: the totals of the one before, zero for those who join, after the work on each block."""
-        count = len(place.gate.limits)
+        count = len(site.gate.limits)
         people = 0 if before is None else _read(before).people
         olds = [_Old.of((before or after) / _name(i), people) for i in range(count)]
         linked = [before is not None and people == state.people and not charged[i] for i in range(count)]

@@ -20,7 +20,7 @@ import numpy as np
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
 from odograph.extras import load
 from odograph.population.duck_sql import MARK, charged, fits, keys_of, select, totals_of
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.kernel import SPENT
 from odograph.population.prices import Priced
 from odograph.population.versions import keep_file
@@ -74,16 +74,16 @@ class Duck:
             except (_duckdb.Error, TypeError):
                 raise InvalidPolicy(f"memory_limit must be such as '4GB', and {memory_limit!r} is not") from None
 
-    def create(self, place: Place, after: Path, ids: Any) -> None:  # noqa: ANN401  what DuckDB reads
+    def create(self, site: Site, after: Path, ids: Any) -> None:  # noqa: ANN401  what DuckDB reads
         """Write zeros for each id; 0 or an empty list is nobody."""
         with self._opened(after) as work:
             kind = work.take(ids, None)
-            zeros = [f"0::BIGINT AS {total}" for total in totals_of(place)]
+            zeros = [f"0::BIGINT AS {total}" for total in totals_of(site)]
             everybody = select(["id", *zeros, "FALSE AS took"], "(SELECT DISTINCT id FROM given)")
             work.write(everybody, after / _PEOPLE)
         _finish(after, kind)
 
-    def digest(self, place: Place, asked: Any) -> str:  # noqa: ANN401  prices, or ids
+    def digest(self, site: Site, asked: Any) -> str:  # noqa: ANN401  prices, or ids
         """Return a keyed digest of prices, or of ids: of the sums of a hash of each row."""
         parts, rows, text = [b"ids"], asked, "id::VARCHAR"
         if isinstance(asked, Priced):
@@ -91,61 +91,61 @@ class Duck:
             parts = [b"prices", str(amounts.shape).encode(), amounts.tobytes(), str(asked.same).encode()]
             rows, text = _rows(asked), "concat(which, ':', id)"
             if rows is None:
-                return place.versions.digest(*parts)
-        with self._opened(place.versions.location) as work:
+                return site.versions.digest(*parts)
+        with self._opened(site.versions.location) as work:
             found = work.relation(rows)
             _check(found, ["id", "which"] if isinstance(asked, Priced) else ["id"])
             halves = found.project(f"md5_number({text}) AS code").aggregate(
                 f"count(*), sum((code >> 64)::UBIGINT), sum((code & {2**64 - 1})::UBIGINT)"
             )
-            return place.versions.digest(*parts, str(halves.fetchall()).encode())
+            return site.versions.digest(*parts, str(halves.fetchall()).encode())
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
         """Charge people in one pass; if everybody is asked for the same there is nothing to join."""
         kind, rows, keys = _kind(before), _rows(prices), _NO_KEYS
         with self._opened(after) as work:
             if rows is None:
                 work.view("people", before / _PEOPLE)
                 amounts = [f"{amount} AS amount_{i}" for i, amount in enumerate(prices.amounts[0])]
-                source = select(["id", *totals_of(place), *amounts], "people")
+                source = select(["id", *totals_of(site), *amounts], "people")
             else:
                 given = work.take(rows, kind, len(prices.amounts))
                 columns = {f"amount_{i}": column for i, column in enumerate(np.asfortranarray(prices.amounts).T)}
                 work.register("amounts", {"which": np.arange(len(prices.amounts)), **columns})
                 asked = select(["id", *columns], "given JOIN amounts USING (which)")
                 work.people(before, given)
-                if place.unknown == "join":
+                if site.unknown == "join":
                     kind = given
-                    source, keys = work.joined(place, before, asked, list(columns))
+                    source, keys = work.joined(site, before, asked, list(columns))
                 else:
-                    source = select(["id", *totals_of(place), *columns], f"people LEFT JOIN ({asked}) USING (id)")
-            work.write(charged(place, source), after / _PEOPLE, keys, progress)
+                    source = select(["id", *totals_of(site), *columns], f"people LEFT JOIN ({asked}) USING (id)")
+            work.write(charged(site, source), after / _PEOPLE, keys, progress)
         _finish(after, kind, before)
 
-    def join(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
+    def join(self, site: Site, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
         """Add those who are not there yet."""
         with self._opened(after) as work:
             kind = work.take(ids, _kind(before))
             work.people(before, kind)
-            source, keys = work.joined(place, before, "SELECT DISTINCT id FROM given", ["FALSE AS took"])
+            source, keys = work.joined(site, before, "SELECT DISTINCT id FROM given", ["FALSE AS took"])
             work.write(source, after / _PEOPLE, keys)
         _finish(after, kind, before)
 
-    def remove(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
+    def remove(self, site: Site, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
         """Drop people from the table, and keep keyed hashes of their ids."""
         kind = _kind(before)
         with self._opened(after) as work:
             work.people(before, work.take(ids, kind))
-            left = select(["id", *totals_of(place), "FALSE AS took"], "people ANTI JOIN given USING (id)")
+            left = select(["id", *totals_of(site), "FALSE AS took"], "people ANTI JOIN given USING (id)")
             work.write(left, after / _PEOPLE)
             marks = select([f"{MARK.format(id='id')} AS mark"], "people SEMI JOIN given USING (id)")
             if (before / _REMOVED).exists():
                 work.view("removed", before / _REMOVED)
                 marks += " UNION SELECT mark FROM removed"
-            work.write(marks, after / _REMOVED, keys_of(place))
+            work.write(marks, after / _REMOVED, keys_of(site))
         _finish(after, kind)
 
-    def taking_part(self, place: Place, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
+    def taking_part(self, site: Site, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
         """Return those who took part as a DuckDB relation with a column `id`, which is read when it is used.
 
         They need not fit in memory: join them where they are, as in `ids.query("active", "SELECT sum(amount) FROM
@@ -156,29 +156,29 @@ class Duck:
             people = connection.read_parquet(str(folder / _PEOPLE), hive_partitioning=False)
             return people.filter("took").project("id")
 
-    def mask(self, place: Place, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
+    def mask(self, site: Site, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
         """Raise `LedgerError`: only dense ids have a mask."""
         raise LedgerError("people of this engine are in no order, so there is no mask of them: use their ids")
 
-    def count(self, place: Place, folder: Path, amounts: Sequence[int]) -> int:
+    def count(self, site: Site, folder: Path, amounts: Sequence[int]) -> int:
         """Count in one pass."""
         with self._opened(folder) as work:
             work.view("people", folder / _PEOPLE)
-            return work.count("people", f"took AND {fits(place, amounts)}")
+            return work.count("people", f"took AND {fits(site, amounts)}")
 
     def nobody(self, records: Any) -> Any:  # noqa: ANN401  what DuckDB reads
         """Return a relation without rows."""
         with _private():
             return _Work(_duckdb.connect(":memory:", config=self._settings), Path()).relation(records).limit(0)
 
-    def check(self, place: Place, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as above
+    def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as above
         """Raise unless records have ids of the population's kind: DuckDB would say so with somebody's id in it."""
         with self._opened(folder) as work:
             own, kind = _check(work.relation(records), ["id"]), _kind(folder)
         if kind is not None and own != kind:
             raise InvalidGuarantee(f"ids of records must be {_WORDS[kind]} for this population; nothing was charged")
 
-    def records(self, place: Place, folder: Path, records: Any) -> Any:  # noqa: ANN401, ARG002  as above
+    def records(self, site: Site, folder: Path, records: Any) -> Any:  # noqa: ANN401, ARG002  as above
         """Return a DuckDB relation of the records whose `id` took part, which is read when it is used."""
         with _private():
             found = _Work(self._connected(_spill(folder)), Path()).relation(records)
@@ -275,17 +275,15 @@ class _Work:
         """Count rows."""
         return int(self._connection.view(table).filter(condition).aggregate("count(*)").fetchall()[0][0])
 
-    def joined(
-        self, place: Place, before: Path, asked: str, columns: Sequence[str]
-    ) -> tuple[str, Mapping[str, bytes]]:
+    def joined(self, site: Site, before: Path, asked: str, columns: Sequence[str]) -> tuple[str, Mapping[str, bytes]]:
         """Return everybody's totals beside what they are asked for, and the keys that this needs."""
         start, source, keys = "0", f"people FULL JOIN ({asked}) AS asked ON people.id = asked.id", _NO_KEYS
         if (before / _REMOVED).exists():
             self.view("removed", before / _REMOVED)
-            start, keys = f"CASE WHEN mark IS NULL THEN 0 ELSE {SPENT} END", keys_of(place)
+            start, keys = f"CASE WHEN mark IS NULL THEN 0 ELSE {SPENT} END", keys_of(site)
             mark = MARK.format(id="asked.id")
             source += f" LEFT JOIN removed ON mark = CASE WHEN people.id IS NULL THEN {mark} END"
-        totals = [f"coalesce({total}, {start})::BIGINT AS {total}" for total in totals_of(place)]
+        totals = [f"coalesce({total}, {start})::BIGINT AS {total}" for total in totals_of(site)]
         return select(["coalesce(people.id, asked.id) AS id", *totals, *columns], source), keys
 
     def write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.kernel import SPENT
 
 __all__ = ["MARK", "charged", "fits", "keys_of", "select", "totals_of"]
@@ -15,24 +15,23 @@ _BLOCK: Final = 64  # bytes of a block of SHA-256
 MARK: Final = "unhex(sha256($outer::BLOB || unhex(sha256($inner::BLOB || encode({id}::VARCHAR)))))"
 
 
-def charged(place: Place, source: str) -> str:
+def charged(site: Site, source: str) -> str:
     """Return the query for the totals after a charge, and for who takes part."""
     # Whoever is asked for nothing has no amounts beside them; so said, nothing is compared for them.
-    took = f"CASE WHEN amount_0 IS NULL THEN FALSE ELSE {fits(place)} END AS took"
+    took = f"CASE WHEN amount_0 IS NULL THEN FALSE ELSE {fits(site)} END AS took"
     after = [
         f"CASE WHEN took THEN least({total} + amount_{i}, {SPENT}) ELSE {total} END AS {total}"
-        for i, total in enumerate(totals_of(place))
+        for i, total in enumerate(totals_of(site))
     ]
     return select(["id", *after, "took"], f"({select(['*', took], f'({source})')})")
 
 
-def fits(place: Place, amounts: Sequence[int] | None = None) -> str:
+def fits(site: Site, amounts: Sequence[int] | None = None) -> str:
     """Return the condition under which somebody admits amounts: those beside their totals, or the same for all."""
-    totals = totals_of(place)
+    totals = totals_of(site)
     asked = [f"amount_{i}" for i in range(len(totals))] if amounts is None else amounts
     within, *alternatives = [
-        f"{total} + {amount} <= {limit}"
-        for total, amount, limit in zip(totals, asked, place.gate.limits, strict=True)
+        f"{total} + {amount} <= {limit}" for total, amount, limit in zip(totals, asked, site.gate.limits, strict=True)
     ]
     return f"{within} AND ({' OR '.join(alternatives)})"
 
@@ -42,12 +41,12 @@ def select(columns: Sequence[str], source: str) -> str:
     return f"SELECT {', '.join(columns)} FROM {source}"  # noqa: S608  see the module
 
 
-def totals_of(place: Place) -> list[str]:
+def totals_of(site: Site) -> list[str]:
     """Return the names of the columns that hold totals."""
-    return [f"total_{i}" for i in range(len(place.gate.limits))]
+    return [f"total_{i}" for i in range(len(site.gate.limits))]
 
 
-def keys_of(place: Place) -> dict[str, bytes]:
+def keys_of(site: Site) -> dict[str, bytes]:
     """Return the secret as the two keys of HMAC-SHA256."""
-    padded = place.versions.secret().ljust(_BLOCK, b"\0")
+    padded = site.versions.secret().ljust(_BLOCK, b"\0")
     return {"inner": bytes(byte ^ 0x36 for byte in padded), "outer": bytes(byte ^ 0x5C for byte in padded)}

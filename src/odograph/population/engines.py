@@ -12,12 +12,12 @@ from odograph.population.prices import Priced
 from odograph.population.versions import Versions
 from odograph.progress import Progress
 
-__all__ = ["UNKNOWN", "Engine", "Place", "engine_named"]
+__all__ = ["UNKNOWN", "Engine", "Site", "engine_named"]
 
 UNKNOWN: Final = ("join", "leave-out")  # what becomes of people in a charge who are not in the population
 
 
-class Place(NamedTuple):
+class Site(NamedTuple):
     """A population, as an engine sees it."""
 
     versions: Versions
@@ -33,39 +33,39 @@ class Engine(Protocol):
         """Whether people have an order, in which records and prices can be passed without ids."""
         ...
 
-    def create(self, place: Place, after: Path, ids: Any) -> None:  # noqa: ANN401  each engine takes its own
+    def create(self, site: Site, after: Path, ids: Any) -> None:  # noqa: ANN401  each engine takes its own
         """Write the first version: everybody has spent nothing, and nobody took part."""
         ...
 
-    def digest(self, place: Place, asked: Any) -> str:  # noqa: ANN401  prices, or ids
+    def digest(self, site: Site, asked: Any) -> str:  # noqa: ANN401  prices, or ids
         """Return a keyed digest of who is asked for what: the same for the same, in any order of the people."""
         ...
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
         """Write the version after a charge, and who took part."""
         ...
 
-    def join(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as above
+    def join(self, site: Site, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as above
         """Write the version in which people have joined; those who were removed before join as spent."""
         ...
 
-    def remove(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as above
+    def remove(self, site: Site, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as above
         """Write the version in which people are gone, and can come back only as spent."""
         ...
 
-    def taking_part(self, place: Place, folder: Path) -> Any:  # noqa: ANN401  as above
+    def taking_part(self, site: Site, folder: Path) -> Any:  # noqa: ANN401  as above
         """Return the ids of those who took part in the step that made a version."""
         ...
 
-    def mask(self, place: Place, folder: Path) -> Any:  # noqa: ANN401  as above
+    def mask(self, site: Site, folder: Path) -> Any:  # noqa: ANN401  as above
         """Return the same as a mask over dense ids; raise `LedgerError` where ids are not dense."""
         ...
 
-    def count(self, place: Place, folder: Path, amounts: Sequence[int]) -> int:
+    def count(self, site: Site, folder: Path, amounts: Sequence[int]) -> int:
         """Count those who took part and would admit a charge now; the number is private until it has noise."""
         ...
 
-    def check(self, place: Place, folder: Path, records: Any) -> None:  # noqa: ANN401  as above
+    def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401  as above
         """Raise `InvalidGuarantee` unless these can be the records of the people of a version."""
         ...
 
@@ -73,7 +73,7 @@ class Engine(Protocol):
         """Return no records, of the same shape."""
         ...
 
-    def records(self, place: Place, folder: Path, records: Any) -> Any:  # noqa: ANN401  as above
+    def records(self, site: Site, folder: Path, records: Any) -> Any:  # noqa: ANN401  as above
         """Return the records of those who took part."""
         ...
 

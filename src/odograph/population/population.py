@@ -30,7 +30,7 @@ from odograph.ledger.receipts import Past
 from odograph.ledger.requests import Author, Repeated, repeated
 from odograph.ledger.steps import Pointer, Step, pointer_of
 from odograph.ledger.store import Head
-from odograph.population.engines import UNKNOWN, Engine, Place, engine_named
+from odograph.population.engines import UNKNOWN, Engine, Site, engine_named
 from odograph.population.kernel import gate_of
 from odograph.population.prices import Prices, priced
 from odograph.population.running import Pricing, RowWise, prices_for
@@ -63,21 +63,21 @@ class TakingPart:
     receipt alone.
     """
 
-    def __init__(self, receipt: StepReceipt, engine: Engine, place: Place, folder: Path) -> None:
+    def __init__(self, receipt: StepReceipt, engine: Engine, site: Site, folder: Path) -> None:
         self.receipt = receipt
         self._engine = engine
-        self._place = place
+        self._site = site
         self.folder = folder
 
     @property
     def ids(self) -> Any:  # noqa: ANN401  what the engine has: an array, a table
         """The ids of those who take part."""
-        return self._engine.taking_part(self._place, self._kept())
+        return self._engine.taking_part(self._site, self._kept())
 
     @property
     def mask(self) -> Any:  # noqa: ANN401  as above
         """The same as a mask over dense ids."""
-        return self._engine.mask(self._place, self._kept())
+        return self._engine.mask(self._site, self._kept())
 
     def _kept(self) -> Path:
         if not self.folder.is_dir():
@@ -103,7 +103,7 @@ class Population:
         self._books = books
         self._opened = opened
         self._engine = engine
-        self._place = Place(versions, gate_of(opened.compiled), str(_about(opened)["unknown"]))
+        self._site = Site(versions, gate_of(opened.compiled), str(_about(opened)["unknown"]))
         #: What was answered so far; prices may depend on it.
         self.outputs: list[Any] = []
         self._tried: dict[int, Callable[..., Any]] = {}  # mechanisms that answered for nobody, by identity
@@ -139,7 +139,7 @@ class Population:
         folder = versions.begin(0)
         about = {"engine": engine, "location": str(versions.location), "state": folder.name, "unknown": unknown}
         try:
-            chosen.create(Place(versions, gate, unknown), folder, ids)
+            chosen.create(Site(versions, gate, unknown), folder, ids)
             versions.finish(folder)
         except BaseException:
             versions.undo(folder)
@@ -183,11 +183,11 @@ class Population:
         self, prices: Prices | Guarantee, *, key: str, note: str = "", progress: Progress | None = None
     ) -> TakingPart:
         """Charge everybody whose filter admits it, durably, and say who takes part. The same key charges once."""
-        asked = priced(self._opened.compiled, self._place.gate, prices)
+        asked = priced(self._opened.compiled, self._site.gate, prices)
         cost = "" if isinstance(prices, Prices) else text_of(prices.to_dict())
 
         def work(before: Path, after: Path) -> None:
-            self._engine.charge(self._place, before, after, asked, progress)
+            self._engine.charge(self._site, before, after, asked, progress)
 
         return self._step("charge", cost, asked, work, self._books.author(key, note))
 
@@ -195,7 +195,7 @@ class Population:
         """Let people join who have spent nothing; who was removed before joins as spent."""
 
         def work(before: Path, after: Path) -> None:
-            self._engine.join(self._place, before, after, ids)
+            self._engine.join(self._site, before, after, ids)
 
         self._step("join", "", ids, work, self._books.author(key, note))
 
@@ -203,7 +203,7 @@ class Population:
         """Remove people. What they spent is forgotten, that they were here is not: they can only join as spent."""
 
         def work(before: Path, after: Path) -> None:
-            self._engine.remove(self._place, before, after, ids)
+            self._engine.remove(self._site, before, after, ids)
 
         self._step("remove", "", ids, work, self._books.author(key, note))
 
@@ -228,7 +228,7 @@ class Population:
         if id(mechanism) not in self._tried:
             mechanism(self._engine.nobody(records), **known)
             self._tried[id(mechanism)] = mechanism
-        self._engine.check(self._place, self._place.versions.folder(pointer_of(self._last()).state), records)
+        self._engine.check(self._site, self._site.versions.folder(pointer_of(self._last()).state), records)
         if not isinstance(prices, (Prices, *KINDS)) and not self._engine.in_order:
             raise InvalidGuarantee(
                 "prices by a function need people in an order, as the numpy engine has them: pass Prices with a table"
@@ -237,7 +237,7 @@ class Population:
         step = self.charge(asked, key=key, note=note)
         if step.receipt.repeated:
             raise _used(key, step)
-        answer = mechanism(self._engine.records(self._place, step.folder, records), **known)
+        answer = mechanism(self._engine.records(self._site, step.folder, records), **known)
         self.outputs.append(answer)
         return answer
 
@@ -249,7 +249,7 @@ class Population:
         Theorem: a count that one person changes by at most one, with Laplace noise of scale 1/epsilon, is epsilon-DP.
         Assumes: a person's totals depend on their own record and past outputs alone.
         """
-        amounts = self._place.gate.amounts(price(self._opened.compiled, probe))
+        amounts = self._site.gate.amounts(price(self._opened.compiled, probe))
         if not isinstance(cost, PureDP) or not cost.epsilon:
             raise InvalidGuarantee(f"cost must be PureDP of more than 0, and {cost!r} is not; nothing was charged")
         epsilon = float(cost.epsilon)
@@ -257,7 +257,7 @@ class Population:
         step = self.charge(cost, key=key, note=note)
         if step.receipt.repeated:
             raise _used(key, step)
-        (answer,) = noisy([self._engine.count(self._place, step.folder, amounts)], 1, epsilon)
+        (answer,) = noisy([self._engine.count(self._site, step.folder, amounts)], 1, epsilon)
         self.outputs.append(answer)
         return answer
 
@@ -270,7 +270,7 @@ class Population:
         self._books.close(self.name, note)
 
     def _step(self, act: str, cost: str, asked: Any, work: _Work, author: Author) -> TakingPart:  # noqa: ANN401
-        request = self._place.versions.digest(act.encode(), self._engine.digest(self._place, asked).encode())
+        request = self._site.versions.digest(act.encode(), self._engine.digest(self._site, asked).encode())
         hit = self._books.found(author.principal, author.key)
         if hit is not None:
             return self._again(repeated(hit, author, request).hit.sequence)
@@ -285,7 +285,7 @@ class Population:
         self, last: Entry, act: str, cost: str, request: str, work: _Work, author: Author
     ) -> TakingPart | None:
         """Write the next version and point to it; None if another process was first."""
-        versions, before = self._place.versions, pointer_of(last)
+        versions, before = self._site.versions, pointer_of(last)
         folder = versions.begin(before.version + 1)
         try:
             work(versions.folder(before.state), folder)
@@ -339,7 +339,7 @@ class Population:
     def _told(self, entry: Entry, *, again: bool) -> TakingPart:
         pointer = pointer_of(entry)
         receipt = StepReceipt(self.name, pointer.version, entry.key, again, entry)
-        return TakingPart(receipt, self._engine, self._place, self._place.versions.folder(pointer.state))
+        return TakingPart(receipt, self._engine, self._site, self._site.versions.folder(pointer.state))
 
     def __repr__(self) -> str:
         return f"Population({self.name!r}, {self.policy.promise})"

@@ -23,7 +23,7 @@ import numpy as np
 
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
 from odograph.extras import load
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.population.kernel import SPENT
 from odograph.population.prices import Priced
 from odograph.population.spark_tables import (
@@ -89,16 +89,16 @@ class Spark:
             for name, value in _SETTINGS.items():
                 self._own.conf.set(name, value)
 
-    def create(self, place: Place, after: Path, ids: Any) -> None:  # noqa: ANN401  a count, a list, a DataFrame
+    def create(self, site: Site, after: Path, ids: Any) -> None:  # noqa: ANN401  a count, a list, a DataFrame
         """Write zeros for each id; a count of people means 0, 1, 2, ..."""
         with private():
             partitions = int(self._session.conf.get("spark.sql.shuffle.partitions"))
-            step = _Step(self._own, place, after, _State(None, partitions, [], []))
+            step = _Step(self._own, site, after, _State(None, partitions, [], []))
             given = step.given(self._own.range(ids) if isinstance(ids, int) and ids > 0 else ids)
-            zeros = [f"0L AS {total}" for total in _totals(place)]
+            zeros = [f"0L AS {total}" for total in _totals(site)]
             step.write(step.named(given).selectExpr("id", *zeros, "false AS took"))
 
-    def digest(self, place: Place, asked: Any) -> str:  # noqa: ANN401  prices, or ids
+    def digest(self, site: Site, asked: Any) -> str:  # noqa: ANN401  prices, or ids
         """Return a keyed digest of prices, or of ids: for a DataFrame, of what keyed hashes of its rows add up to."""
         parts, rows, columns = [b"ids"], asked, ["id"]
         if isinstance(asked, Priced):
@@ -106,73 +106,71 @@ class Spark:
             parts = [b"prices", str(amounts.shape).encode(), amounts.tobytes(), str(asked.same).encode()]
             rows, columns = _rows(asked), ["id", "which"]
         if rows is None:
-            return place.versions.digest(*parts)
+            return site.versions.digest(*parts)
         if not isinstance(rows, _sql.DataFrame):
             lines = _lines(_listed(rows))
-            return place.versions.digest(
-                *parts, "".join(sorted(lines if "which" in columns else set(lines))).encode()
-            )
+            return site.versions.digest(*parts, "".join(sorted(lines if "which" in columns else set(lines))).encode())
         _kind(rows, columns)
         # What is derived from the secret may be in a plan, where Spark would show it; the secret itself may not.
-        seeds = [int(place.versions.digest(lane)[:15], 16) for lane in (b"first", b"second")]
+        seeds = [int(site.versions.digest(lane)[:15], 16) for lane in (b"first", b"second")]
         codes = [
             f"bit_xor(xxhash64({seed}L, {', '.join(f'CAST({name} AS string)' for name in columns)}))"
             for seed in seeds
         ]
         with private():
             found = rows.select(*columns) if "which" in columns else rows.select(*columns).distinct()
-            return place.versions.digest(*parts, str(tuple(found.selectExpr("count(*)", *codes).first())).encode())
+            return site.versions.digest(*parts, str(tuple(found.selectExpr("count(*)", *codes).first())).encode())
 
-    def charge(self, place: Place, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
+    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
         """Charge people where they are; if everybody is asked for the same there is nothing to join."""
         rows = _rows(prices)
         with private(before):
-            step = _Step(self._own, place, after, _read(before), before)
+            step = _Step(self._own, site, after, _read(before), before)
             if rows is None:
                 amounts = [f"{amount}L AS amount_{i}" for i, amount in enumerate(prices.amounts[0])]
-                step.write(_charged(place, step.people().selectExpr("*", *amounts)), progress)
+                step.write(_charged(site, step.people().selectExpr("*", *amounts)), progress)
                 return
             asked = step.priced(step.named(step.given(rows, "which")), prices)
-            step.write(_charged(place, step.met(asked, "full" if place.unknown == "join" else "left")), progress)
+            step.write(_charged(site, step.met(asked, "full" if site.unknown == "join" else "left")), progress)
 
-    def join(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
+    def join(self, site: Site, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
         """Add those who are not there yet."""
         with private(before):
-            step = _Step(self._own, place, after, _read(before), before)
+            step = _Step(self._own, site, after, _read(before), before)
             met = step.met(step.named(step.given(ids)), "full")
-            step.write(met.selectExpr("id", *_totals(place), "false AS took"))
+            step.write(met.selectExpr("id", *_totals(site), "false AS took"))
 
-    def remove(self, place: Place, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
+    def remove(self, site: Site, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`
         """Drop people from the table, and keep keyed hashes of their ids."""
         with private(before):
-            step = _Step(self._own, place, after, _read(before), before)
+            step = _Step(self._own, site, after, _read(before), before)
             named = step.named(step.given(ids))
             step.mark(named)
             left = step.met(named, "left").where("times IS NULL")
-            step.write(left.selectExpr("id", *_totals(place), "false AS took"))
+            step.write(left.selectExpr("id", *_totals(site), "false AS took"))
 
-    def taking_part(self, place: Place, folder: Path) -> Frame:
+    def taking_part(self, site: Site, folder: Path) -> Frame:
         """Return those who took part as a DataFrame with a column `id`, which is read when it is used.
 
         They stay where they are, to be joined with there. It can be used while its version is kept.
         """
         with private(folder):
-            table = self._session.read.options(**READ).schema(_schema(place, _read(folder).ids))
+            table = self._session.read.options(**READ).schema(_schema(site, _read(folder).ids))
             return table.parquet(uri(folder / _PEOPLE)).where("took").select("id")
 
-    def mask(self, place: Place, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
+    def mask(self, site: Site, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
         """Raise `LedgerError`: only dense ids have a mask."""
         raise LedgerError("people of this engine are in no order, so there is no mask of them: use their ids")
 
-    def count(self, place: Place, folder: Path, amounts: Sequence[int]) -> int:
+    def count(self, site: Site, folder: Path, amounts: Sequence[int]) -> int:
         """Count where they are."""
         asked = [f"{amount}L" for amount in amounts]
         with private(folder):
-            table = self._session.read.options(**READ).schema(_schema(place, _read(folder).ids))
-            found = table.parquet(uri(folder / _PEOPLE)).where("took").where(_fits(place, asked))
+            table = self._session.read.options(**READ).schema(_schema(site, _read(folder).ids))
+            found = table.parquet(uri(folder / _PEOPLE)).where("took").where(_fits(site, asked))
             return int(found.count())
 
-    def check(self, place: Place, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  a DataFrame
+    def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  a DataFrame
         """Raise unless records are a DataFrame with ids of the population's kind."""
         own = _read(folder).ids
         if not isinstance(records, _sql.DataFrame) or _kind(records, ["id"]) != (own or _kind(records, ["id"])):
@@ -185,20 +183,18 @@ class Spark:
             raise InvalidGuarantee("records must be a DataFrame of Spark with the column id; nothing was charged")
         return records.limit(0)
 
-    def records(self, place: Place, folder: Path, records: Frame) -> Frame:
+    def records(self, site: Site, folder: Path, records: Frame) -> Frame:
         """Return the rows whose `id` took part, which are read when they are used."""
         with private(folder):
-            return records.join(self.taking_part(place, folder), "id", "left_semi")
+            return records.join(self.taking_part(site, folder), "id", "left_semi")
 
 
 class _Step:
     """One step: from the version before, if there is one, to the next."""
 
-    def __init__(
-        self, session: Session, place: Place, after: Path, state: _State, before: Path | None = None
-    ) -> None:
+    def __init__(self, session: Session, site: Site, after: Path, state: _State, before: Path | None = None) -> None:
         self._session = session
-        self._place = place
+        self._site = site
         self._after = after
         self._state = state
         self._before = before or after
@@ -207,7 +203,7 @@ class _Step:
 
     def people(self) -> Frame:
         """Return the table of the version before."""
-        schema = _schema(self._place, self._state.ids)
+        schema = _schema(self._site, self._state.ids)
         return partitioned(self._session, self._before / _PEOPLE, schema, self._state.partitions)
 
     def given(self, asked: Any, *others: str) -> Frame:  # noqa: ANN401  what engines are passed
@@ -249,7 +245,7 @@ class _Step:
         """
         everybody = self.people().drop("took").join(named.hint("shuffle_hash"), "id", how)
         new = _F.expr(f"IF(gone, {SPENT}L, 0L)")
-        return everybody.withColumns({total: _F.coalesce(total, new) for total in _totals(self._place)})
+        return everybody.withColumns({total: _F.coalesce(total, new) for total in _totals(self._site)})
 
     def write(self, people: Frame, progress: Progress | None = None) -> None:
         """Write the version, with every row in its place."""
@@ -279,7 +275,7 @@ class _Step:
         """Add a keyed hash of each id."""
         inner = _F.unhex(_F.sha2(_F.concat("secret", _F.col("id").cast("string").cast("binary")), 256))
         mark = _F.unhex(_F.sha2(_F.concat("secret", inner), 256))
-        return secret_of(self._session, self._place).crossJoin(people).withColumn("mark", mark).drop("secret")
+        return secret_of(self._session, self._site).crossJoin(people).withColumn("mark", mark).drop("secret")
 
     def _handed(self, name: str, schema: str, columns: Mapping[str, Any]) -> Frame:
         """Hand columns to the executors, in a file that is gone when the step is over."""
@@ -299,20 +295,20 @@ class _Step:
                 path.unlink()  # checksums, under the name that was
 
 
-def _charged(place: Place, asked: Frame) -> Frame:
+def _charged(site: Site, asked: Frame) -> Frame:
     """Return the totals after a charge, and who takes part."""
-    totals = _totals(place)
+    totals = _totals(site)
     # Nothing is known to fit whoever is asked for nothing: they do not take part.
-    took = f"coalesce({_fits(place, [f'amount_{i}' for i in range(len(totals))])}, false)"
+    took = f"coalesce({_fits(site, [f'amount_{i}' for i in range(len(totals))])}, false)"
     after = [f"IF(took, least({total} + amount_{i}, {SPENT}L), {total}) AS {total}" for i, total in enumerate(totals)]
     return asked.withColumn("took", _F.expr(took)).selectExpr("id", *after, "took")
 
 
-def _fits(place: Place, amounts: Sequence[str]) -> str:
+def _fits(site: Site, amounts: Sequence[str]) -> str:
     """Return the condition under which somebody admits amounts."""
     within, *alternatives = [
         f"{total} + {amount} <= {limit}L"
-        for total, amount, limit in zip(_totals(place), amounts, place.gate.limits, strict=True)
+        for total, amount, limit in zip(_totals(site), amounts, site.gate.limits, strict=True)
     ]
     return f"{within} AND ({' OR '.join(alternatives)})"
 
@@ -385,10 +381,10 @@ def _read(folder: Path) -> _State:
     return state
 
 
-def _schema(place: Place, ids: str | None) -> str:
-    totals = [f"{total} bigint" for total in _totals(place)]
+def _schema(site: Site, ids: str | None) -> str:
+    totals = [f"{total} bigint" for total in _totals(site)]
     return ", ".join([f"id {ids or 'bigint'}", *totals, "took boolean"])
 
 
-def _totals(place: Place) -> list[str]:
-    return [f"total_{i}" for i in range(len(place.gate.limits))]
+def _totals(site: Site) -> list[str]:
+    return [f"total_{i}" for i in range(len(site.gate.limits))]

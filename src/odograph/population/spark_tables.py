@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from odograph.errors import InvalidGuarantee, LedgerError
 from odograph.extras import load
-from odograph.population.engines import Place
+from odograph.population.engines import Site
 from odograph.progress import Progress
 
 __all__ = ["READ", "Frame", "Session", "carried_out", "partitioned", "private", "refusal", "secret_of", "uri"]
@@ -67,9 +67,9 @@ def partitioned(session: Session, folder: Path, schema: str, partitions: int) ->
     return _sql.DataFrame(own.baseRelationToDataFrame(source.resolveRelation(True)), session)  # noqa: FBT003
 
 
-def secret_of(session: Session, place: Place) -> Frame:
+def secret_of(session: Session, site: Site) -> Frame:
     """Return one row with the secret: its value is in no plan."""
-    file = session.read.format("binaryFile").options(**READ).load(uri(place.versions.location / "secret"))
+    file = session.read.format("binaryFile").options(**READ).load(uri(site.versions.location / "secret"))
     return _F.broadcast(file.select(_F.col("content").alias("secret")))
 
 

@@ -180,7 +180,7 @@ async def largest(call: Call) -> OfferForm:
 
 
 async def quote(call: Call) -> QuotedForm:
-    """Decide a batch in order, all or nothing, spending nothing."""
+    """Decide several costs in order, all or nothing, spending nothing."""
     ledger, costs = call.office.ledger_of(call.caller), [guarantee_of(form) for form in call.form.costs]
     return await call.office.run(_quote, ledger, call.caller, call.path["name"], costs)
 
