@@ -6,13 +6,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 JOBS   ?= 2
+# The tests that speak of the mathematics and of the ledger.
+REACHING := $(addprefix tests/,contract crash golden property regressions unit validity)
 
-.PHONY: menu demo test test-all check format figures docs table bench clean
+.PHONY: menu demo test test-all coverage mutants check format figures docs table bench clean
 
 menu:
 	@echo "make demo      an adaptive private analysis, killed in the middle and resumed"
 	@echo "make test      run the test suite (long simulations reduced)"
 	@echo "make test-all  run the test suite in full"
+	@echo "make coverage  see that tests reach every branch of the mathematics and of the ledger"
+	@echo "make mutants   break what must not be wrong, one line at a time, and see a test go red (an hour)"
 	@echo "make check     formatting, lint, types, architecture"
 	@echo "make format    rewrite files in the project's format"
 	@echo "make figures   draw the paper's figures and ours into figures/"
@@ -88,6 +92,12 @@ test: $(VENV)/training $(VENV)/programs
 test-all: $(VENV)/training $(VENV)/programs $(TUMULT)/stamp
 	@ODOGRAPH_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	@$(TUMULT)/bin/python -m pytest tests/integrations/test_tumult.py
+
+coverage: $(VENV)/stamp
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --cov --cov-report=term $(REACHING)
+
+mutants: $(VENV)/stamp
+	@$(BIN)/python tools/mutation.py --jobs $(JOBS)
 
 check: $(VENV)/training
 	@$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ _MISSING: Final = {
     "psycopg": "a ledger in PostgreSQL needs psycopg: pip install 'odograph[postgres]'",
     "pyspark": "this engine needs Spark and a Java for it: pip install 'odograph[population]'",
     "starlette": "the service needs more: pip install 'odograph[service]'",
-    "statsmodels": "the demo's data come with statsmodels: pip install 'odograph[examples]'",
+    "statsmodels": "the demo's data come with statsmodels: pip install 'odograph[demo]'",
     "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in an environment of its own (NumPy 1)",
     "torch": _TRAINING,
 }

@@ -145,7 +145,7 @@ def test_without_the_extra_the_install_line_is_printed(missing: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == "odograph: the command line needs typer and rich; pip install 'odograph[cli]'\n"
+    assert done.stderr == "odograph: the command line needs more: pip install 'odograph[cli]', or 'odograph[demo]'\n"
 
 
 def test_without_opendp_the_demo_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

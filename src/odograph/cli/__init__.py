@@ -17,6 +17,6 @@ def main() -> None:
     except ModuleNotFoundError as problem:
         if (problem.name or "").split(".")[0] not in _PARTS:
             raise
-        sys.stderr.write("odograph: the command line needs typer and rich; pip install 'odograph[cli]'\n")
+        sys.stderr.write("odograph: the command line needs more: pip install 'odograph[cli]', or 'odograph[demo]'\n")
         sys.exit(2)
     app()

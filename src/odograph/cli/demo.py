@@ -104,7 +104,7 @@ def demo(
 
     No charge is lost and none is made twice. The ledger, the answers and a plot stay in the folder.
     """
-    for library in ("opendp", "statsmodels", "matplotlib"):  # before a folder is made
+    for library in ("statsmodels", "opendp", "matplotlib"):  # before a folder is made; the first names them all
         load(library)
     report = Report(_new_folder(folder))
     console = Console(highlight=False, markup=False, emoji=False, quiet=json)
