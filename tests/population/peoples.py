@@ -122,7 +122,7 @@ def current(ledger: Ledger, population: Population) -> Path:
 
 def location_of(population: Population) -> Path:
     """Where its files are."""
-    return population._place.versions.location  # noqa: SLF001  only tests look there
+    return population._site.versions.location  # noqa: SLF001  only tests look there
 
 
 def versions_in(location: Path) -> set[str]:

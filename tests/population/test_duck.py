@@ -33,7 +33,7 @@ class People:
 
     def __init__(self, location: Path, ids: Any = 0, unknown: str = "join", engine: Duck | None = None) -> None:  # noqa: ANN401
         self.engine = engine or Duck()
-        self.place = Site(Versions(location), GATE, unknown)
+        self.site = Site(Versions(location), GATE, unknown)
         self.site.versions.create()
         self.steps = 0
         self.folder = self.begin()

@@ -209,7 +209,7 @@ def test_a_step_that_fails_leaves_everything_as_it_was(dense: Peoples, monkeypat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for owner, name in ((people._place.versions, "finish"), (people._engine, "_write")):  # noqa: SLF001  inside
+    for owner, name in ((people._site.versions, "finish"), (people._engine, "_write")):  # noqa: SLF001  inside
         with monkeypatch.context() as patch:
             patch.setattr(type(owner), name, full)
             with pytest.raises((OSError, OdographError)):

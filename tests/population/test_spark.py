@@ -57,7 +57,7 @@ def took(step: Any) -> set[Any]:  # noqa: ANN401  an array or a DataFrame
 
 
 def current(population: Population) -> Path:
-    return max(population._place.versions.location.glob("0*"))  # noqa: SLF001  a look into the files
+    return max(population._site.versions.location.glob("0*"))  # noqa: SLF001  a look into the files
 
 
 def scenario(population: Population) -> list[list[int]]:

@@ -84,42 +84,49 @@ class Duck:
         _finish(after, kind)
 
     def digest(self, site: Site, asked: Any) -> str:  # noqa: ANN401  prices, or ids
-        """Return a keyed digest of prices, or of ids: of the sums of a hash of each row."""
-        parts, rows, text = [b"ids"], asked, "id::VARCHAR"
+        """Return a keyed digest of prices, or of ids: of the sum of a hash of each row, in whichever order they come.
+
+        The hash is DuckDB's, and may be another in another release of it: a key that is asked again after that is
+        refused as another request, and nothing is charged.
+        """
+        parts, rows, columns = [b"ids"], asked, ["id"]
         if isinstance(asked, Priced):
             amounts = np.ascontiguousarray(asked.amounts)
             parts = [b"prices", str(amounts.shape).encode(), amounts.tobytes(), str(asked.same).encode()]
-            rows, text = _rows(asked), "concat(which, ':', id)"
+            rows, columns = _rows(asked), ["id", "which"]
             if rows is None:
                 return site.versions.digest(*parts)
         with self._opened(site.versions.location) as work:
             found = work.relation(rows)
-            _check(found, ["id", "which"] if isinstance(asked, Priced) else ["id"])
-            halves = found.project(f"md5_number({text}) AS code").aggregate(
-                f"count(*), sum((code >> 64)::UBIGINT), sum((code & {2**64 - 1})::UBIGINT)"
-            )
-            return site.versions.digest(*parts, str(halves.fetchall()).encode())
+            # The same number, or the same text, is the same whatever type a table keeps it in.
+            kinds = [_check(found, columns) or "BIGINT", "BIGINT"]
+            cast = ", ".join(f"TRY_CAST({name} AS {kind})" for name, kind in zip(columns, kinds, strict=False))
+            sums = found.aggregate(f"count(*), sum(hash({cast})), sum(hash(1, {cast}))")
+            return site.versions.digest(*parts, str(sums.fetchall()).encode())
 
     def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
         """Charge people in one pass; if everybody is asked for the same there is nothing to join."""
-        kind, rows, keys = _kind(before), _rows(prices), _NO_KEYS
+        kind, rows, keys, amounts = _kind(before), _rows(prices), _NO_KEYS, prices.amounts[0].tolist()
         with self._opened(after) as work:
             if rows is None:
                 work.view("people", before / _PEOPLE)
-                amounts = [f"{amount} AS amount_{i}" for i, amount in enumerate(prices.amounts[0])]
-                source = select(["id", *totals_of(site), *amounts], "people")
+                source, asked = select(["id", *totals_of(site)], "people"), "TRUE"
             else:
                 given = work.take(rows, kind, len(prices.amounts))
-                columns = {f"amount_{i}": column for i, column in enumerate(np.asfortranarray(prices.amounts).T)}
-                work.register("amounts", {"which": np.arange(len(prices.amounts)), **columns})
-                asked = select(["id", *columns], "given JOIN amounts USING (which)")
+                beside, asking = ["which"], "given"
+                if len(prices.amounts) > 1:  # one amount is written into the query: three columns less to join
+                    amounts = beside = [f"amount_{i}" for i in range(len(amounts))]
+                    columns = dict(zip(beside, np.asfortranarray(prices.amounts).T, strict=True))
+                    work.register("amounts", {"which": np.arange(len(prices.amounts)), **columns})
+                    asking = "given JOIN amounts USING (which)"
+                asking, asked = select(["id", *beside], asking), f"{beside[0]} IS NOT NULL"
                 work.people(before, given)
                 if site.unknown == "join":
                     kind = given
-                    source, keys = work.joined(site, before, asked, list(columns))
+                    source, keys = work.joined(site, before, asking, beside)
                 else:
-                    source = select(["id", *totals_of(site), *columns], f"people LEFT JOIN ({asked}) USING (id)")
-            work.write(charged(site, source), after / _PEOPLE, keys, progress)
+                    source = select(["id", *totals_of(site), *beside], f"people LEFT JOIN ({asking}) USING (id)")
+            work.write(charged(site, source, asked, amounts), after / _PEOPLE, keys, progress)
         _finish(after, kind, before)
 
     def join(self, site: Site, before: Path, after: Path, ids: Any) -> None:  # noqa: ANN401  as in `create`

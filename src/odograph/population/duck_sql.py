@@ -15,23 +15,24 @@ _BLOCK: Final = 64  # bytes of a block of SHA-256
 MARK: Final = "unhex(sha256($outer::BLOB || unhex(sha256($inner::BLOB || encode({id}::VARCHAR)))))"
 
 
-def charged(site: Site, source: str) -> str:
-    """Return the query for the totals after a charge, and for who takes part."""
-    # Whoever is asked for nothing has no amounts beside them; so said, nothing is compared for them.
-    took = f"CASE WHEN amount_0 IS NULL THEN FALSE ELSE {fits(site)} END AS took"
+def charged(site: Site, source: str, asked: str, amounts: Sequence[int | str]) -> str:
+    """Return the query for the totals after a charge, and for who takes part: whoever is asked, and admits it.
+
+    Amounts are numbers, or the names of columns beside the totals.
+    """
+    took = f"CASE WHEN {asked} THEN {fits(site, amounts)} ELSE FALSE END AS took"
     after = [
-        f"CASE WHEN took THEN least({total} + amount_{i}, {SPENT}) ELSE {total} END AS {total}"
-        for i, total in enumerate(totals_of(site))
+        f"CASE WHEN took THEN least({total} + {amount}, {SPENT}) ELSE {total} END AS {total}"
+        for total, amount in zip(totals_of(site), amounts, strict=True)
     ]
     return select(["id", *after, "took"], f"({select(['*', took], f'({source})')})")
 
 
-def fits(site: Site, amounts: Sequence[int] | None = None) -> str:
-    """Return the condition under which somebody admits amounts: those beside their totals, or the same for all."""
-    totals = totals_of(site)
-    asked = [f"amount_{i}" for i in range(len(totals))] if amounts is None else amounts
+def fits(site: Site, amounts: Sequence[int | str]) -> str:
+    """Return the condition under which somebody admits amounts."""
     within, *alternatives = [
-        f"{total} + {amount} <= {limit}" for total, amount, limit in zip(totals, asked, site.gate.limits, strict=True)
+        f"{total} + {amount} <= {limit}"
+        for total, amount, limit in zip(totals_of(site), amounts, site.gate.limits, strict=True)
     ]
     return f"{within} AND ({' OR '.join(alternatives)})"
 
