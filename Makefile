@@ -6,6 +6,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 JOBS   ?= 2
+ifneq ($(UV),)
+ENVIRONMENT := $(UV) venv --quiet --python $(PYTHON) $(VENV)
+INSTALL     := $(UV) pip install --quiet --python $(BIN)/python
+else
+ENVIRONMENT := $(PYTHON) -m venv $(VENV)
+INSTALL     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
 # The tests that speak of the mathematics and of the ledger.
 REACHING := $(addprefix tests/,contract crash golden property regressions unit validity)
 
@@ -25,41 +32,37 @@ menu:
 	@echo "make table     recompute the shipped table of exact budgets (an hour)"
 	@echo "make clean     remove the virtual environment and caches"
 
-# The stamp is newer than pyproject.toml exactly when the environment is up to date.
-$(VENV)/stamp: pyproject.toml
-	@echo "setting up $(VENV) (once)"
-ifneq ($(UV),)
-	@test -d $(VENV) || $(UV) venv --quiet --python $(PYTHON) $(VENV)
-	@$(UV) pip install --quiet --python $(BIN)/python -e '.[all,dev]'
-else
-	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev]'
-endif
+# A stamp is newer than pyproject.toml exactly when the environment is up to date. The demo needs a part of it.
+$(VENV)/demo: pyproject.toml
+	@echo "setting up $(VENV) for the demo (once, about a minute)"
+	@test -d $(VENV) || $(ENVIRONMENT)
+	@$(INSTALL) -e '.[demo]'
 	@touch $@
+
+$(VENV)/stamp: pyproject.toml
+	@echo "setting up $(VENV) (once, some minutes)"
+	@test -d $(VENV) || $(ENVIRONMENT)
+	@$(INSTALL) -e '.[all,dev]'
+	@touch $@ $(VENV)/demo
 
 # Opacus needs torch. Where that would bring several GB of CUDA packages, its tests are skipped, and say so.
 TORCH := torch==2.13.0
 $(VENV)/training: $(VENV)/stamp
 ifneq ($(UV),)
-	@$(UV) pip install --quiet --python $(BIN)/python --torch-backend cpu $(TORCH)
-	@$(UV) pip install --quiet --python $(BIN)/python -e '.[all,dev,training]'
+	@$(INSTALL) --torch-backend cpu $(TORCH)
+	@$(INSTALL) -e '.[all,dev,training]'
 else
 	@if $(BIN)/python -m pip install --quiet --dry-run --report /dev/stdout $(TORCH) 2>/dev/null | grep -q '"nvidia'; then \
 	  echo "torch would bring CUDA with it: install a CPU build into $(VENV), then Opacus, to run their tests"; \
 	else \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all,dev,training]'; \
+	  $(INSTALL) $(TORCH) && $(INSTALL) -e '.[all,dev,training]'; \
 	fi
 endif
 	@touch $@
 
 # What is measured beside Odograph and nothing else needs; a peer that cannot be installed is marked as not measured.
 $(VENV)/peers: $(VENV)/training
-ifneq ($(UV),)
-	@$(UV) pip install --quiet --python $(BIN)/python -e '.[all,dev,training,peers]' || echo "some peers cannot be installed"
-else
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[peers]' || echo "some peers cannot be installed"
-endif
+	@$(INSTALL) -e '.[peers]' || echo "some peers cannot be installed"
 	@touch $@
 
 # Browser tests drive Debian's Chromium, and the service's benchmark asks with wrk. Where they cannot be installed, the
@@ -83,7 +86,7 @@ $(TUMULT)/stamp: pyproject.toml
 	@$(TUMULT)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[postgres,tumult]' pytest hypothesis
 	@touch $@
 
-demo: $(VENV)/stamp
+demo: $(VENV)/demo
 	@$(BIN)/odograph demo
 
 test: $(VENV)/training $(VENV)/programs
