@@ -98,7 +98,7 @@ def test_the_plan_says_how_many_steps_each_setting_gets() -> None:
     ("wrong", "message"),
     [
         ({"noise_multipliers": [0]}, "noise_multiplier must be above 0"),
-        ({"noise_multipliers": []}, "at least one value"),
+        ({"noise_multipliers": []}, "need a value each"),
         ({"noise_multipliers": [1, 1.0]}, "none twice"),
         ({"sample_rates": [1.5]}, "sampling_rate must be above 0 and at most 1"),
         ({"rule": "zcdp"}, "'exact' or 'renyi'"),

@@ -21,8 +21,8 @@ class Lifetime(NamedTuple):
     delta: Fraction
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the promise in plain types."""
-        return {"accounts": [*self.accounts], "epsilon": float(self.epsilon), "delta": float(self.delta)}
+        """Return the promise in plain types, its numbers exact, as text."""
+        return {"accounts": [*self.accounts], "epsilon": str(self.epsilon), "delta": str(self.delta)}
 
     def __str__(self) -> str:
         return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {', '.join(self.accounts)}"

@@ -232,7 +232,7 @@ def lifetime_form(lifetime: Lifetime | None, caller: Caller) -> LifetimeForm | N
     """Return what linked accounts promise together, if the caller may see all of them."""
     if lifetime is None or not all(map(caller.sees, lifetime.accounts)):
         return None
-    return LifetimeForm([*lifetime.accounts], str(lifetime.epsilon), str(lifetime.delta))
+    return LifetimeForm(**lifetime.to_dict())
 
 
 def _promise(policy: Policy) -> PromiseForm:
