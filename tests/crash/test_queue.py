@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -10,23 +12,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from copy import deepcopy
+from itertools import count
 from pathlib import Path
-from typing import cast
+from types import FrameType
+from typing import Any, TypeAlias, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from twins import PRINCIPAL, Over, ledger_at
-from workload import COST, charges, policy
+from workload import COST, PER_EPSILON, charges, policy
 
+from odograph import PureDP, compile_policy
 from odograph.errors import LedgerBusy
+from odograph.ledger import waiting, writer
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
+from odograph.ledger.memory import MemoryStore
+from odograph.ledger.requests import Made
 from odograph.ledger.sqlite import SqliteStore
-from odograph.ledger.store import Store, Wants, Work
-from odograph.ledger.writer import Writer
+from odograph.ledger.store import Changes, State, Store, Wants, Work
+from odograph.ledger.writer import Writer, carry_out
 
 HERE = Path(__file__).parent
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 PATIENCE = 20.0
+Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 
 @pytest.fixture
@@ -34,7 +46,7 @@ def path(tmp_path: Path) -> Path:
     """A ledger with one account."""
     path = tmp_path / "ledger.db"
     with ledger_at(f"sqlite:///{path}") as ledger:
-        ledger.open_account("a", policy(10**6))
+        ledger.open_account("a", policy(10**6), key="a")
     return path
 
 
@@ -51,20 +63,29 @@ class Asking:
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}  # of the processor
         self._threads: list[threading.Thread] = []
 
-    def ask(self, ledger: Ledger, key: str) -> None:
-        thread = threading.Thread(target=self._ask, args=(ledger, key), daemon=True)
+    def ask(self, ledger: Ledger, key: str, trace: Trace | None = None) -> None:
+        thread = threading.Thread(target=self._ask, args=(ledger, key, trace), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _ask(self, ledger: Ledger, key: str) -> None:
+    def _ask(self, ledger: Ledger, key: str, trace: Trace | None) -> None:
+        if trace is not None:
+            sys.settrace(trace)
+        began = time.thread_time()
         try:
             ledger.spend({"a": COST}, key=key)
         except BaseException as error:  # noqa: BLE001  it is the outcome
             self.outcomes[key] = type(error).__name__
         else:
             self.outcomes[key] = "charged"
+        self.seconds[key] = time.thread_time() - began
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._threads) - len(self.outcomes)
 
     def end(self) -> dict[str, str]:
         """Wait for all of them; whoever is blocked for ever has no outcome."""
@@ -78,6 +99,186 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+class Gated(Over):
+    """A store that writes only while its gate is open."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reached = threading.Event()
+
+    def write(self, wants: Wants, work: Work) -> None:
+        self.reached.set()
+        assert self.gate.wait(PATIENCE)
+        self.store.write(wants, work)
+
+
+class Desk:
+    """A ledger whose writer can be held while others come."""
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        self.store = Gated(store)
+        self.writer = Writer(cast("Store", self.store), **options)
+        self.ledger = Ledger(LocalBooks(cast("Store", self.store), PRINCIPAL, self.writer))
+        self.ledger.open_account("a", policy(10**6), key="a")
+        self.ledger.spend({"a": COST}, key="first")
+
+    @contextmanager
+    def busy(self, asking: Asking, key: str = "writes") -> Iterator[None]:
+        """Let one write while the block runs, and be done only after it."""
+        self.store.gate.clear()
+        self.store.reached.clear()
+        asking.ask(self.ledger, key)
+        assert self.store.reached.wait(PATIENCE)
+        try:
+            yield
+        finally:
+            self.store.gate.set()
+
+    def ask(self, asking: Asking, *keys: str, trace: Trace | None = None) -> None:
+        """Let some wait, one after the other, for the one that writes; or be answered, as one may be interrupted."""
+        for key in keys:
+            asking.ask(self.ledger, key, trace)
+            wait_until(lambda: self.writer.waiting == asking.unanswered - 1)
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 2, 5])
+def test_those_who_wait_sleep_share_transactions_and_are_woken(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("odograph.ledger.writer._GLANCE", 10 * PATIENCE)  # whoever is not woken sleeps too long
+    watched: list[tuple[float, int]] = []
+    desk = Desk(MemoryStore(), group=3, watch=lambda *told: watched.append(told))
+    watched.clear()
+    asking, keys = Asking(), [f"{number}" for number in range(waiting)]
+    began = time.perf_counter()
+    with desk.busy(asking):
+        desk.ask(asking, *keys)
+        time.sleep(0.15)
+    outcomes = asking.end()
+    elapsed = time.perf_counter() - began
+    assert outcomes == dict.fromkeys(["writes", *keys], "charged")
+    assert [size for _, size in watched] == [1, *[3] * (waiting // 3), *[waiting % 3] * (waiting % 3 > 0)]
+    assert 0.15 < watched[0][0] < elapsed
+    assert all(0 < seconds < elapsed for seconds, _ in watched)
+    assert max(asking.seconds.values()) < 0.1  # to wait takes no processor
+    assert desk.writer.waiting == 0
+
+
+TEN = compile_policy(policy(10))
+COSTS: st.SearchStrategy[dict[str, int]] = st.dictionaries(
+    st.sampled_from(["top", "left", "right", "other", "closed"]), st.integers(1, 4), min_size=1, max_size=3
+)
+
+
+class AsksAgain(Over):
+    """A store that always loses the first race."""
+
+    def write(self, wants: Wants, work: Work) -> None:
+        def twice(state: State) -> Changes:
+            work(deepcopy(state))
+            return work(state)
+
+        self.store.write(wants, twice)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(COSTS, st.integers(0, 5)), min_size=1, max_size=8))
+def test_a_group_is_decided_as_its_requests_are_one_at_a_time(asked: list[tuple[dict[str, int], int]]) -> None:
+    alone: list[object] = []
+    together: list[object] = []
+    for found, size in ((alone, 1), (together, len(asked))):
+        store = cast("Store", AsksAgain(MemoryStore()))
+        books = LocalBooks(store, PRINCIPAL)
+        ledger = Ledger(books)
+        for name, parent in {"top": "", "left": "top", "right": "top", "other": "", "closed": ""}.items():
+            ledger.open_account(name, TEN, parent=parent)
+        requests = [
+            books.request("spend", {name: PureDP(units / PER_EPSILON) for name, units in costs.items()}, f"{key}", "")
+            for costs, key in asked
+        ]
+        ledger.account("closed").close()
+        for first in range(0, len(requests), size):
+            for outcome in carry_out(store, requests[first : first + size]):
+                found.append([entry.called for entry in outcome.own] if isinstance(outcome, Made) else type(outcome))
+        found += [account.totals for account in ledger.accounts()]
+        assert len(found) == len(requests) + 5
+        ledger.verify()
+    assert alone == together
+
+
+def after_call(number: int, act: Callable[[], None]) -> Trace:
+    """Trace a thread: act after a call that it makes in the queue's code, or a jump back, by its number.
+
+    There, and nowhere else, Python hears of signals and lets other threads run.
+    """
+    moments = count()
+    last: dict[FrameType, str] = {}
+
+    def trace(frame: FrameType, event: str, _: object) -> Trace | None:
+        code = frame.f_code
+        if code.co_filename not in (waiting.__file__, writer.__file__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            before, last[frame] = last.get(frame, ""), dis.opname[code.co_code[frame.f_lasti]]
+            if before.startswith(("CALL", "JUMP_BACKWARD")) and next(moments) == number:
+                sys.settrace(None)
+                act()
+        return trace
+
+    return trace
+
+
+def queued(desk: Desk, mine: str, trace: Trace, before: int, after: int) -> dict[str, str]:
+    """Let so many wait before and after one that is traced; without any it is alone."""
+    asking, others = Asking(), [f"{mine}-{number}" for number in range(before + after)]
+    if not others:
+        asking.ask(desk.ledger, mine, trace)
+        return asking.end()
+    with desk.busy(asking, f"{mine}-writes"):
+        desk.ask(asking, *others[:before])
+        desk.ask(asking, mine, trace=trace)
+        desk.ask(asking, *others[before:])
+    return asking.end()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "late"),
+    [(0, 0, False), (0, 1, False), (0, 1, True), (0, 2, False), (1, 0, False), (1, 2, False)],
+)
+def test_a_thread_that_is_interrupted_or_late_at_any_moment_blocks_nobody_and_loses_nothing(
+    before: int, after: int, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    monkeypatch.setattr("odograph.ledger.writer._GLANCE", 0.005)
+    desk, acted = Desk(MemoryStore(), group=2), threading.Event()
+
+    def act() -> None:
+        acted.set()
+        if not late:
+            raise KeyboardInterrupt
+        time.sleep(0.004)
+
+    for moment in count():
+        acted.clear()
+        mine = f"{moment}"
+        outcomes = queued(desk, mine, after_call(moment, act), before, after)
+        assert len(outcomes) == (before + after + 2 if before or after else 1), moment  # nobody is blocked
+        assert desk.writer.waiting == 0, moment
+        charged = charges(desk.ledger)
+        assert all(key in charged for key, outcome in outcomes.items() if outcome == "charged"), moment
+        again = Asking()
+        for key in outcomes:
+            again.ask(desk.ledger, key)
+        assert {*again.end().values()} == {"charged"}, moment
+        assert outcomes.pop(mine) == ("KeyboardInterrupt" if acted.is_set() and not late else "charged"), moment
+        assert {*outcomes.values()} <= ({"charged"} if late else {"charged", "ServiceUnavailable"}), moment
+        if not acted.is_set():
+            break
+    assert moment > 5
+    desk.ledger.verify()
+    assert all(found == {"a": 1} for found in charges(desk.ledger).values())
 
 
 @pytest.mark.parametrize(("waiting", "full"), [(4, True), (100, False)])
@@ -110,6 +311,24 @@ def test_a_full_queue_is_busy_and_one_client_cannot_fill_it(path: Path, waiting:
     assert busy == ({"half is enough"} if full else set())
     assert {*outcomes.values()} == ({"charged", "LedgerBusy"} if full else {"charged"})
     one.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_waits_for_nobody_who_wrote_in_the_first(path: Path) -> None:
+    desk, asking = Desk(SqliteStore(path)), Asking()
+    with desk.busy(asking):
+        desk.ask(asking, "waits")
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # should it be blocked
+            desk.store.gate.set()
+            charged = Asking()
+            charged.ask(desk.ledger, "child")
+            os._exit(0 if charged.end() == {"child": "charged"} else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert asking.end() == {"writes": "charged", "waits": "charged"}
+    assert charges(desk.ledger) == {key: {"a": 1} for key in ("first", "child", "writes", "waits")}
+    desk.ledger.close()
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -206,10 +206,10 @@ def test_charges_one_after_the_other_are_those_of_accounts(case: Case, turns: li
         assert lists(totals) == lists(Case(case.compiled, people, prices).columns())
 
 
-@pytest.mark.parametrize("processors", [1, 2, 64])
+@pytest.mark.parametrize("processors", [None, 1, 2, 64])  # None: the system does not say
 @pytest.mark.parametrize("count", [999, 1000, 1001, 1999, 2000, 3001, 10_000])
 def test_people_at_the_borders_of_a_chunk_are_decided_as_all_others(
-    count: int, processors: int, monkeypatch: pytest.MonkeyPatch
+    count: int, processors: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """People of a few dozen kinds are asked for a few prices: what becomes of each kind is decided once."""
     monkeypatch.setattr("odograph.population.kernel._CHUNK", 1000)
@@ -246,6 +246,25 @@ def test_nobody_is_admitted_from_nobody() -> None:
     assert admit(gate, nobody, [1] * len(gate.limits)).tolist() == []
     assert admitting(gate, nobody, [1] * len(gate.limits)).tolist() == []
     assert admit_some(gate, nobody, np.zeros(0, dtype=np.int64), nobody).tolist() == []
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize("wrong", ["totals", "amounts", "most"])
+def test_a_charge_that_does_not_speak_of_every_meter_is_an_error_and_charges_nobody(wrong: str, more: int) -> None:
+    gate = gate_of(compiled_for("renyi"))
+    sizes = {"totals": len(gate.limits), "amounts": len(gate.limits), "most": len(gate.limits)}
+    sizes[wrong] += more
+    totals, amounts = [np.zeros(3, dtype=np.int64) for _ in range(sizes["totals"])], [1] * sizes["amounts"]
+    with pytest.raises(ValueError, match="zip"):
+        admit(gate, totals, amounts, [SPENT] * sizes["most"])
+    if wrong != "most":
+        with pytest.raises(ValueError, match="zip"):
+            admitting(gate, totals, amounts)
+    assert not np.any(totals)
+
+
+def test_what_a_total_without_a_price_is_written_as_never_changes() -> None:
+    assert SPENT == 2**61 + 1  # it is in the files of populations
 
 
 def test_replacing_people_is_no_policy_of_a_population() -> None:

@@ -56,13 +56,13 @@ class Waiting(Generic[T]):
                 clients[client] = own  # at the end of the order
 
     def remove(self, client: str, one: T) -> None:
-        """Let one wait no more, if it does."""
+        """Let one wait no more, if it does; count afresh, as an interrupt may come between a queue and the count."""
         own = self._clients.get(client)
         if own is not None and one in own:
             own.remove(one)
-            self._count -= 1
             if not own:
                 del self._clients[client]
+        self._count = sum(map(len, self._clients.values()))
 
     def first(self) -> T | None:
         """Return the one whose turn is next."""

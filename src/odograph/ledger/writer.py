@@ -112,16 +112,14 @@ class Writer:
             if self._leader is not mine:
                 self._queue.remove(mine.request.author.principal, mine)
                 return
-            if mine.outcome is not None and not self._queue and len(self._writing) == 1:
-                self._leader, self._writing = None, []  # a lone caller, and nobody has come meanwhile
-                return
             group, self._writing = self._writing, []
             # Without an outcome the writer itself was interrupted, and what it did or did not do is in the store.
             for ticket in group:
                 ticket.outcome = ticket.outcome or ServiceUnavailable(
                     "the thread that was writing was interrupted; ask again with the same key to know the outcome"
                 )
-            self._queue.remove(mine.request.author.principal, mine)
+            for ticket in {mine, *group[-1:]}:  # the last one still waits, if the interrupt came while it was taken
+                self._queue.remove(ticket.request.author.principal, ticket)
             following = self._leader = self._queue.first()
         if following is not None:
             following.awake.release()

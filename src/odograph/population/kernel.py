@@ -8,7 +8,6 @@ may be, and adding to it leaves it there. So a meter is one number, and to admit
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -84,7 +83,7 @@ def admit(gate: Gate, totals: Sequence[Column], amounts: Amounts, most: Sequence
         return mask
     borders = [count * i // threads for i in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        deque(pool.map(charge.carry_out, map(range, borders, borders[1:]), repeat(mask)), maxlen=0)
+        list(pool.map(charge.carry_out, map(range, borders, borders[1:]), repeat(mask)))
     return mask
 
 
@@ -105,14 +104,9 @@ def admit_some(
 
 def admitting(gate: Gate, totals: Sequence[Column], amounts: Sequence[int]) -> Mask:
     """Return who would admit a charge of one price, and charge nobody."""
-    numbers, also = totals[0], np.empty(len(totals[0]), dtype=np.bool_)
-    mask = np.zeros_like(also)
-    within, *alternatives = zip(totals, amounts, gate.limits, strict=True)
-    for column, amount, limit in alternatives:
-        _fits(column, amount, limit, numbers, also)
-        np.logical_or(mask, also, out=mask)
-    _fits(*within, numbers, also)
-    return np.logical_and(mask, also, out=mask)
+    meters = zip(totals, amounts, gate.limits, strict=True)
+    within, *alternatives = [column <= limit - amount for column, amount, limit in meters]
+    return np.logical_and(within, np.logical_or.reduce(alternatives))
 
 
 class _Charge(NamedTuple):
@@ -124,11 +118,12 @@ class _Charge(NamedTuple):
 
     @classmethod
     def of(cls, gate: Gate, totals: Sequence[Column], amounts: Amounts, most: Sequence[int]) -> _Charge:
-        meters = [*zip(totals, amounts, gate.limits, strict=True)]
-        holds = [top <= limit for top, limit in zip(most, gate.limits, strict=True)]
+        known = [*zip(totals, amounts, gate.limits, most, strict=True)]
+        meters = [(column, amount, limit) for column, amount, limit, _ in known]
+        holds = [top <= limit for _, _, limit, top in known]
         charged = [
             (column, amount, top > CEILING)
-            for column, amount, top in zip(totals, amounts, most, strict=True)
+            for column, amount, _, top in known
             if not (isinstance(amount, int) and amount == 0)
         ]
         return cls(() if any(holds[1:]) else tuple(meters[1:]), () if holds[0] else (meters[0],), tuple(charged))
