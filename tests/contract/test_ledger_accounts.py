@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +24,12 @@ from odograph import (
     PureDP,
     ReservationResolved,
 )
+from odograph.ledger.local import LocalBooks
+from odograph.ledger.memory import MemoryStore
+from odograph.ledger.openings import Open
+from odograph.ledger.requests import Made
+from odograph.ledger.store import Head
+from odograph.ledger.writer import carry_out
 
 pytest_plugins = ("ledgers",)
 
@@ -91,6 +99,56 @@ def test_the_compiled_policy_is_the_first_entry_and_never_changes(
     assert again().account("a").compiled == account.compiled
     with pytest.raises(AttributeError):
         account.policy = basic()  # type: ignore[misc]
+
+
+def test_a_handle_is_the_account_and_a_copy_of_it_no_second_budget(
+    ledger: Ledger, again: Callable[[], Ledger]
+) -> None:
+    account = ledger.open_account("a", basic())
+    other = ledger.open_account("b", basic())
+    assert account == again().account("a")
+    assert len({account, again().account("a"), other}) == 2
+    assert account != other
+    assert account != "a"
+    assert copy.copy(account) is copy.deepcopy(account) is account
+    with pytest.raises(TypeError, match=r"connect\(...\)\.account\('a'\)"):
+        pickle.dumps(account)
+
+
+def test_accounts_of_two_ledgers_in_memory_differ() -> None:
+    with odo.connect("memory://") as one, odo.connect("memory://") as two:
+        assert one.open_account("a", basic()) != two.open_account("a", basic())
+
+
+def test_a_ledger_says_where_it_is_and_who_writes() -> None:
+    with odo.connect("memory://", principal="ana") as ledger:
+        assert ledger.principal == "ana"
+        assert repr(ledger) == "<Ledger memory:// as 'ana'>"
+
+
+def test_a_user_without_a_name_writes_under_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # as in a container; no such user is known here
+    assert odo.connect("memory://").principal == f"uid-{2**31 - 7}"
+
+
+def test_accounts_that_are_opened_in_one_transaction_are_compared_with_their_relatives_only() -> None:
+    store = MemoryStore()
+    books = LocalBooks(store, "ana")
+    units = {"a": "person", "b": "household", "c": "person"}
+    policies = {name: odo.compile_policy(Policy(1, 0, rule="basic", unit=unit)) for name, unit in units.items()}
+    heads = [Head(name, "b" if name == "c" else "", "", "", unit, "add-remove") for name, unit in units.items()]
+    opened = carry_out(store, [Open(books.author(), head, policies[head.name]) for head in heads])
+    assert [isinstance(outcome, Made) for outcome in opened] == [True, True, False]
+    assert [one.name for one in Ledger(books).accounts()] == ["a", "b"]
+
+
+def test_a_unit_with_a_line_break_is_not_written(ledger: Ledger) -> None:
+    with pytest.raises(InvalidPolicy, match="printable"):
+        ledger.open_account("a", Policy(1, 0, rule="basic", unit="per\nson"))
+    with pytest.raises(AccountNotFound):
+        ledger.account("a")
 
 
 # Successors: a fresh budget, and the promises add up.

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,7 @@ def test_a_checkpoint_is_where_every_account_stands(busy: Ledger) -> None:
 
 
 def test_a_checkpoint_document_checks_itself(busy: Ledger) -> None:
+    assert str(busy.checkpoint()) == busy.checkpoint().head
     form = busy.checkpoint().to_dict()
     damages: list[Callable[[dict[str, object]], object]] = [
         lambda one: one.update(head="0" * 64),
@@ -367,6 +369,33 @@ def test_lines_removed_moved_or_said_twice_are_refused(busy: Ledger) -> None:
         taken("".join(lines[:i] + lines[i + 1 :]), busy if i in sides else None)
         turned = [*lines[:i], *lines[i + 1 : i + 2], lines[i], *lines[i + 2 :]]
         taken("".join(turned), busy if i in sides or i + 1 in sides or turned == lines else None)
+
+
+def test_a_field_that_is_no_text_is_refused(busy: Ledger) -> None:
+    text = exported(busy)
+    line = text.splitlines()[1]
+    assert json.loads(line)["entry"]["sequence"] == "0"
+    taken(text.replace(line, line.replace('"sequence":"0"', '"sequence":0')), None)
+
+
+def test_a_copy_that_ends_elsewhere_than_it_says_is_refused(busy: Ledger) -> None:
+    """All that is there is in order, and the last line is of another copy: nothing of both is taken in."""
+    text = exported(busy)
+    busy.account("next").spend(TENTH)
+    *_, last = exported(busy).splitlines()
+    *lines, first = text.splitlines()
+    assert json.loads(last)["checkpoint"] != json.loads(first)["checkpoint"]
+    other = json.loads(first) | {"checkpoint": json.loads(last)["checkpoint"]}
+    with odo.connect("memory://") as target:
+        with pytest.raises(LedgerCorrupt, match="does not end where its original stood"):
+            imported(target, "\n".join([*lines, json.dumps(other)]))
+        nothing_in(target)
+
+
+@pytest.mark.parametrize("checkpoint", ["a hash", {"form": 1}, 5], ids=repr)
+def test_what_is_no_checkpoint_is_refused(busy: Ledger, checkpoint: Any) -> None:  # noqa: ANN401  anything
+    with pytest.raises(LedgerError, match="checkpoint must be a Checkpoint"):
+        busy.verify(checkpoint=checkpoint)
 
 
 def taken(text: str, origin: Ledger | None) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from datetime import datetime
 
 import psycopg
 import pytest
@@ -64,6 +66,18 @@ def test_an_entry_carries_all_that_was_asked(busy: Ledger) -> None:
     ]
     assert [one.verb for one in entries(busy.account("ben"))] == ["open", "spend", "spend", "close"]
     assert entries(busy.account("ben"))[-2].principal != spend.principal
+
+
+def test_an_entry_in_plain_types_is_what_people_read(busy: Ledger) -> None:
+    opened, *_, last = [past.to_dict() for past in busy.account("ana").history()]
+    assert opened["cost"] is None
+    assert opened["detail"]["name"] == "ana"
+    assert opened["principal"] == "ana"
+    assert datetime.fromisoformat(opened["time"]) <= datetime.fromisoformat(last["time"])
+    charge = next(past for past in busy.account("ana").history() if past.entry.verb == "spend")
+    assert charge.entry.guarantee is not None
+    assert charge.to_dict()["cost"] == charge.entry.guarantee.to_dict()
+    assert charge.to_dict() == json.loads(json.dumps(charge.to_dict()))
 
 
 def test_an_entry_for_several_accounts_names_all_its_legs(busy: Ledger) -> None:

@@ -10,7 +10,7 @@ from forging import BASIC, Rows, forge, read, tamper, verified
 
 import odograph as odo
 from odograph import ZCDP, Checkpoint, LedgerCorrupt, Policy, PureDP
-from odograph.ledger.entries import START, digest_of, price_to_text, text_of
+from odograph.ledger.entries import START, digest_of, price_to_text, text_of, totals_to_text
 
 pytest_plugins = ("ledgers",)
 
@@ -68,6 +68,16 @@ def other_unit(rows: Rows) -> None:
     rows["lone"][0] = first._replace(detail=text_of({**first.details, "unit": "household"}))
 
 
+def opened_twice(rows: Rows) -> None:
+    rows["lone"][3] = rows["lone"][3]._replace(verb="open")
+
+
+def expires_never(rows: Rows) -> None:
+    """The reservation of ana says that it expires, and not when."""
+    for name, i in (("ana", 3), ("top", 4)):
+        rows[name][i] = rows[name][i]._replace(detail=text_of({"expires": "soon"}))
+
+
 FORGERIES: dict[str, tuple[Callable[[Rows], None], str]] = {
     "a limit raised": (raised_limit, "lone#0"),
     "more spent than the limit": (dearer, "lone#4"),
@@ -78,6 +88,8 @@ FORGERIES: dict[str, tuple[Callable[[Rows], None], str]] = {
     "a second void": (voided_twice, "ana#7"),
     "another cost than the request's": (other_cost, "#1"),
     "another unit than the policy's": (other_unit, "lone#0"),
+    "a second opening": (opened_twice, "lone#3: 'open' cannot stand here"),
+    "no time to expire at": (expires_never, "#[34]: 'soon' is no time"),
 }
 
 
@@ -164,6 +176,25 @@ def test_relatives_of_another_unit_are_seen(tmp_path: Path, relation: str) -> No
     tamper(file, f"UPDATE accounts SET {relation} = 'top' WHERE name = 'ana'")  # noqa: S608  our own names
     with pytest.raises(LedgerCorrupt, match="ana"):
         verified(file)
+
+
+def test_a_price_past_the_ceiling_is_replayed_as_the_gate_charged_it(tmp_path: Path) -> None:
+    """Written in full where the gate leaves it out, it adds up to the same; and it is not lower than it was."""
+    file = tmp_path / "ledger.db"
+    policy = Policy(100, "1e-6", rule={"zcdp": 0.5, "renyi": 0.5}, orders={10**6: 1})
+    with odo.connect(f"sqlite:///{file}", principal="ana") as ledger:
+        account = ledger.open_account("a", policy)
+        for _ in range(3):
+            account.spend(ZCDP("0.001"))  # 10^18 units at that order, and the ceiling is at 2.3 * 10^18
+        totals = account.totals
+    rows = read(file)
+    full, capped = rows["a"][1].price, rows["a"][3].price
+    assert [n for n, (one, other) in enumerate(zip(full.split(), capped.split(), strict=True)) if one != other] == [3]
+    rows["a"][3] = rows["a"][3]._replace(price=full)
+    forge(file, rows)
+    tamper(file, ("UPDATE accounts SET totals = ?", (totals_to_text(totals),)))
+    verified(file)
+    assert totals.unpriced[3] == 1
 
 
 def test_a_chain_check_alone_is_caught(file: Path, checkpoint: Checkpoint) -> None:

@@ -58,6 +58,18 @@ def test_the_same_key_and_request_is_the_first_receipt(ledger: Ledger, again: Ca
     assert spent(ledger) == Fraction(1, 10)
 
 
+def test_a_receipt_equals_itself_asked_for_again_and_no_other(ledger: Ledger) -> None:
+    first = ledger.account("jan").spend(TENTH, key="q")
+    ledger.open_account("next", BASIC, successor_of="jan")
+    again = ledger.account("jan").spend(TENTH, key="q")
+    assert first.lifetimes != again.lifetimes
+    assert first == again
+    assert not first != again  # noqa: SIM202  the operator is what is tested
+    assert hash(first) == hash(again)
+    assert first != ledger.account("jan").spend(TENTH, key="r")
+    assert first != tuple(first)
+
+
 @pytest.mark.parametrize(
     "same",
     [PureDP("0.1"), PureDP("1/10"), PureDP("0.10"), PureDP("1e-1"), PureDP(Fraction(1, 10))],

@@ -107,6 +107,26 @@ def test_wrong_requests_change_nothing(ledger: Ledger) -> None:
     assert record(ledger) == before
 
 
+def test_a_refusal_that_no_offer_for_one_account_would_change_makes_none(ledger: Ledger) -> None:
+    family(ledger)
+    refusal = refused(ledger, "spend", {"ana-maps": PureDP("0.4"), "ben": PureDP("0.8")})
+    assert refusal.largest is None
+    assert ledger.decide({"ana-maps": PureDP("0.3"), "ben": PureDP("0.7")}).admitted
+
+
+def test_prices_that_are_remembered_or_not_are_the_same() -> None:
+    """More different guarantees than are remembered, and one too long to be."""
+    sizes = [PureDP(f"{size}e-9") for size in range(1, 1100)]
+    parts = odo.parallel(sizes)
+    assert len(str(parts.to_dict())) > 16384
+    with odo.connect("memory://") as ledger:
+        account = ledger.open_account("a", Policy(1, "1e-6", rule="zcdp"))
+        totals = [account.decide(cost).totals_after for cost in sizes]
+        for _ in range(2):
+            assert account.decide(sizes[0]).totals_after == totals[0]
+            assert account.decide(parts).totals_after == totals[-1]
+
+
 # The same integers as an account in memory.
 
 

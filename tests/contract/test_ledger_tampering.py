@@ -9,7 +9,7 @@ import pytest
 from forging import TENTH, Rows, forge, put, read, tamper, verified, write
 
 import odograph as odo
-from odograph import Checkpoint, LedgerCorrupt
+from odograph import Checkpoint, LedgerCorrupt, PureDP
 from odograph.ledger.entries import START, Entry, note_digest
 
 pytest_plugins = ("ledgers",)
@@ -196,10 +196,18 @@ BESIDE: dict[str, tuple[str, str]] = {
     "a key renamed": ("UPDATE keys SET key = 'x' WHERE key = 'q'", "[a-z]"),
     "a key that leads elsewhere": ("UPDATE keys SET sequence = 2 WHERE key = 'q'", "[a-z]"),
     "a key without a request": ("INSERT INTO keys VALUES ('me', 'x', 'lone', 1)", "[a-z]"),
+    "a key that leads nowhere": (
+        "INSERT INTO keys VALUES ('me', 'x', 'lone', 99)",
+        "keys are stored, and the entries used",
+    ),
     "a void's key gone": ("DELETE FROM keys WHERE owner = '' AND account = 'ana'", "[a-z]"),
     "a note rewritten": ("UPDATE notes SET text = 'another'", "ana#1"),
     "a salt rewritten": ("UPDATE notes SET salt = 'another'", "ana#1"),
     "a note where none was": ("INSERT INTO notes VALUES ('lone', 1, 's', 't')", "lone#1"),
+    "an account that is not there": (
+        "DELETE FROM accounts WHERE name = 'lone'",
+        "'lone' has entries and is not stored",
+    ),
     "an account without entries": (
         "INSERT INTO accounts SELECT 'n', NULL, NULL, '', '', '', 0, '', 0, totals, 0, 0, '' FROM accounts LIMIT 1",
         "'n'",
@@ -252,3 +260,16 @@ def test_a_tampered_ledger_says_so_before_it_spends_more(file: Path) -> None:
     tamper(file, "UPDATE accounts SET totals = 'x' WHERE name = 'lone'")
     with odo.connect(f"sqlite:///{file}") as ledger, pytest.raises(LedgerCorrupt):
         ledger.spend({"lone": TENTH})
+
+
+def test_what_an_answer_needs_and_is_gone_or_unreadable_is_named(file: Path) -> None:
+    costs = {"ana": TENTH, "ben": PureDP("0.2")}
+    with odo.connect(f"sqlite:///{file}", principal="ana") as ledger:
+        assert ledger.spend(costs, key="r").repeated
+        tamper(file, "DELETE FROM entries WHERE account = 'ben' AND sequence = 1")
+        with pytest.raises(LedgerCorrupt, match="entry ben#1 is missing"):
+            ledger.spend(costs, key="r")
+        held = ledger.account("ana").reserve(TENTH)
+        put(file, read(file)["ana"][-1]._replace(cost=""))
+        with pytest.raises(LedgerCorrupt, match=f"{held.id} charges for nothing"):
+            ledger.reservation(held.id)

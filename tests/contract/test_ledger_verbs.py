@@ -74,6 +74,14 @@ def test_a_reservation_is_charged_when_it_is_made(account: LedgerAccount) -> Non
     assert (account.totals.steps, top.totals.steps) == (1, 1)
 
 
+def test_a_reservation_says_until_when_it_can_be_voided(account: LedgerAccount) -> None:
+    held = account.reserve(TENTH)
+    assert repr(held) == f"<Reservation {held.id}>"
+    until = account.reserve(TENTH, expires=3600)
+    assert until.expires is not None
+    assert repr(until) == f"<Reservation {until.id}, expires {until.expires:%Y-%m-%d %H:%M:%S} UTC>"
+
+
 def test_what_is_reserved_cannot_be_spent(account: LedgerAccount) -> None:
     held = account.reserve(PureDP("0.95"))
     with pytest.raises(BudgetExceeded):

@@ -44,12 +44,13 @@ def test_a_compiled_policy_that_could_not_be_read_back_is_not_written() -> None:
 
 
 class Forgetful(MemoryStore):
-    """Cannot be read once it has written."""
+    """Cannot be read once it has written; or not all of it."""
 
     written = False
+    some = False
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
-        if self.written:
+        if self.written and (names is None or not self.some):
             raise LedgerBusy("the database is away; nothing was charged. Try again")
         return super().balances(names)
 
@@ -64,6 +65,9 @@ def test_a_charge_whose_receipt_cannot_be_read_is_not_told_as_not_made() -> None
         account.spend(odo.PureDP("0.1"), key="q-1")
     with pytest.raises(LedgerBusy):
         account.spend(odo.PureDP("0.1"), key="q-1")  # nothing is written by asking again
+    store.some = True
+    with pytest.raises(LedgerBusy):
+        account.spend(odo.PureDP("0.1"), key="q-1")
     store.written = False
     assert account.spend(odo.PureDP("0.1"), key="q-1").repeated
     assert account.totals.steps == 1

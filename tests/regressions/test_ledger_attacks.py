@@ -15,7 +15,17 @@ import psycopg
 import pytest
 
 import odograph as odo
-from odograph import Checkpoint, LedgerCorrupt, LedgerError, OdographError, Policy, PureDP, ReservationResolved
+from odograph import (
+    AccountClosed,
+    AccountNotFound,
+    Checkpoint,
+    LedgerCorrupt,
+    LedgerError,
+    OdographError,
+    Policy,
+    PureDP,
+    ReservationResolved,
+)
 from odograph.ledger.entries import Entry
 
 BASIC = Policy(1, 0, rule="basic")
@@ -80,6 +90,24 @@ def test_a_handle_does_not_outlive_its_ledger_in_a_database(postgres_url: str) -
         with pytest.raises(LedgerError, match="no longer"):
             account.spend(PureDP(50))
         assert fresh.totals.steps == 0
+        other.verify()
+
+
+def test_nothing_is_opened_below_charged_to_or_closed_in_a_ledger_that_is_another_by_now(postgres_url: str) -> None:
+    with odo.connect(postgres_url) as ledger, odo.connect(postgres_url) as other:
+        account = ledger.open_account("a", LOOSE)
+        account.spend(PureDP(0.1))
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("DROP SCHEMA odograph CASCADE")
+        other.open_account("b", BASIC)
+        for action in (
+            lambda: ledger.open_account("c", BASIC, parent="a"),
+            lambda: account.spend(PureDP(0.1)),
+            account.close,
+        ):
+            with pytest.raises(AccountNotFound, match="there is no account 'a'"):
+                action()
+        assert [one.name for one in other.accounts()] == ["b"]
         other.verify()
 
 
@@ -213,3 +241,36 @@ def test_a_ledger_in_memory_can_be_read_after_a_fork() -> None:
         finally:
             stop.set()
             thread.join()
+
+
+@pytest.mark.parametrize("verb", ["spend", "close"])
+def test_a_ledger_in_memory_is_no_second_budget_in_a_forked_process(verb: str) -> None:
+    with odo.connect("memory://") as ledger:
+        account = ledger.open_account("a", BASIC)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            try:
+                account.spend(PureDP(0.5)) if verb == "spend" else account.close()
+            except AccountClosed:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        account.spend(PureDP(0.5))
+
+
+def test_a_forked_process_that_closes_its_ledger_does_not_close_its_parent_s(postgres_url: str) -> None:
+    with odo.connect(postgres_url) as ledger:
+        account = ledger.open_account("a", BASIC)
+        account.spend(PureDP(0.1))
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            ledger.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        with psycopg.connect(postgres_url) as owner:
+            before = owner.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'odograph'")
+            assert before.fetchone() == (2,)
+        account.spend(PureDP(0.1))
+        assert account.totals.steps == 2

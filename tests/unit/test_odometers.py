@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import mpmath as mp
@@ -194,3 +195,31 @@ def test_an_order_that_stands_alone_keeps_its_short_name() -> None:
     assert names_of(odo.Policy(3, 1e-6, rule="zcdp", odometer=own)) == ["moment@20", "moment@2.5"]
     twice = BestOf(tuple((0.5, Renyi((20.00001,), (1.0,))) for _ in range(2)))
     assert names_of(odo.Policy(3, 1e-6, rule="zcdp", odometer=twice)) == ["moment@20"]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Filter(0), "Filter.epsilon must be above 0"),
+        (lambda: Mixture(0.0), "Mixture.gamma must be above 0"),
+        (lambda: Stitched(0.001, eta=1), "Stitched.eta must be above 1"),
+        (lambda: DiscreteMixture(1.0, 0.5), "low <= high"),
+        (lambda: Renyi((1.0,), (1.0,)), "orders above 1"),
+        (lambda: BestOf(((1.0, "filter"),)), "BestOf takes pairs of a share and an odometer"),  # type: ignore[arg-type]
+        (lambda: odo.Policy(1, 1e-6, odometer="filter"), "odometer must be one of"),  # type: ignore[arg-type]
+        (lambda: odo.Policy(1, 1e-6, rule="renyi", orders={1: 0.5}), "orders must be above 1"),
+        (lambda: odo.Policy(1, 1e-6, rule="renyi", orders={2: 0.7, 3: 0.4}), "shares of at most 1 in all"),
+    ],
+    ids=range(9),
+)
+def test_a_tuning_that_no_theorem_covers_is_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(odo.InvalidPolicy, match=said):
+        make()
+
+
+def test_a_renyi_odometer_whose_moments_were_not_counted_reads_nothing() -> None:
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6))
+    totals = odo.ask(compiled, compiled.start, odo.PureDP(0.1)).totals_after
+    other = odo.reading(compiled, totals, Renyi((2.0,), (1.0,)))
+    assert (other.loss, other.licensed) == (math.inf, False)
+    assert math.isfinite(odo.reading(compiled, totals).loss)

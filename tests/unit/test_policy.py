@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+import mpmath
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import odograph as odo
 from odograph import (
@@ -24,8 +28,11 @@ from odograph import (
     compiled_from_dict,
     price,
 )
+from odograph.core.exact import Budget
+from odograph.core.meters import Meter
 from odograph.core.odometers import BestOf, Filter, Mixture, Renyi
-from odograph.core.units import CEILING
+from odograph.core.rules import RULES, Target
+from odograph.core.units import CEILING, SCALE
 from odograph.errors import InvalidPolicy, UnprovenComposition
 
 CURVE = RDP((2, 64, 10000), ("0.001", "0.01", "0.1"))
@@ -384,3 +391,106 @@ def test_a_promise_is_told_whatever_its_numbers_are_written_as(epsilon: object) 
     assert about in account._repr_html_()  # what a notebook calls
     with odo.connect("memory://") as ledger:
         assert about in ledger.open_account("a", policy)._repr_html_()
+
+
+# What the limits ought to be, by the printed formulas and in other arithmetic than the rules'.
+
+# An epsilon and a delta.
+TARGETS = st.tuples(st.floats(0.05, 20), st.floats(-12, -2).map(lambda power: float(mpmath.mpf(10) ** power)))
+
+
+def alternatives(rule: str, epsilon: float | Fraction, delta: float | Fraction) -> list[Meter]:
+    """What a rule adds to basic composition."""
+    meters = compile_policy(Policy(epsilon, delta, rule=rule)).meters
+    return [meter for meter in meters[2:] if meter.limit is not None]
+
+
+def log_delta_at(order: mpmath.mpf, divergence: mpmath.mpf, epsilon: float) -> mpmath.mpf:
+    """The delta that a divergence at an order costs (Canonne, Kamath and Steinke 2020, Proposition 12), as a log."""
+    return (order - 1) * (divergence - epsilon) + order * mpmath.log(1 - 1 / order) - mpmath.log(order - 1)
+
+
+def best_order_at(rho: mpmath.mpf, epsilon: float) -> mpmath.mpf:
+    """The order where the delta of rho-zCDP is least: there its slope is zero."""
+
+    def slope(order: mpmath.mpf) -> mpmath.mpf:
+        return (2 * order - 1) * rho - epsilon + mpmath.log(1 - 1 / order)
+
+    return mpmath.findroot(slope, (1 + mpmath.mpf("1e-9"), mpmath.mpf("1e9")), solver="anderson", tol=1e-25)
+
+
+def log_delta_of_gaussians(square: mpmath.mpf, epsilon: float) -> mpmath.mpf:
+    mu = mpmath.sqrt(square)
+    reached = mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+    return mpmath.log(reached)
+
+
+def log_delta_of_zcdp(time: mpmath.mpf, epsilon: float) -> mpmath.mpf:
+    order = best_order_at(time / 2, epsilon)
+    return log_delta_at(order, order * time / 2, epsilon)
+
+
+@pytest.mark.parametrize(("rule", "reached"), [("zcdp", log_delta_of_zcdp), ("gdp", log_delta_of_gaussians)])
+@settings(max_examples=25)
+@given(target=TARGETS)
+def test_a_limit_keeps_the_promise_and_a_millionth_more_would_not(
+    rule: str, reached: Callable[[mpmath.mpf, float], mpmath.mpf], target: tuple[float, float]
+) -> None:
+    epsilon, delta = target
+    (meter,) = alternatives(rule, epsilon, delta)
+    with mpmath.workdps(40):
+        limit = mpmath.mpf(meter.limit) / SCALE
+        assert reached(limit, epsilon) <= mpmath.log(delta) < reached(limit * (1 + mpmath.mpf("1e-6")), epsilon)
+
+
+@given(st.integers(1, 1000 * 2**10), st.integers(1, 100))
+def test_the_papers_limit_is_the_last_float_before_its_root(numerator: int, power: int) -> None:
+    """For targets that are floats; any other target is understated to one."""
+    epsilon, delta = Fraction(numerator, 2**10), Fraction(1, 2**power)
+    (meter,) = alternatives("paper", epsilon, delta)
+    with mpmath.workdps(40):
+        twice_ell = 2 * power * mpmath.log(2)
+        root = (mpmath.sqrt(twice_ell + 2 * mpmath.mpf(float(epsilon))) - mpmath.sqrt(twice_ell)) ** 2
+        near = float(root)
+        before = near if near < root else math.nextafter(near, 0.0)
+    assert meter.limit == math.floor(Fraction(before) * SCALE)
+
+
+# How far each order is from 1, in units of how far the best one is.
+SPREAD = [1 / 4, 1 / 2, 2 / 3, 1, 2, 4, 16, 64, 256]
+
+
+@settings(max_examples=25)
+@given(TARGETS)
+def test_the_standard_orders_share_all_of_delta_around_the_order_that_is_best_for_zcdp(
+    target: tuple[float, float],
+) -> None:
+    epsilon, delta = target
+    (zcdp,), meters = alternatives("zcdp", epsilon, delta), alternatives("renyi", epsilon, delta)
+    orders = [float(meter.order or 0) for meter in meters]
+    assert orders == [round(order, 6) for order in orders]
+    with mpmath.workdps(40):
+        best = best_order_at(mpmath.mpf(zcdp.limit) / 2 / SCALE, epsilon)
+        least = {part: log_delta_at(1 + (best - 1) * mpmath.mpf(part), mpmath.mpf(0), epsilon) for part in SPREAD}
+        paid = [part for part in SPREAD if least[part] < mpmath.log(delta)]
+        shares = {part: 0.8 if part == 1 else 0.2 / (len(paid) - 1) for part in paid}
+        kept = [part for part in paid if least[part] < mpmath.log(delta * shares[part])]
+        reached = [
+            float(mpmath.exp(log_delta_at(mpmath.mpf(order), mpmath.mpf(meter.limit) / SCALE, epsilon)) / delta)
+            for order, meter in zip(orders, meters, strict=True)
+        ]
+    assert orders == pytest.approx([1 + (float(best) - 1) * part for part in kept], rel=1e-4)
+    assert reached == pytest.approx([shares[part] for part in kept], rel=1e-6)
+    assert sum(reached) <= 1
+
+
+def test_the_exact_rule_needs_a_budget_that_was_certified_for_its_target() -> None:
+    epsilon, delta = Fraction(1), Fraction(1, 10**6)
+    budget = Budget(epsilon, delta, ("pure",), Fraction(1, 10**6), 1000, 25)
+    compile_exact = RULES["exact"].alternatives
+    (meter,) = compile_exact(Target(epsilon, delta, budget))
+    assert meter.limit == 1000
+    assert compile_exact(Target(2 * epsilon, 2 * delta, budget)) == (meter,)
+    for target in (Target(epsilon, delta), Target(epsilon / 2, delta, budget), Target(epsilon, delta / 2, budget)):
+        with pytest.raises(InvalidPolicy, match="certified for this target"):
+            compile_exact(target)

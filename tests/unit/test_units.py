@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from odograph import PureDP
 from odograph.core.units import (
+    CEILING,
     DELTA_SCALE,
     SCALE,
     ceil_computed,
@@ -52,6 +53,7 @@ WIDENED = Fraction("0.10000000149011612")
         (2**70 + 1, Fraction(2**70 + 1)),
         (Decimal("0.1"), TENTH),
         (Decimal("1E-30"), Fraction(1, 10**30)),
+        (Decimal("1E-300"), Fraction(1, 10**300)),
         (Fraction(1, 3), Fraction(1, 3)),
         ("0.1", TENTH),
         ("1e-6", Fraction(1, 10**6)),
@@ -121,6 +123,44 @@ def test_negative_numbers_are_refused_with_the_field_and_the_value(value: object
     assert repr(value) in str(caught.value)
 
 
+def test_a_unit_is_what_stored_accounts_were_counted_in() -> None:
+    assert (SCALE, DELTA_SCALE) == (1_000_000_000_000_000, 1_000_000_000_000_000_000)
+    assert CEILING == 2_305_843_009_213_693_952  # two of these fit in 64 bits with a sign
+
+
+@pytest.mark.parametrize(
+    ("longest", "longer"),
+    [
+        ("0" * 400, "0" * 401),
+        (2**1298, 2**1299),
+        (Fraction(1, 2**1298), Fraction(1, 2**1299)),
+        (Fraction(2**650, 2**649 - 1), Fraction(2**650, 2**650 - 1)),
+    ],
+    ids=["digits", "large", "small", "both"],
+)
+def test_a_number_may_be_as_long_as_that_and_no_longer(
+    longest: str | int | Fraction, longer: str | int | Fraction
+) -> None:
+    assert read(longest, "epsilon") == Fraction(longest)
+    with pytest.raises(InvalidGuarantee):
+        read(longer, "epsilon")
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_decimal_with_thousands_of_zeros_is_refused_before_it_is_written_out(sign: str) -> None:
+    with pytest.raises(InvalidGuarantee, match="too large, too small or too long"):
+        read(Decimal(f"1e{sign}9999"), "epsilon")
+    with pytest.raises(InvalidGuarantee, match="must be a finite number"):
+        read(Decimal(f"1e{sign}10000"), "epsilon")
+
+
+def test_a_message_shows_eighty_characters_of_a_value_and_no_more() -> None:
+    for length, shown in ((78, f"'{'x' * 78}'"), (79, f"'{'x' * 76}...")):
+        with pytest.raises(InvalidGuarantee) as caught:
+            read("x" * length, "epsilon")
+        assert f"and {shown} is not" in str(caught.value)
+
+
 def test_a_checker_that_trusts_isfinite_would_let_booleans_and_text_pass() -> None:
     """Negative control: the usual check takes these for numbers."""
 
@@ -172,6 +212,7 @@ def test_padding_goes_outward_and_not_far(value: float) -> None:
     assert exactly(down(value)) < exact * (1 - 16 * Fraction(1, 2**53))
     assert exactly(up(value)) > exact * (1 + 16 * Fraction(1, 2**53))
     assert exactly(up(value)) < exact * (1 + Fraction(1, 2**47))
+    assert exactly(down(value)) > exact * (1 - Fraction(1, 2**47))
     assert up(0.0) == down(0.0) == 0.0
 
 
@@ -233,8 +274,19 @@ def test_rounding_up_in_floats_alone_is_caught() -> None:
     assert all(rounds_up_exactly(ceil_written, ceil_computed, value) for value in values)
 
 
-@given(st.floats(0, 1e16), st.integers(0, 64), st.floats(-1, 1))
+# Floats of any size, and the nearest to whole numbers.
+NEAR = st.one_of(
+    st.floats(0, 1e16),
+    st.tuples(st.integers(1, 10**15), st.integers(-80, 80)).map(lambda pair: _stepped(float(pair[0]), pair[1])),
+    st.tuples(st.integers(1, 2**20), st.integers(-80, 80)).map(lambda pair: _stepped(float(pair[0]), pair[1])),
+)
+
+
+@given(NEAR, st.integers(0, 64), st.one_of(st.sampled_from([-1.0, 1.0]), st.floats(-1, 1)))
 def test_a_sure_ceiling_is_that_of_every_number_that_near(near: float, ulps: int, part: float) -> None:
     sure = ceil_sure(near, ulps)
     true = Fraction(near) * (1 + Fraction(part) * ulps / 2**53)
     assert sure is None or sure == math.ceil(true)
+    # And it is found wherever no whole number is nearly that near: exact arithmetic is for the few.
+    away, reach = abs(Fraction(near) - round(near)), Fraction(near) * ulps / 2**53
+    assert sure is not None or near >= 1e15 or away <= reach * Fraction(101, 100)

@@ -238,8 +238,6 @@ def _log_binomials(steps: int, epsilon: Fraction, lost: NDArray[np.int64]) -> ND
     deviance x log(x/m) - x + m from the mean m for each side. The mean is computed in decimals, because an
     error of its last float64 digit would be multiplied by the distance to it.
     """
-    if not steps:
-        return np.zeros(len(lost))
     with localcontext(Context(prec=_DIGITS)):
         mean = steps / (1 + _decimal(epsilon).exp())
         whole = int(mean)

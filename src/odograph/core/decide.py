@@ -249,7 +249,7 @@ class _Chunk:
         if self.sums is not None:
             return self.total + int(self.sums[taken - 1]), self.skipped
         row = self.row[:taken]
-        priced = row[row >= 0] if int(row.min()) < 0 else row
+        priced = row[row >= 0]
         total, skipped = self.total, self.skipped + taken - priced.size
         if _fits(total, priced):
             return total + int(priced.sum()), skipped

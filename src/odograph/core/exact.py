@@ -190,10 +190,10 @@ def blocks_alone(epsilon: Fraction, delta: Fraction, item: MenuItem) -> int:
     Assumes: as `solve`.
     """
     grid = _menu_grid(epsilon, delta, [item])
-    return min(
-        _largest(values(grid, float(epsilon), members, OUTWARD), delta, _MOST_BLOCKS)
-        for members in _menu_members([item], [(item.name, item.block, 1)], grid.step, delta)
-    )
+    found = _MOST_BLOCKS
+    for members in _menu_members([item], [(item.name, item.block, 1)], grid.step, delta):
+        found = _largest(values(grid, float(epsilon), members, OUTWARD), delta, found)
+    return found
 
 
 def _menu_grid(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem]) -> Grid:

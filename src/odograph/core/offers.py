@@ -217,9 +217,9 @@ def _largest_number(make: Callable[[Numeric], Guarantee], fits: Callable[[float]
     if short > offer and fits(short):
         return make(short)
     # Prices are padded floats, so fitting is monotone up to the last digits; the gate has the last word.
-    while offer > 0.0 and not fits(offer):
+    while not fits(offer):
         offer = _rounded_down(offer * (1.0 - 10.0 ** (1 - _DIGITS)))
-    return make(offer) if offer > 0.0 else None
+    return make(offer)
 
 
 def _largest_steps(make: Callable[[Numeric], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
@@ -238,9 +238,6 @@ def _largest_steps(make: Callable[[Numeric], Guarantee], fits: Callable[[float],
 
 
 def _rounded_down(value: float) -> float:
-    """Return the value cut to `_DIGITS` significant digits."""
-    if value <= 0.0:
-        return 0.0
+    """Return a positive value cut to `_DIGITS` significant digits."""
     scale = _DIGITS - 1 - math.floor(math.log10(value))
-    cut = math.floor(value * 10.0**scale) if scale < 300 else 0
-    return float(f"{cut}e{-scale}")
+    return float(f"{math.floor(value * 10.0**scale)}e{-scale}")

@@ -107,11 +107,11 @@ def _renyi(target: Target) -> tuple[Meter, ...]:
     Assumes: orders and shares fixed before the first step; "some order fits" without shares is not safe.
     """
     meters = []
-    for order, share in target.orders or _standard_orders(target):
+    for order, share in sorted(target.orders or _standard_orders(target), key=lambda pair: pair[0]):
         limit = largest_rdp(float(order), _below(target.epsilon), _below(target.delta * share))
         if limit > 0.0:  # else the order is broken from the start, and would never admit anything
             meters.append(Meter(f"renyi@{float(order):g}", "renyi", _limit(limit), order=order))
-    return named_apart(sorted(meters, key=lambda meter: meter.order or 0))
+    return named_apart(meters)
 
 
 def _standard_orders(target: Target) -> list[tuple[Fraction, Fraction]]:

@@ -111,7 +111,7 @@ def tidy(value: Fraction) -> Number:
         near = float(value)
     except OverflowError:
         return value
-    return near if math.isfinite(near) and Fraction(repr(near)) == value else value
+    return near if Fraction(repr(near)) == value else value
 
 
 def text_of(value: Number) -> str:

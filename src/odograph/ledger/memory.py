@@ -32,7 +32,7 @@ class MemoryStore:
         self._principals: dict[str, str] = {}  # by identity
         _STORES.add(self)
 
-    def after_fork(self) -> None:
+    def after_fork(self) -> None:  # pragma: no cover  in a forked process, which is not measured
         """Renew the lock in a forked process: another thread of the parent may have held it."""
         self._lock = threading.RLock()
 
@@ -41,7 +41,7 @@ class MemoryStore:
 
     def write(self, wants: Wants, work: Work) -> None:
         """Hand out copies, and take them in together when the work is done."""
-        if self._pid != os.getpid():
+        if self._pid != os.getpid():  # pragma: no cover  in a forked process, which is not measured
             raise AccountClosed("this ledger in memory is a copy in a forked process, and a copy is no second budget")
         with self._lock:
             names = {*wants.accounts}
@@ -152,12 +152,12 @@ class MemoryStore:
 _STORES: WeakSet[MemoryStore] = WeakSet()
 
 
-def _after_fork() -> None:
+def _after_fork() -> None:  # pragma: no cover  in a forked process, which is not measured
     for store in _STORES:
         store.after_fork()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 

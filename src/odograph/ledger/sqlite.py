@@ -224,7 +224,7 @@ class SqliteStore:
                 connection.execute("BEGIN")
                 yield connection
             finally:
-                if connection.in_transaction:
+                if connection.in_transaction:  # pragma: no branch  SQLite may have rolled back by itself
                     connection.execute("ROLLBACK")
 
     def _replaced(self) -> LedgerError:

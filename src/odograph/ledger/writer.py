@@ -131,12 +131,12 @@ class Writer:
 _WRITERS: WeakSet[Writer] = WeakSet()
 
 
-def _after_fork() -> None:
+def _after_fork() -> None:  # pragma: no cover  in a forked process, which is not measured
     for writer in _WRITERS:
         writer.renew()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 

@@ -1,0 +1,232 @@
+"""What only one kind of store can meet: errors of its database, older schemas, a file that another process makes."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NoReturn
+
+import psycopg
+import pytest
+
+import odograph as odo
+from odograph import Ledger, LedgerCorrupt, LedgerError, Policy, PureDP
+from odograph.errors import LedgerBusy
+from odograph.ledger.postgres import PostgresStore
+from odograph.ledger.sql import SCHEMA, migrations
+from odograph.ledger.sqlite_errors import translated
+from odograph.ledger.sqlite_files import make_file
+from odograph.ledger.store import Changes, State, Wants
+
+BASIC = Policy(1, 0, rule="basic")
+TENTH = PureDP("0.1")
+
+
+def exported(ledger: Ledger) -> str:
+    file = io.StringIO()
+    ledger.export(file)
+    return file.getvalue()
+
+
+def test_a_copy_of_nothing_makes_a_ledger_of_nothing_and_a_used_one_takes_no_copy(url: str) -> None:
+    with odo.connect("memory://") as origin:
+        empty = exported(origin)
+        origin.open_account("a", BASIC)
+        copy = exported(origin)
+    with odo.connect(url) as ledger:
+        assert ledger.import_(io.StringIO(empty)).entries == 0
+        assert ledger.accounts() == ()
+        ledger.open_account("b", BASIC)
+        for text in (empty, copy):
+            with pytest.raises(LedgerError, match="not empty"):
+                ledger.import_(io.StringIO(text))
+        assert [account.name for account in ledger.accounts()] == ["b"]
+        ledger.verify()
+
+
+# PostgreSQL.
+
+RAISES = """
+CREATE FUNCTION odograph.trouble() RETURNS trigger LANGUAGE plpgsql AS
+    $$BEGIN RAISE EXCEPTION 'trouble' USING ERRCODE = '{code}'; END$$;
+CREATE TRIGGER trouble BEFORE INSERT ON odograph.entries FOR EACH ROW EXECUTE FUNCTION odograph.trouble();
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        ("40001", LedgerBusy, "were first 20 times"),  # serialization failure
+        ("23505", LedgerBusy, "were first 20 times"),  # unique violation
+        ("57014", LedgerBusy, "another process holds"),  # cancelled
+        ("53100", LedgerError, "cannot be written"),  # disk full
+        ("XX001", LedgerCorrupt, "is damaged"),
+        ("XX002", LedgerCorrupt, "is damaged"),  # of an index
+        ("22012", LedgerError, "could not be used"),  # anything else
+    ],
+)
+def test_an_error_of_the_server_is_told_as_what_it_means_and_charges_nothing(
+    postgres_url: str, code: str, error: type[LedgerError], says: str
+) -> None:
+    with odo.connect(postgres_url) as ledger, psycopg.connect(postgres_url, autocommit=True) as owner:
+        account = ledger.open_account("a", BASIC)
+        owner.execute(RAISES.format(code=code).encode())
+        with pytest.raises(error, match=says):
+            account.spend(TENTH, key="q")
+        owner.execute("DROP TRIGGER trouble ON odograph.entries")
+        assert not account.spend(TENTH, key="q").repeated
+        ledger.verify()
+
+
+def test_a_database_that_is_read_only_takes_no_charge(postgres_url: str) -> None:
+    name = postgres_url.rpartition("/")[2]
+    with odo.connect(postgres_url) as ledger:
+        ledger.open_account("a", BASIC)
+    with psycopg.connect(postgres_url, autocommit=True) as owner:
+        owner.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
+    with odo.connect(postgres_url) as ledger:
+        assert ledger.account("a").size == 1
+        with pytest.raises(LedgerError, match=r"cannot be written|could not be used"):
+            ledger.account("a").spend(TENTH)
+
+
+def test_an_older_schema_is_brought_to_the_current_one(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as owner:
+        owner.execute(migrations("postgres")[0].encode())
+        owner.execute("DELETE FROM odograph.schema_version")
+        owner.execute("INSERT INTO odograph.schema_version (version) VALUES (1)")
+        with odo.connect(postgres_url) as ledger:
+            assert ledger.accounts() == ()
+            assert owner.execute("SELECT version FROM odograph.schema_version").fetchall() == [(SCHEMA,)]
+            ledger.open_account("a", BASIC).spend(TENTH)
+            ledger.verify()
+
+
+def test_an_interrupt_in_the_middle_leaves_no_transaction_open(postgres_url: str) -> None:
+    def interrupted(_: State) -> NoReturn:
+        raise KeyboardInterrupt
+
+    store = PostgresStore(postgres_url)
+    with odo.connect(postgres_url) as ledger:
+        account = ledger.open_account("a", BASIC)
+        with pytest.raises(KeyboardInterrupt):
+            store.write(Wants(frozenset(["a"])), interrupted)
+        account.spend(TENTH)  # the row is not locked
+        seen: list[int] = []
+
+        def look(state: State) -> Changes:
+            seen.append(state.balances["a"].sequence)
+            return Changes()
+
+        store.write(Wants(frozenset(["a"])), look)
+        assert seen == [1]
+    store.close()
+
+
+TROUBLED = """
+CREATE FUNCTION odograph.trouble() RETURNS boolean LANGUAGE plpgsql AS
+    $$BEGIN RAISE EXCEPTION 'trouble' USING ERRCODE = '57014'; END$$;
+ALTER TABLE odograph.accounts RENAME TO kept;
+CREATE VIEW odograph.accounts AS SELECT * FROM odograph.kept WHERE odograph.trouble();
+"""
+
+
+def test_a_read_that_is_cancelled_is_busy_and_the_connection_goes_on(postgres_url: str) -> None:
+    with odo.connect(postgres_url) as ledger, psycopg.connect(postgres_url, autocommit=True) as owner:
+        account = ledger.open_account("a", BASIC)
+        owner.execute(TROUBLED.encode())
+        with pytest.raises(LedgerBusy, match="another process holds"):
+            account.totals  # noqa: B018  reading it is what is tested
+        owner.execute("DROP VIEW odograph.accounts; ALTER TABLE odograph.kept RENAME TO accounts")
+        assert account.totals.steps == 0
+
+
+def test_an_option_that_no_database_has_is_refused() -> None:
+    with pytest.raises(LedgerError, match="is not a database that can be used"):
+        odo.connect("postgresql://localhost/ledger?nonsense=1").accounts()
+
+
+# SQLite.
+
+
+class Meanwhile(io.StringIO):
+    """A copy whose reading takes so long that another process makes a ledger."""
+
+    def __init__(self, text: str, url: str) -> None:
+        super().__init__(text)
+        self.url = url
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        with odo.connect(self.url) as other:
+            other.open_account("other", BASIC)
+        yield from io.StringIO(self.getvalue())
+
+
+def test_a_copy_does_not_take_the_place_of_a_ledger_that_was_made_meanwhile(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with odo.connect("memory://") as origin:
+        origin.open_account("a", BASIC)
+        copy = exported(origin)
+    with odo.connect(url) as ledger:
+        with pytest.raises(LedgerError, match="another process has just made"):
+            ledger.import_(Meanwhile(copy, url))
+        assert [account.name for account in ledger.accounts()] == ["other"]
+        ledger.verify()
+    assert not [*tmp_path.glob(".*")]
+
+
+def test_a_file_that_is_there_and_in_use_is_not_made_again(tmp_path: Path) -> None:
+    def never(_: Path) -> NoReturn:
+        raise AssertionError
+
+    with odo.connect(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.open_account("a", BASIC)
+        assert (tmp_path / "ledger.db-wal").exists()
+        assert not make_file(tmp_path / "ledger.db", never)
+        ledger.verify()
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="cannot be reached"):
+        odo.connect(f"sqlite:///{tmp_path}/{'x' * 300}").open_account("a", BASIC)
+
+
+def test_a_file_beside_which_nothing_can_be_locked_takes_no_charge(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with odo.connect(url) as ledger:
+        ledger.open_account("a", BASIC)
+    (tmp_path / "ledger.db-turn").unlink()
+    (tmp_path / "ledger.db-turn").mkdir()
+    with odo.connect(url) as ledger:
+        with pytest.raises(LedgerError, match="cannot be written"):
+            ledger.account("a").spend(TENTH)
+        assert ledger.account("a").totals.steps == 0
+
+
+def test_a_principal_that_is_stored_and_not_found_is_damage(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with odo.connect(url, principal="ana") as ledger:
+        ledger.open_account("a", BASIC)
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as owner:
+        owner.execute(
+            "CREATE TRIGGER lost AFTER INSERT ON principals BEGIN DELETE FROM principals WHERE name = NEW.name; END"
+        )
+    with odo.connect(url, principal="zoe") as ledger, pytest.raises(LedgerCorrupt, match="stored and is not found"):
+        ledger.account("a").spend(TENTH)
+
+
+@pytest.mark.parametrize(
+    ("problem", "error", "says"),
+    [
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), LedgerCorrupt, "is damaged"),
+        (sqlite3.ProgrammingError("closed"), LedgerError, r"could not be used \(closed\)"),
+    ],
+)
+def test_an_error_that_has_no_code_of_sqlite_is_told_too(
+    problem: sqlite3.Error | UnicodeDecodeError, error: type[LedgerError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        raise translated(problem)
