@@ -155,7 +155,7 @@ class Books(RuleBasedStateMachine):
                 model.keys["ana", key] = request, name
 
     @precondition(lambda self: self.model.policies)
-    @rule(request=requests, key=keys, who=principals, verb=st.sampled_from(["spend", "spend", "reserve"]))
+    @rule(request=requests, key=keys, who=principals, verb=st.sampled_from(["spend", "reserve"]))
     def charge(self, request: dict[int, Guarantee], key: str | None, who: str, verb: str) -> None:
         model, asked = self.model, self.named(request)
         used = model.keys.get((who, key or ""))
@@ -189,7 +189,7 @@ class Books(RuleBasedStateMachine):
             assert self.ledger.decide(asked).admitted == (expected is None)
 
     @precondition(lambda self: self.model.resolved)
-    @rule(index=st.integers(0, 99), verb=st.sampled_from(["commit", "void"]), who=principals)
+    @rule(index=st.integers(0, 99), verb=st.sampled_from(["commit", "void", "void"]), who=principals)
     def resolve(self, index: int, verb: str, who: str) -> None:
         held = sorted(self.model.resolved)[index % len(self.model.resolved)]
         before = self.model.resolved[held]
@@ -218,10 +218,10 @@ class Books(RuleBasedStateMachine):
         self.ledger.verify()
 
     @precondition(lambda self: self.model.policies)
-    @rule(trust=st.booleans())
-    def round_trip(self, trust: bool) -> None:  # noqa: FBT001  drawn, not chosen
-        """Go on in a copy; without a checkpoint every account of it is closed."""
-        file = io.StringIO()
+    @rule(sure=st.integers(0, 3))
+    def round_trip(self, sure: int) -> None:
+        """Go on in a copy; without a checkpoint, not too often, every account of it is closed."""
+        trust, file = sure > 0, io.StringIO()
         checkpoint = self.ledger.export(file)
         self.ledger.close()
         empty(self.url)

@@ -152,7 +152,7 @@ class PostgresStore:
 
     def _leave_fork(self) -> None:
         """Start anew in a forked process: the parent still speaks through these connections."""
-        if self._pid != os.getpid():
+        if self._pid != os.getpid():  # pragma: no cover  in a forked process, which is not measured
             _LEFT_ALONE.append((self._writer, self._reader))
             self._renew()
 

@@ -322,7 +322,7 @@ class SqliteSnapshot:
 def _commit(connection: sqlite3.Connection) -> None:
     try:
         connection.execute("COMMIT")
-    except sqlite3.OperationalError as problem:
+    except sqlite3.OperationalError as problem:  # pragma: no cover  a disk fails in a test, which is not measured
         if code_of(problem) != sqlite3.SQLITE_IOERR:
             raise
         # What reached the disk before it failed may be found there after a restart.

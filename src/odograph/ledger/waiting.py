@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final, Generic, TypeVar
 
 from odograph.errors import LedgerBusy
@@ -15,12 +15,16 @@ T = TypeVar("T")
 
 
 class Waiting(Generic[T]):
-    """A queue of at most `places`, of which one client may fill half. Whoever shares it between threads locks it."""
+    """A queue of at most `places`, of which one client may fill half. Whoever shares it between threads locks it.
+
+    An interrupt after any call in it loses nobody: at worst somebody is both in a group and in the queue, and the
+    count is wrong by one, until `remove` is called.
+    """
 
     def __init__(self, places: int) -> None:
         self._places = places
         self._count = 0
-        self._clients: dict[str, deque[T]] = {}  # in the order of their turns
+        self._clients: OrderedDict[str, deque[T]] = OrderedDict()  # in the order of their turns, and none is empty
 
     def __len__(self) -> int:
         """Return how many wait."""
@@ -38,8 +42,9 @@ class Waiting(Generic[T]):
                 f"{self._count} requests are waiting to be written, as many as may; nothing was charged. Try again"
             )
         if own is None:
-            own = self._clients[client] = deque()
-        own.append(one)
+            self._clients[client] = deque([one])
+        else:
+            own.append(one)
         self._count += 1
 
     def take(self, group: list[T], most: int = GROUP) -> None:
@@ -47,23 +52,24 @@ class Waiting(Generic[T]):
         clients = self._clients
         while clients and len(group) < most:
             client, own = next(iter(clients.items()))
-            if own:
-                group.append(own[0])  # before it is out of the queue: an interrupt may not lose it
+            group.append(own[0])  # before it is out of the queue: an interrupt may not lose it
+            if len(own) == 1:
+                del clients[client]
+            else:
                 own.popleft()
-                self._count -= 1
-            del clients[client]
-            if own:
-                clients[client] = own  # at the end of the order
+                clients.move_to_end(client)
+            self._count -= 1
 
     def remove(self, client: str, one: T) -> None:
-        """Let one wait no more, if it does; count afresh, as an interrupt may come between a queue and the count."""
+        """Let one wait no more, if it does, and count afresh."""
         own = self._clients.get(client)
         if own is not None and one in own:
-            own.remove(one)
-            if not own:
+            if len(own) == 1:
                 del self._clients[client]
+            else:
+                own.remove(one)
         self._count = sum(map(len, self._clients.values()))
 
     def first(self) -> T | None:
         """Return the one whose turn is next."""
-        return next((own[0] for own in self._clients.values() if own), None)
+        return next((own[0] for own in self._clients.values()), None)
