@@ -112,10 +112,11 @@ def anywhere(ledger: Ledger, threads: int, interrupts: int) -> None:
 def main(url: str, how: str, *numbers: int) -> None:
     """Spend once more when it is over."""
     faulthandler.dump_traceback_later(40, exit=True)  # should it be blocked, it says where
+    for number in (signal.SIGALRM, signal.SIGINT):  # a program in the background may have been told to ignore it
+        signal.signal(number, signal.default_int_handler)
     ledger = ledger_at(url)
     ledger.spend({"a": COST}, key="first")
     if how == "anywhere":
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
         anywhere(ledger, *numbers)
     else:
         {"waiting": waiting, "locked": locked}[how](ledger, url.removeprefix("sqlite:///"))
