@@ -78,6 +78,7 @@ def main() -> int:
     if chosen.few:
         folder = Path(tempfile.mkdtemp(prefix="bench-"))
         chosen.out, chosen.images = folder / "RESULTS.md", folder
+    chosen.images.mkdir(parents=True, exist_ok=True)
     scripts = [script for script in SCRIPTS if not chosen.only or script.name in chosen.only]
     parts = []
     for number, script in enumerate(scripts, 1):
