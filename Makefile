@@ -23,7 +23,7 @@ menu:
 	@echo "make test      run the test suite (long simulations reduced)"
 	@echo "make test-all  run the test suite in full"
 	@echo "make coverage  see that tests reach every branch of the mathematics and of the ledger"
-	@echo "make mutants   break what must not be wrong, one line at a time, and see a test go red (an hour)"
+	@echo "make mutants   break what must not be wrong, one line at a time, and see a test go red (a quarter of an hour)"
 	@echo "make check     formatting, lint, types, architecture"
 	@echo "make format    rewrite files in the project's format"
 	@echo "make figures   draw the paper's figures and ours into figures/"

@@ -91,6 +91,7 @@ def test_a_database_that_is_read_only_takes_no_charge(postgres_url: str) -> None
         assert ledger.account("a").size == 1
         with pytest.raises(LedgerError, match=r"cannot be written|could not be used"):
             ledger.account("a").spend(TENTH)
+        assert ledger.account("a").totals.steps == 0
 
 
 def test_an_older_schema_is_brought_to_the_current_one(postgres_url: str) -> None:

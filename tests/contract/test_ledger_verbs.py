@@ -323,7 +323,7 @@ def test_time_is_the_store_s_and_never_earlier_than_the_last_entry(
     ledger: Ledger, account: LedgerAccount, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where.startswith("postgresql"):
-        pytest.skip("its clock is the server's")
+        pytest.skip("PostgreSQL has its server's clock, and a test cannot set that")
     before = account.spend(TENTH).time
     now = time.time_ns()
     monkeypatch.setattr(time, "time_ns", lambda: now - 3600 * 10**9)  # the clock was set back by an hour
@@ -348,7 +348,7 @@ def test_an_expired_reservation_stays_expired_when_the_clock_is_set_back(
     ledger: Ledger, account: LedgerAccount, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where.startswith("postgresql"):
-        pytest.skip("its clock is the server's")
+        pytest.skip("PostgreSQL has its server's clock, and a test cannot set that")
     now = time.time_ns()
     held = account.reserve(TENTH, expires=60)
     monkeypatch.setattr(time, "time_ns", lambda: now + 3600 * 10**9)

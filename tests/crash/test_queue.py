@@ -33,6 +33,7 @@ from odograph.ledger.memory import MemoryStore
 from odograph.ledger.requests import Made
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Changes, State, Store, Wants, Work
+from odograph.ledger.waiting import Waiting
 from odograph.ledger.writer import Writer, carry_out
 
 HERE = Path(__file__).parent
@@ -252,6 +253,11 @@ def test_a_thread_that_is_interrupted_or_late_at_any_moment_blocks_nobody_and_lo
     before: int, after: int, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
     monkeypatch.setattr("odograph.ledger.writer._GLANCE", 0.005)
+    disturb_at_every_moment(before, after, late=late)
+
+
+def disturb_at_every_moment(before: int, after: int, *, late: bool) -> None:
+    """Queue up again and again, and interrupt or delay a thread after each of its calls in turn."""
     desk, acted = Desk(MemoryStore(), group=2), threading.Event()
 
     def act() -> None:
@@ -279,6 +285,23 @@ def test_a_thread_that_is_interrupted_or_late_at_any_moment_blocks_nobody_and_lo
     assert moment > 5
     desk.ledger.verify()
     assert all(found == {"a": 1} for found in charges(desk.ledger).values())
+
+
+class Counting(Waiting[Any]):
+    """Takes one off the count instead of counting afresh."""
+
+    def remove(self, client: str, one: object) -> None:
+        counted, waits = self._count, one in self._clients.get(client, ())
+        super().remove(client, one)
+        self._count = counted - waits
+
+
+def test_a_queue_that_an_interrupt_leaves_miscounted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("odograph.ledger.writer._GLANCE", 0.005)
+    monkeypatch.setattr("odograph.ledger.writer.Waiting", Counting)
+    monkeypatch.setattr(sys.modules[__name__], "PATIENCE", 1.0)
+    with pytest.raises((AssertionError, ValueError)):
+        disturb_at_every_moment(0, 1, late=False)
 
 
 @pytest.mark.parametrize(("waiting", "full"), [(4, True), (100, False)])
