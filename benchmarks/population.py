@@ -210,7 +210,7 @@ def main() -> None:
     """Print the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--people", type=int, default=10**7)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--spark", action="store_true", help="also Spark, which takes minutes")
     parser.add_argument("--growth", type=Path, help="plot 10^5 to 10^8 people into this file")
     chosen = parser.parse_args()

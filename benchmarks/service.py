@@ -126,8 +126,8 @@ def report(title: str, ours: list[Load], floor: list[Load], times: int, wanted: 
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=13)
+    parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--few", action="store_true", help="one round of a second, to see that it runs")
     chosen = parser.parse_args()
     if chosen.few:
