@@ -218,7 +218,7 @@ def main() -> None:
         f"Python {platform.python_version()}, NumPy {np.__version__}, {os.cpu_count()} cores; {chosen.rounds} rounds"
     )
     for spent in (0.0, 0.1, 0.5):
-        kernel(chosen.people, spent, chosen.rounds)
+        kernel(chosen.people, spent, 5 * chosen.rounds)  # they are short, and a busy moment lasts for many of them
     sparse(chosen.people, chosen.rounds)
     duck(chosen.people, chosen.rounds)
     if chosen.spark:
