@@ -55,8 +55,8 @@ async def start_process(settings: Settings, its_end: socket.socket) -> Ended:
 
     async def ended() -> None:
         try:
-            async with asyncio.timeout(_GRACE):
-                await process.wait()
+            # Not `asyncio.timeout`: before Python 3.11.4 it raises no TimeoutError in a task that is being cancelled.
+            await asyncio.wait_for(process.wait(), _GRACE)
         except TimeoutError:
             # It is stopped, or waits for what does not answer; a charge is written whole or not at all.
             process.kill()
