@@ -115,13 +115,22 @@ def test_another_request_is_a_conflict(
 def test_reserving_again_is_the_same_reservation(ledger: Ledger) -> None:
     first = ledger.account("jan").reserve(TENTH, key="q", expires=3600)
     again = ledger.account("jan").reserve(TENTH, key="q", expires=60)
-    assert (again.id, again.expires, again.receipt.repeated) == (first.id, first.expires, True)
+    assert (again.id, again.expires, again.repeated) == (first.id, first.expires, True)
     assert spent(ledger) == Fraction(1, 10)
     first.void("not run")
     with pytest.raises(ReservationResolved):  # its receipt pays for nothing any more
         ledger.account("jan").reserve(TENTH, key="q")
     assert spent(ledger) == 0  # a voided reservation is not charged again by its key
     assert ledger.account("jan").pending == ()
+
+
+def test_a_reservation_that_was_committed_is_shown_as_repeated(ledger: Ledger) -> None:
+    first = ledger.account("jan").reserve(TENTH, key="q")
+    first.commit()
+    again = ledger.account("jan").reserve(TENTH, key="q")
+    assert (first.repeated, again.repeated) == (False, True)
+    assert (repr(first), repr(again)) == (f"<Reservation {first.id}>", f"<Reservation {first.id}, repeated>")
+    assert spent(ledger) == Fraction(1, 10)
 
 
 def test_opening_again_is_the_same_account(ledger: Ledger) -> None:

@@ -36,6 +36,11 @@ class Reservation:
         self.voided = False  # through this object
 
     @property
+    def repeated(self) -> bool:
+        """Whether its key was used before: what it pays for was begun then, and is not to be begun again."""
+        return self.receipt.repeated
+
+    @property
     def expires(self) -> datetime | None:
         """Until when it can be voided."""
         return self.receipt.expires
@@ -57,7 +62,7 @@ class Reservation:
 
     def __repr__(self) -> str:
         until = "" if self.expires is None else f", expires {self.expires:%Y-%m-%d %H:%M:%S} UTC"
-        return f"<Reservation {self.id}{until}>"
+        return f"<Reservation {self.id}{until}{', repeated' if self.repeated else ''}>"
 
 
 class LedgerAccount:
@@ -144,7 +149,10 @@ class LedgerAccount:
         expires: timedelta | float | None = None,
         note: str = "",
     ) -> Reservation:
-        """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
+        """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided.
+
+        A key that was used before gives the same reservation, `repeated`, also once it was committed.
+        """
         receipt = self._books.charge("reserve", {self.name: cost}, key, note, microseconds(expires))
         return Reservation(self._books, receipt)
 
@@ -158,7 +166,7 @@ class LedgerAccount:
         """
         verb = "reserve" if self._books.resolves else "spend"
         reservation = Reservation(self._books, self._books.charge(verb, {self.name: cost}, key, note))
-        if reservation.receipt.repeated:
+        if reservation.repeated:
             raise IdempotencyConflict(
                 f"key {key!r} was used before, so what it paid for ran, or may have ({reservation.id}); nothing was"
                 " charged. Another run needs another key, and is charged"
