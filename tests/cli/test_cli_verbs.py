@@ -382,6 +382,16 @@ def test_with_json_an_error_is_a_document_on_standard_error(arguments: tuple[str
     assert error["decision"] is None
 
 
+def test_a_name_that_is_taken_is_refused_with_advice_for_the_command_line() -> None:
+    opened()
+    line = failed(5, "open", "census", "--epsilon", "1", "--delta", "1e-6")
+    assert "there is an account 'census' already: see odograph show census." in line
+    assert "under another name with --successor-of census" in line
+    assert "ledger." not in line
+    opened("later", "--successor-of", "census")
+    assert document("show", "census")["entries"] == 1
+
+
 def test_account_names_are_completed_from_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("jan", "june", "feb"):
         opened(name)

@@ -36,6 +36,7 @@ from odograph.errors import (
     UnprovenComposition,
 )
 from odograph.population.kernel import SPENT
+from odograph.population.versions import Versions
 
 pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
@@ -305,6 +306,75 @@ def test_files_that_are_gone_are_missed_in_our_own_words(peoples: Peoples) -> No
         people.charge(SMALL, key="a")
     assert took(other.charge(SMALL, key="b")) == {0, 1, 2}
     assert len(people.history()) == 1
+
+
+@pytest.mark.parametrize("typo", [True, False])
+def test_a_location_without_the_files_is_refused_when_a_population_is_opened(
+    peoples: Peoples, tmp_path: Path, *, typo: bool
+) -> None:
+    people, other = peoples.create(3), peoples.create(3, name="other")
+    people.charge(SMALL, key="a")
+    place = tmp_path / "typo" if typo else location_of(other)
+    before = versions_in(location_of(other))
+    with pytest.raises(LedgerError) as caught:
+        peoples.open(location=place)
+    message = str(caught.value)
+    assert f"there is no version 1 of 'people' in {place}" in message
+    assert "pass the location that it was made with" in message
+    assert "nothing was charged" in message
+    assert versions_in(location_of(other)) == before
+    assert took(peoples.open(location=location_of(people)).charge(SMALL, key="b")) == {0, 1, 2}
+
+
+def test_a_version_that_is_gone_is_missed_by_its_number_and_nobody_is_charged(dense: Peoples) -> None:
+    people = dense.create(3)
+    shutil.rmtree(current(dense.ledger, people))
+    asked: list[Callable[[], object]] = [
+        lambda: people.charge(SMALL, key="a"),
+        lambda: people.run(len, [1, 2, 3], SMALL, key="a"),
+    ]
+    for ask in asked:
+        with pytest.raises(LedgerError, match=r"there is no version 0 of 'people' in .*; nothing was charged"):
+            ask()
+    people.close()
+    assert len(dense.open(location=location_of(people)).history()) == 2
+
+
+def test_a_version_that_another_process_has_left_behind_is_not_missed(
+    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    people, other, found = dense.create(3), dense.open(), Versions.folder
+
+    def slowly(own: Versions, state: str) -> Path:
+        monkeypatch.setattr(Versions, "folder", found)
+        for key in ("a", "b"):
+            other.charge(SMALL, key=key)
+        return found(own, state)
+
+    monkeypatch.setattr(Versions, "folder", slowly)
+    again = dense.open(location=location_of(people))
+    assert took(again.charge(SMALL, key="c")) == {0, 1, 2}
+    assert len(people.history()) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [("sqlite:///x.db", "'sqlite:///x.db'"), ("postgresql://ana:hunter2@db/x", "a str"), (None, "a NoneType")],
+)
+def test_a_ledger_that_is_none_is_refused_by_name_and_without_a_password(
+    tmp_path: Path,
+    wrong: Any,  # noqa: ANN401  no ledger
+    said: str,
+) -> None:
+    asked: list[Callable[[], object]] = [
+        lambda: Population.create("people", BASIC, ledger=wrong, location=tmp_path / "people", ids=3),
+        lambda: Population.open("people", ledger=wrong),
+    ]
+    for ask in asked:
+        with pytest.raises(InvalidPolicy) as caught:
+            ask()
+        assert str(caught.value) == f"ledger must be a Ledger, as from odograph.connect(...), and {said} is not"
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_population_that_could_not_be_made_leaves_its_place_free(dense: Peoples, tmp_path: Path) -> None:

@@ -234,6 +234,38 @@ def test_sizes_must_be_one_for_each_record(dense: Peoples, sizes: Any) -> None: 
         people.run(Watched(), np.ones(5), odo.rowwise(PureDP)(sizes), key="a")
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_a_price_that_is_not_finite_is_refused_as_such_before_anybody_is_charged(
+    dense: Peoples, wrong: float
+) -> None:
+    people, records = dense.create(5, compiled=BASIC), np.array([0.1, 0.2, wrong, 0.3, 0.4])
+    with pytest.raises(InvalidGuarantee, match=f"prices must be finite, and one is {wrong}"):
+        people.run(Watched(), records, odo.rowwise(PureDP)(lambda own, _: own), key="a")
+    assert len(people.history()) == 1
+
+
+@pytest.mark.parametrize(("price", "said"), [(lambda own, _: own / 10, "a float"), (lambda *_: [7731], "a list")])
+def test_a_plain_function_that_returns_no_guarantee_is_told_about_rowwise(
+    dense: Peoples,
+    price: Any,  # noqa: ANN401  a wrong function
+    said: str,
+) -> None:
+    people = dense.create(3, compiled=BASIC)
+    with pytest.raises(InvalidGuarantee, match=r"prices must be .*@odograph.rowwise\(PureDP\)") as caught:
+        people.run(Watched(), [0.25, 0.5, 0.75], price, key="a")
+    assert f"returned {said}." in str(caught.value)
+    assert "7731" not in str(caught.value)
+    assert len(people.history()) == 1
+
+
+@pytest.mark.parametrize(("wrong", "said"), [(shares_of_all, "a function"), (0.7731, "a float")])
+def test_what_is_no_price_is_refused_by_its_type(dense: Peoples, wrong: Any, said: str) -> None:  # noqa: ANN401
+    people = dense.create(3, compiled=BASIC)
+    with pytest.raises(InvalidGuarantee, match=rf"prices must be .*, and {said} is not; nothing was charged"):
+        people.charge(wrong, key="a")
+    assert len(people.history()) == 1
+
+
 def test_a_key_that_was_used_before_is_refused_and_runs_nothing(dense: Peoples) -> None:
     people, watched = dense.create(3, compiled=BASIC), Watched()
     people.run(watched, np.ones(3), PureDP("0.1"), key="a")
@@ -257,6 +289,7 @@ def test_records_that_are_not_one_for_each_person_are_refused_before_anybody_is_
         for prices in (PureDP("0.1"), lambda _, __: PureDP("0.1")):
             with pytest.raises(InvalidGuarantee) as caught:
                 people.run(Watched(), records, prices, key="a")
+            assert "more, or fewer" in str(caught.value)
             assert not set("456") & set(str(caught.value))
     assert dense.state(people) == dict.fromkeys(range(5), (0, 0)), "a step was charged that could not run"
 

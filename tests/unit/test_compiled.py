@@ -12,7 +12,7 @@ import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, Policy, Price, PureDP, compile_policy, parallel
 from odograph.core.menu import LossDistribution
 from odograph.core.meters import CLOCKS, Meter
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidPolicy, UnprovenComposition
 
 EXACT_POLICY = Policy(1, 1e-6)
 CURVE = RDP((2, 8, 32), ("0.01", "0.04", "0.16"))
@@ -102,6 +102,16 @@ def test_the_curve_of_a_listed_mechanism_has_no_price_for_neighbours_that_it_is_
         compiled = compile_policy(policy)
         amounts = zip(compiled.meters, odo.price(compiled, cost).amounts, strict=True)
         assert {m.clock for m, amount in amounts if m.limit is not None and amount} == clocks
+
+
+def test_a_listed_mechanism_is_not_covered_by_a_rule_that_reads_no_menu_and_the_message_says_so() -> None:
+    policy = Policy(1, 1e-6, rule="zcdp", menu=[item("add-remove")])
+    for cost in (Mechanism("response"), Mechanism("response", 1, CURVE)):
+        with pytest.raises(UnprovenComposition) as caught:
+            odo.price(compile_policy(policy), cost)
+        message = str(caught.value)
+        assert "the policy's menu lists it, and only rule='exact', or a share of it, reads a menu" in message
+        assert "renyi" not in message
 
 
 def test_a_stored_policy_with_the_alternatives_of_another_rule_is_refused() -> None:

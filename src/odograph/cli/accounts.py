@@ -17,6 +17,7 @@ from odograph.core.odometers import Reading
 from odograph.core.offers import offers_of, standing, used
 from odograph.core.policy import Policy
 from odograph.core.rules import RULES
+from odograph.errors import AccountExists
 from odograph.ledger.account import LedgerAccount
 
 __all__ = ["accounts", "close", "open_", "show"]
@@ -57,9 +58,15 @@ def open_(  # noqa: PLR0913  each is one choice, fixed for ever
     with progress("solving the exact rule", quiet=at.json) as report:
         compiled = compile_policy(policy, progress=report)
     with at.ledger() as ledger:
-        account = ledger.open_account(
-            name, compiled, parent=parent, successor_of=successor_of, dataset=dataset, key=key, note=note
-        )
+        try:
+            account = ledger.open_account(
+                name, compiled, parent=parent, successor_of=successor_of, dataset=dataset, key=key, note=note
+            )
+        except AccountExists as problem:  # the library's own advice is in Python
+            raise AccountExists(
+                f"there is an account {name!r} already: see odograph show {name}. A new policy is a new account,"
+                f" opened under another name with --successor-of {name}"
+            ) from problem
         lifetime = account.lifetime
         lines = [f"opened {name} in {ledger.url}: {policy.promise}, by the rule {policy.rule_text}"]
         lines += [f"lifetime promise {lifetime}"] if lifetime else []

@@ -192,6 +192,8 @@ def _advice(policy: Policy, guarantee: Guarantee) -> str:
     head = f"no theorem covers {guarantee} under rule {names}"
     listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
     if isinstance(guarantee, Mechanism):
+        if any(item.name == guarantee.name for item in policy.menu):
+            return f"{head}: the policy's menu lists it, and only rule='exact', or a share of it, reads a menu"
         head += f": the policy's menu lists {listed}, and is fixed when the policy is made"
         if not guarantee.curve:
             return head

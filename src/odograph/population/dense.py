@@ -154,7 +154,11 @@ class Dense:
     def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as engines have it
         """Raise unless there is a record for each person."""
         if not hasattr(records, "__len__") or len(records) != _read(folder).people:
-            raise InvalidGuarantee("records must be one for each person, in the order of ids; nothing was charged")
+            # How many there are says how many people there are, which is nobody's to see.
+            raise InvalidGuarantee(
+                "records must be one for each person who is or was here, in the order of ids, and these are more, or"
+                " fewer, or not to be counted; nothing was charged"
+            )
 
     def records(self, site: Site, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
         """Return the rows of an array, or the items of a sequence, in the order of the ids."""

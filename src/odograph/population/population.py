@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from odograph.errors import (
 )
 from odograph.integrations.opendp import noisy
 from odograph.ledger.books import Opened
-from odograph.ledger.entries import Entry, check_name, text_of
+from odograph.ledger.entries import Entry, check_name, shown, text_of
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.receipts import Past
@@ -172,7 +173,11 @@ class Population:
         books = _local(ledger)
         about = _about(books.opened(name))
         versions = Versions(Path(location or str(about["location"])).absolute())
-        return cls(books, name, engine_named(str(about["engine"]), session, memory_limit), versions)
+        found = cls(books, name, engine_named(str(about["engine"]), session, memory_limit), versions)
+        if location:
+            with suppress(AccountClosed):  # it takes no steps, and still answers old keys
+                found._current()
+        return found
 
     @property
     def policy(self) -> Policy:
@@ -228,7 +233,7 @@ class Population:
         if id(mechanism) not in self._tried:
             mechanism(self._engine.nobody(records), **known)
             self._tried[id(mechanism)] = mechanism
-        self._engine.check(self._site, self._site.versions.folder(pointer_of(self._last()).state), records)
+        self._engine.check(self._site, self._current(), records)
         if not isinstance(prices, (Prices, *KINDS)) and not self._engine.in_order:
             raise InvalidGuarantee(
                 "prices by a function need people in an order, as the numpy engine has them: pass Prices with a table"
@@ -288,7 +293,7 @@ class Population:
         versions, before = self._site.versions, pointer_of(last)
         folder = versions.begin(before.version + 1)
         try:
-            work(versions.folder(before.state), folder)
+            work(self._folder(before), folder)
             versions.finish(folder)
         except BaseException as problem:
             versions.discard(folder)
@@ -333,6 +338,27 @@ class Population:
             raise AccountClosed(f"{self.name!r} is closed and takes no new steps; nothing was charged")
         return self._books.entry(self.name, balance.sequence)
 
+    def _current(self) -> Path:
+        """Return the folder of the current version, or raise what `_folder` raises."""
+        last = self._last()
+        try:
+            return self._folder(pointer_of(last))
+        except LedgerError:
+            # Another process may have moved on, and cleaned up behind itself.
+            if self._last() == last:
+                raise
+        return self._current()
+
+    def _folder(self, pointer: Pointer) -> Path:
+        """Return the folder of a version, if it is there."""
+        folder = self._site.versions.folder(pointer.state)
+        if not folder.is_dir():
+            raise LedgerError(
+                f"there is no version {pointer.version} of {self.name!r} in {folder.parent}: pass the location that"
+                " it was made with, or the one that its files were moved to; nothing was charged"
+            )
+        return folder
+
     def _again(self, sequence: int) -> TakingPart:
         return self._told(self._books.entry(self.name, sequence), again=True)
 
@@ -359,7 +385,12 @@ def _about(opened: Opened) -> Mapping[str, Any]:
     return opened.population
 
 
-def _local(ledger: Ledger) -> LocalBooks:
+def _local(ledger: object) -> LocalBooks:
+    if not isinstance(ledger, Ledger):
+        # Another address may have a password in it.
+        file = isinstance(ledger, str) and ledger.startswith("sqlite:")
+        what = shown(ledger) if file else f"a {type(ledger).__name__}"
+        raise InvalidPolicy(f"ledger must be a Ledger, as from odograph.connect(...), and {what} is not")
     books = ledger.books
     if not isinstance(books, LocalBooks):
         raise LedgerError(

@@ -91,6 +91,11 @@ class Priced(NamedTuple):
 
 def priced(compiled: Compiled, gate: Gate, asked: Prices | Guarantee) -> Priced:
     """Price what is asked for, or raise what `price` raises."""
+    if not isinstance(asked, (Prices, *KINDS)):
+        raise InvalidGuarantee(
+            "prices must be a guarantee, such as PureDP(0.1), or Prices (`run` takes functions too), and a"
+            f" {type(asked).__name__} is not; nothing was charged"
+        )
     same = not isinstance(asked, Prices)
     prices = Prices([asked], []) if not isinstance(asked, Prices) else asked
     rows = [gate.amounts(price(compiled, guarantee)) for guarantee in prices.guarantees]

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from odograph.core.guarantees import Guarantee, PureDP
+from odograph.core.guarantees import KINDS, Guarantee, PureDP
 from odograph.errors import InvalidGuarantee
 from odograph.population.prices import Prices
 
@@ -40,6 +40,12 @@ class RowWise:
         sizes = self._sizes(records, outputs)
         if sizes.shape != (len(records),):
             raise InvalidGuarantee("prices must be one size for each record; nothing was charged")
+        wrong = sizes[~np.isfinite(sizes)]
+        if wrong.size:
+            raise InvalidGuarantee(
+                f"prices must be finite, and one is {wrong[0]}: look for such a number in the records, or in the"
+                " function that prices them. Nothing was charged"
+            )
         chosen = range(len(sizes))
         for i in SystemRandom().sample(chosen, min(_TRIED, len(sizes))):
             (alone,) = self._sizes(records[i : i + 1], outputs)
@@ -70,5 +76,14 @@ def prices_for(
     if not callable(pricing):
         return pricing
     places: dict[Guarantee, int] = {}
-    which = [places.setdefault(pricing(record, outputs), len(places)) for record in records]
+    which = []
+    for record in records:
+        found = pricing(record, outputs)
+        if not isinstance(found, KINDS):
+            raise InvalidGuarantee(
+                "prices must be a guarantee, Prices, a function that returns a guarantee for one record, or one"
+                " that is marked with @odograph.rowwise(PureDP); this one is not marked, and for a record it returned"
+                f" a {type(found).__name__}. Nothing was charged"
+            )
+        which.append(places.setdefault(found, len(places)))
     return Prices([*places] or [PureDP(0)], which)
