@@ -7,7 +7,7 @@ such; Odograph has spent each once. A tool is brought to n spends by its cheapes
 with its check against the budget (of a peer at most n/2 more, of Odograph 10,000). Every round also times an Odograph
 account that is 100 spends old, new in each round, and a ratio is over that one. Processor time throughout. What takes
 longer than a minute is cut. OpenDP and Tumult Core run the mechanism in the same call, so their noise is timed too;
-for OpenDP a line of its own says how much that is. Opacus merges equal steps that follow each other, and here none do:
+for OpenDP a line of its own says how much that is. Opacus merges equal steps that follow each other; here none do:
 with one fixed noise multiplier its cost would hardly grow. Odograph's rule here is `zcdp`, which takes a million such
 small steps; `decide.py` compares the rules.
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
-from odograph.core.account import Account
+from odograph.core.account import Account, check_account
 from odograph.core.guarantees import KINDS, Guarantee
 from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
 from odograph.integrations import cost_of, is_interactive, name_of
@@ -50,6 +50,7 @@ class Session:
     """
 
     def __init__(self, account: Account) -> None:
+        check_account(account, "a session")
         self.account = account
         self._open = False
 
@@ -88,6 +89,7 @@ class Session:
             )
         mechanism, guarantee = self._priced(mechanism, cost, args, kwargs)
         _refuse_lazy(mechanism, name)
+        _check_arguments(mechanism, args, kwargs)
         # In a context of its own, which ends with the mechanism however it ends.
         inside = copy_context()
         inside.run(_RUNNING.set, name)
@@ -108,6 +110,11 @@ class Session:
             if cost is not None:
                 raise InvalidGuarantee(f"{name_of(mechanism)} declares its own cost; leave cost= out")
             cost, mechanism = mechanism.cost, mechanism.mechanism
+        if not callable(mechanism):
+            raise InvalidGuarantee(
+                f"mechanism must be callable, such as a function, and a {type(mechanism).__name__} is not; nothing"
+                " was charged"
+            )
         if cost is None:
             return mechanism, cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
         if not isinstance(cost, KINDS) and callable(cost):
@@ -169,7 +176,7 @@ def _settings(
         raise InvalidGuarantee(
             f"{name_of(mechanism)} does not tell its arguments, so its cost must be a guarantee"
         ) from problem
-    bound = signature.bind(*args, **kwargs)
+    bound = _bound(signature, mechanism, args, kwargs)
     bound.apply_defaults()
     given: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
@@ -184,6 +191,27 @@ def _settings(
             " keyword-only or have a default, so that a cost cannot look at the data"
         )
     return {name: given[name] for name in asked}
+
+
+def _check_arguments(mechanism: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise if the mechanism cannot take its arguments; one that does not tell what it takes is believed."""
+    try:
+        # Its own arguments: a wrapper may add some to those of what it wraps.
+        signature = inspect.signature(mechanism, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    _bound(signature, mechanism, args, kwargs)
+
+
+def _bound(
+    signature: inspect.Signature, mechanism: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as problem:
+        raise InvalidGuarantee(
+            f"{name_of(mechanism)} does not take these arguments ({problem}); nothing was charged"
+        ) from problem
 
 
 def _unfinished(answer: object) -> str:

@@ -265,6 +265,35 @@ def test_a_backup_is_a_ledger_and_overwrites_nothing(busy: Ledger, tmp_path: Pat
         busy.backup(tmp_path / "no folder" / "b.db")
 
 
+@pytest.mark.parametrize("principal", ["zoe", "a stranger"])
+def test_a_backup_is_read_and_never_spends(busy: Ledger, tmp_path: Path, principal: str) -> None:
+    file = tmp_path / "backup.db"
+    checkpoint = busy.backup(file)
+    with odo.connect(f"sqlite:///{file}", principal=principal) as copy:
+        before, jan = exported(copy), copy.account("jan")
+        assert jan.decide(TENTH)
+        assert jan.history()[1].note
+        writes: list[Callable[[], object]] = [
+            lambda: jan.spend(TENTH),
+            lambda: jan.reserve(TENTH),
+            jan.pending[0].commit,
+            jan.close,
+            lambda: copy.open_account("new", BASIC),
+        ]
+        for write in writes:
+            with pytest.raises(odo.LedgerError, match="is a backup, for reading; nothing was written"):
+                write()
+        assert copy.verify(checkpoint=checkpoint).checkpoint == checkpoint
+        assert exported(copy) == before
+        assert copy.erase_note("jan#1")  # a text that must go is taken out of backups too
+    twin = tmp_path / "twin.db"  # the negative control: a file that was copied says of itself what the original says
+    with odo.connect(f"sqlite:///{tmp_path}/restored.db") as restored:
+        restored.restore(file, checkpoint=checkpoint)
+    twin.write_bytes((tmp_path / "restored.db").read_bytes())
+    with odo.connect(f"sqlite:///{twin}") as copied:
+        copied.account("jan").spend(TENTH)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"not a database", b"SQLite format 3\0" + b"\0" * 1000])
 def test_what_is_no_backup_is_refused(ledger: Ledger, tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "backup.db"
@@ -396,6 +425,20 @@ def test_a_copy_that_ends_elsewhere_than_it_says_is_refused(busy: Ledger) -> Non
 def test_what_is_no_checkpoint_is_refused(busy: Ledger, checkpoint: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises(LedgerError, match="checkpoint must be a Checkpoint"):
         busy.verify(checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("file", ["f.jsonl", b"f.jsonl", Path("f.jsonl"), None], ids=repr)
+def test_a_name_of_a_file_is_no_open_file(targets: list[Ledger], file: Any) -> None:  # noqa: ANN401  anything
+    for target in targets:
+        with pytest.raises(
+            LedgerError, match=r"^export takes an open file, and .*'w'\) as file: ledger.export\(file\)$"
+        ):
+            target.export(file)
+        with pytest.raises(
+            LedgerError, match=r"^import_ takes an open file, .*'r'\) as file: ledger.import_\(file\)$"
+        ):
+            target.import_(file)
+        nothing_in(target)
 
 
 def taken(text: str, origin: Ledger | None) -> None:

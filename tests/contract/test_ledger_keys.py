@@ -133,6 +133,35 @@ def test_a_reservation_that_was_committed_is_shown_as_repeated(ledger: Ledger) -
     assert spent(ledger) == Fraction(1, 10)
 
 
+def test_a_key_that_opened_an_account_opens_no_other(ledger: Ledger) -> None:
+    ledger.open_account("mar", BASIC, key="q")
+    before = ledger.checkpoint()
+    others: list[Callable[[], object]] = [
+        lambda: ledger.open_account("mar", Policy(2, "1e-6", rule="basic"), key="q"),
+        lambda: ledger.open_account("mar", BASIC, key="q", parent="jan"),
+        lambda: ledger.open_account("mar", BASIC, key="q", successor_of="jan"),
+        lambda: ledger.open_account("mar", BASIC, key="q", dataset="rivers"),
+        lambda: ledger.open_account("apr", BASIC, key="q"),
+    ]
+    for other in others:
+        with pytest.raises(IdempotencyConflict, match=r"'q' opened 'mar' before, .* nothing was opened") as caught:
+            other()
+        assert "Use ledger.account('mar'), or another name and key" in str(caught.value)
+    assert ledger.checkpoint() == before
+
+
+def test_a_key_of_another_verb_is_told_in_general_words(ledger: Ledger) -> None:
+    ledger.open_account("mar", BASIC, key="q")
+    ledger.account("jan").spend(TENTH, key="r")
+    others: list[Callable[[], object]] = [
+        lambda: ledger.account("mar").spend(TENTH, key="q"),
+        lambda: ledger.open_account("apr", BASIC, key="r"),
+    ]
+    for other in others:
+        with pytest.raises(IdempotencyConflict, match="same verb, accounts and guarantees"):
+            other()
+
+
 def test_opening_again_is_the_same_account(ledger: Ledger) -> None:
     ledger.open_account("mar", BASIC, key="q", dataset="rivers")
     ledger.account("mar").spend(TENTH)

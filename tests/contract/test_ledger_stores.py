@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
@@ -230,4 +230,18 @@ def test_an_error_that_has_no_code_of_sqlite_is_told_too(
     problem: sqlite3.Error | UnicodeDecodeError, error: type[LedgerError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        raise translated(problem)
+        raise translated(problem, "a.db")
+
+
+def test_a_ledger_where_a_folder_is_names_the_folder(tmp_path: Path) -> None:
+    with odo.connect(f"sqlite:///{tmp_path}") as ledger:
+        asks: list[Callable[[], object]] = [
+            ledger.accounts,
+            ledger.verify,
+            lambda: ledger.open_account("a", BASIC),
+            lambda: ledger.spend({"a": TENTH}),
+        ]
+        for ask in asks:
+            with pytest.raises(LedgerError, match=f"^{tmp_path} cannot be written .unable to open database file"):
+                ask()
+    assert [*tmp_path.iterdir()] == []

@@ -277,6 +277,11 @@ def test_asking_writes_nothing(ledger: Ledger, account: LedgerAccount) -> None:
     assert ledger.checkpoint() == before
 
 
+def test_a_quote_of_one_cost_says_what_to_use(account: LedgerAccount) -> None:
+    with pytest.raises(InvalidGuarantee, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
+        account.quote(TENTH)  # type: ignore[arg-type]
+
+
 def test_what_is_asked_below_knows_the_accounts_above(ledger: Ledger, account: LedgerAccount) -> None:
     ledger.account("top").spend(PureDP("0.8"))
     assert account.largest(PureDP) == PureDP("0.2")

@@ -519,3 +519,12 @@ def test_linear_regression_uses_more_than_it_reports(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_construct_regression_obj", watched(objective))
     models.LinearRegression(epsilon=1, bounds_X=(0, 1), bounds_y=(0, 1)).fit(X, Y)
     assert sum(parts) == pytest.approx(1 + 1 / (X.shape[1] + 1))
+
+
+@pytest.mark.parametrize(
+    "thing", [None, odo.Policy(1, "1e-6"), dp.BudgetAccountant(1, 0)], ids=lambda value: type(value).__name__
+)
+def test_what_is_no_account_is_refused_at_once(thing: Untyped) -> None:
+    with pytest.raises(odo.InvalidPolicy, match=r"needs an account, such as Accountant\(policy\)") as caught:
+        BudgetAccountant(thing)
+    assert str(caught.value).endswith(f"and a {type(thing).__name__} is not one")

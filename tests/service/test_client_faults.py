@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import secrets
 import subprocess
 import sys
@@ -306,6 +307,24 @@ def test_an_address_or_a_key_that_cannot_be_one_is_refused_at_once(service: Serv
     begun = time.monotonic()
     with pytest.raises(NotAuthenticated), odo.connect(service.url, token="odo_x") as ledger:  # noqa: S106  as above
         ledger.accounts()
+    assert time.monotonic() - begun < 5
+
+
+def test_a_service_that_does_not_speak_tls_is_named_at_once(service: ServiceThread) -> None:
+    secure = service.url.replace("http://", "https://")
+    begun = time.monotonic()
+    with odo.connect(secure, token=service.token("ana"), timeout=10) as ledger:
+        asks: list[Callable[[], object]] = [
+            ledger.accounts,
+            lambda: ledger.spend({"a": COST}),
+            lambda: ledger.export(io.StringIO()),
+            lambda: ledger.import_(io.StringIO()),
+        ]
+        for ask in asks:
+            with pytest.raises(LedgerError, match="does not speak TLS; nothing was sent") as caught:
+                ask()
+            assert type(caught.value) is LedgerError
+            assert str(caught.value).endswith(f"Is it {service.url}?")
     assert time.monotonic() - begun < 5
 
 

@@ -266,6 +266,15 @@ def test_a_decision_is_what_spending_would_say() -> None:
             assert refusal(account, cost) == expected
 
 
+@pytest.mark.parametrize("costs", [TENTH, None, 0.1], ids=repr)
+def test_a_quote_of_one_cost_says_what_to_use(costs: Any) -> None:  # noqa: ANN401  anything
+    account = Accountant(basic())
+    with pytest.raises(InvalidGuarantee, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
+        account.quote(costs)
+    with pytest.raises(InvalidGuarantee, match=r"requests must be a list, such as \[PureDP\(0.1\)\].* use ask"):
+        odo.quote(account.compiled, account.totals, costs)
+
+
 def test_a_batch_is_quoted_all_or_nothing() -> None:
     account = Accountant(basic())
     account.spend(PureDP(0.5))

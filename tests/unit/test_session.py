@@ -17,6 +17,7 @@ from contextlib import suppress
 from fractions import Fraction
 from itertools import count
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -171,7 +172,72 @@ def test_errors_do_not_repeat_the_data() -> None:
     assert number not in str(account.to_dict())
 
 
+@pytest.mark.parametrize("mechanism", ["len", None, [4111]], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("cost", [TENTH, lambda: TENTH, None], ids=["a guarantee", "a function", "none"])
+def test_a_mechanism_that_cannot_be_called_is_not_charged(
+    mechanism: Any,  # noqa: ANN401  anything
+    cost: Guarantee | Callable[[], Guarantee] | None,
+) -> None:
+    account = opened()
+    says = f"mechanism must be callable, .* and a {type(mechanism).__name__} is not; nothing was charged"
+    with session(account) as s:
+        with pytest.raises(InvalidGuarantee, match=says) as caught:
+            s.run(mechanism, [1], cost=cost)
+        with pytest.raises(InvalidGuarantee, match=says):
+            s.run(private(TENTH)(mechanism), [1])
+    assert "4111" not in str(caught.value)
+    assert account.totals.steps == 0
+
+
+def test_arguments_that_a_mechanism_does_not_take_are_not_charged() -> None:
+    account = opened()
+    declared = private(TENTH)(double)
+    by_setting = private(lambda: TENTH)(double)
+    attempts: list[Callable[[odo.Session], object]] = [
+        lambda s: s.run(double, cost=TENTH),
+        lambda s: s.run(double, 1, "4111", cost=TENTH),
+        lambda s: s.run(double, 1, value="4111", cost=TENTH),
+        lambda s: s.run(double, 1, times="4111", cost=lambda: TENTH),
+        lambda s: s.run(functools.partial(double, 4111), 1, cost=TENTH),
+        lambda s: s.run(declared),
+        lambda _: declared(1, 2),  # type: ignore[call-arg]
+        lambda _: by_setting(),  # type: ignore[call-arg]
+    ]
+    with session(account) as s:
+        for attempt in attempts:
+            with pytest.raises(
+                InvalidGuarantee, match=r"does not take these arguments \(.*; nothing was charged"
+            ) as caught:
+                attempt(s)
+            assert "4111" not in str(caught.value)
+        assert account.totals.steps == 0
+        assert s.run(double, 4, cost=TENTH) == 8
+
+
+def test_a_wrapper_that_adds_an_argument_is_called_with_its_own() -> None:
+    def scaled(value: int, scale: int) -> int:
+        return value * scale
+
+    @functools.wraps(scaled)
+    def by_three(value: int) -> int:
+        return scaled(value, 3)
+
+    account = opened()
+    with session(account) as s:
+        assert s.run(by_three, 2, cost=TENTH) == 6
+    assert account.totals.steps == 1
+
+
 # Open and closed.
+
+
+@pytest.mark.parametrize(
+    "thing", [None, Policy(1, 0, rule="basic"), "census", [4111]], ids=lambda value: type(value).__name__
+)
+def test_a_session_of_what_is_no_account_is_refused_at_once(thing: Any) -> None:  # noqa: ANN401  anything
+    with pytest.raises(odo.InvalidPolicy, match=r"needs an account, such as Accountant\(policy\)") as caught:
+        session(thing)
+    assert str(caught.value).endswith(f"and a {type(thing).__name__} is not one")
 
 
 def test_a_session_runs_only_while_it_is_open() -> None:

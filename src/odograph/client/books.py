@@ -29,7 +29,7 @@ from odograph.core.compiled import Compiled, compiled_from_dict
 from odograph.core.decide import Decision
 from odograph.core.guarantees import KINDS, SIZED, Guarantee, guarantee_from_dict
 from odograph.core.meters import Meter
-from odograph.core.offers import G, Quote, largest_that
+from odograph.core.offers import G, Quote, largest_that, listed
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, BudgetExceeded, InvalidGuarantee, LedgerCorrupt
 from odograph.ledger import copies
@@ -167,7 +167,7 @@ class RemoteBooks:
 
     def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
         """Decide several costs in order, all or nothing."""
-        form = {"costs": [_cost(cost) for cost in costs]}
+        form = {"costs": [_cost(cost) for cost in listed(costs)]}
         return quote_of(self._wire.call("POST", f"{_path(name)}/quote", form), self._meters, name)
 
     def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:

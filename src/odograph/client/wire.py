@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -94,7 +95,8 @@ class Wire:
             headers = self._headers() | {"Content-Type": "application/x-ndjson"}
             response = self._pool.client.request("POST", path, content=content, headers=headers, timeout=_PATIENCE)
         except httpx.ConnectError as problem:
-            raise LedgerBusy(f"{self.url} cannot be reached; nothing was taken in") from problem
+            busy = LedgerBusy(f"{self.url} cannot be reached; nothing was taken in")
+            raise _without_tls(self.url, problem) or busy from problem
         except httpx.TransportError as problem:
             raise ServiceUnavailable(
                 f"{self.url} did not answer ({type(problem).__name__}); look whether the copy is there"
@@ -114,7 +116,8 @@ class Wire:
                 for text in response.iter_text(_CHUNK):
                     file.write(text)
         except httpx.TransportError as problem:
-            raise LedgerBusy(f"{self.url} was lost ({type(problem).__name__}); nothing was changed") from problem
+            busy = LedgerBusy(f"{self.url} was lost ({type(problem).__name__}); nothing was changed")
+            raise _without_tls(self.url, problem) or busy from problem
 
     def close(self) -> None:
         """Let go of the connections; they are made again when they are needed."""
@@ -133,6 +136,8 @@ class Wire:
             try:
                 response = self._pool.client.request(**parts, timeout=left)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as problem:
+                if not lost and (plain := _without_tls(self.url, problem)):
+                    raise plain from problem
                 error: OdographError = LedgerBusy(f"{self.url} cannot be reached ({_kind(problem)})")
             except httpx.DecodingError as problem:
                 raise _stranger(self.url) from problem
@@ -216,6 +221,17 @@ def _read(response: httpx.Response) -> Any:  # noqa: ANN401  JSON
 
 def _stranger(where: str) -> RemoteError:
     return RemoteError(f"{where} answered with something that is no answer of a service; is it Odograph?")
+
+
+def _without_tls(url: str, problem: BaseException) -> LedgerError | None:
+    """Return what to say if the other side answered without TLS: trying again would not help."""
+    cause: BaseException | None = problem
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None or cause.reason != "WRONG_VERSION_NUMBER":
+        return None
+    plain = url.replace("https://", "http://", 1)
+    return LedgerError(f"{url} does not speak TLS; nothing was sent. Is it {plain}?")
 
 
 def _error(response: httpx.Response) -> OdographError:

@@ -10,8 +10,9 @@ from odograph.core.decide import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.offers import G, Quote
 from odograph.core.policy import Policy
+from odograph.errors import InvalidPolicy
 
-__all__ = ["Account"]
+__all__ = ["Account", "check_account"]
 
 
 class Account(Protocol):
@@ -37,3 +38,12 @@ class Account(Protocol):
     def spending(self, cost: Guarantee, *, note: str = "") -> AbstractContextManager[object]:
         """Charge at entry, before anything inside runs; the charge stands however the block ends."""
         ...
+
+
+def check_account(account: object, who: str) -> None:
+    """Raise unless it can be charged: a policy, or nothing, would be found out only by the first mechanism."""
+    if not callable(getattr(account, "spending", None)):
+        raise InvalidPolicy(
+            f"{who} needs an account, such as Accountant(policy) or ledger.account(name), and a"
+            f" {type(account).__name__} is not one"
+        )

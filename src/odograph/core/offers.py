@@ -31,7 +31,19 @@ from odograph.errors import InvalidGuarantee, UnprovenComposition
 if TYPE_CHECKING:
     from odograph.core.account import Account
 
-__all__ = ["G", "Quote", "ask", "how_many", "largest", "largest_that", "offers_of", "quote", "standing", "used"]
+__all__ = [
+    "G",
+    "Quote",
+    "ask",
+    "how_many",
+    "largest",
+    "largest_that",
+    "listed",
+    "offers_of",
+    "quote",
+    "standing",
+    "used",
+]
 
 # What an offer is of: a class, or a guarantee whose other fields (delta, name) the offer keeps.
 G = TypeVar("G", bound=Guarantee)
@@ -72,13 +84,22 @@ def quote(compiled: Compiled, totals: Totals, requests: Iterable[Guarantee]) -> 
     """Decide several costs in order, all or nothing, spending nothing."""
     decisions: list[Decision] = []
     now = totals
-    for request in requests:
+    for request in listed(requests, "requests", "ask"):
         decision = ask(compiled, now, request)
         decisions.append(decision)
         if not decision.admitted:
             return Quote(admitted=False, decisions=tuple(decisions), totals_after=totals)
         now = decision.totals_after
     return Quote(admitted=True, decisions=tuple(decisions), totals_after=now)
+
+
+def listed(costs: Iterable[Guarantee], field: str = "costs", single: str = "decide") -> Iterable[Guarantee]:
+    """Return several costs as they are, or say what to call for one."""
+    if not isinstance(costs, Iterable):
+        raise InvalidGuarantee(
+            f"{field} must be a list, such as [PureDP(0.1)], and {costs!r} is not; for one cost use {single}"
+        )
+    return costs
 
 
 def how_many(compiled: Compiled, totals: Totals, request: Guarantee) -> int:

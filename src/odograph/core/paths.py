@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, Totals, decide
 from odograph.core.guarantees import Guarantee
-from odograph.core.offers import G, Quote, largest_that
+from odograph.core.offers import G, Quote, largest_that, listed
 
 __all__ = ["Path", "Station", "ask_path", "largest_on_path", "quote_path", "with_offer"]
 
@@ -38,7 +38,7 @@ def quote_path(path: Path, costs: Iterable[Guarantee]) -> Quote:
     """Decide several costs in order, all or nothing, spending nothing."""
     own = path[-1].totals
     decisions: list[Decision] = []
-    for cost in costs:
+    for cost in listed(costs):
         decision, path = _ask(path, cost)
         decisions.append(decision)
         if not decision.admitted:

@@ -20,7 +20,7 @@ from operator import index
 from types import CodeType
 from typing import Any, Final, TypeAlias
 
-from odograph.core.account import Account
+from odograph.core.account import Account, check_account
 from odograph.core.guarantees import ApproxDP, PureDP, exact_of
 from odograph.errors import BudgetExceeded, InvalidGuarantee, InvalidPolicy
 from odograph.extras import load
@@ -56,6 +56,7 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
     """
 
     def __init__(self, account: Account) -> None:
+        check_account(account, "a BudgetAccountant")
         # The parent's constructor is not called: it keeps a budget of its own, and here there is one account.
         self.account = account
         self._lock = threading.Lock()

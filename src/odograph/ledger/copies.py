@@ -23,7 +23,17 @@ from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
 from odograph.progress import Progress
 
-__all__ = ["Piece", "backup", "check_checkpoint", "export", "lines", "opened_backup", "pieces", "take_in"]
+__all__ = [
+    "Piece",
+    "backup",
+    "check_checkpoint",
+    "check_file",
+    "export",
+    "lines",
+    "opened_backup",
+    "pieces",
+    "take_in",
+]
 
 _FORM: Final = 1
 _PART: Final = 4096  # entries stored at a time
@@ -116,10 +126,10 @@ def _checked(text: str) -> str:
 
 
 def backup(pieces: Iterable[Piece], path: Path, progress: Progress | None = None) -> Checkpoint:
-    """Copy a ledger into a new SQLite file, as it is."""
+    """Copy a ledger into a new SQLite file, as it is, which says of itself that it is for reading."""
     if os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
         raise LedgerError(f"there is a file at {path} already; a backup is a new file")
-    return _take_in(SqliteStore(path), pieces, None, None, progress).checkpoint
+    return _take_in(SqliteStore(path, backup=True), pieces, None, None, progress).checkpoint
 
 
 @contextmanager
@@ -155,6 +165,16 @@ def check_checkpoint(checkpoint: object) -> None:
         )
     if checkpoint is not None and not checkpoint.accounts:
         raise LedgerError("the checkpoint names no account, so it shows nothing; nothing was done")
+
+
+def check_file(file: object, verb: str, mode: str) -> None:
+    """Raise unless it is an open file, or something that is read or written like one."""
+    read = isinstance(file, Iterable) and not isinstance(file, str | bytes)
+    if not (hasattr(file, "write") if mode == "w" else read):
+        raise LedgerError(
+            f"{verb} takes an open file, and {shown(file)} is not one; nothing was done. Use"
+            f" with open('f.jsonl', {mode!r}) as file: ledger.{verb}(file)"
+        )
 
 
 def _take_in(

@@ -15,6 +15,7 @@ from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy
 from odograph.ledger.account import LedgerAccount, Reservation, microseconds
 from odograph.ledger.books import Books
+from odograph.ledger.copies import check_file
 from odograph.ledger.entries import check_name
 from odograph.ledger.receipts import Checkpoint, Receipt, Verification
 from odograph.ledger.store import Head
@@ -132,6 +133,7 @@ class Ledger:
 
     def export(self, file: IO[str], *, progress: Progress | None = None) -> Checkpoint:
         """Write the whole ledger as JSON Lines, integers as text; return where it stood."""
+        check_file(file, "export", "w")
         return self.books.export(file, progress)
 
     def import_(
@@ -142,10 +144,11 @@ class Ledger:
         A copy may be older than its original, and would give spent budget back. So it is refused if it is behind the
         checkpoint, and without one every account is closed.
         """
+        check_file(file, "import_", "r")
         return self.books.import_(file, checkpoint, progress)
 
     def backup(self, path: str | Path, *, progress: Progress | None = None) -> Checkpoint:
-        """Copy the whole ledger, as it is now, into a new SQLite file; return where it stood."""
+        """Copy the whole ledger, as it is now, into a new SQLite file, for reading; return where it stood."""
         return self.books.backup(Path(path), progress)
 
     def restore(

@@ -65,7 +65,7 @@ class Open(NamedTuple):
         head, request = self.head, self.digest
         hit = state.keys.get((self.author.principal, self.author.key))
         if hit is not None:
-            return repeated(hit, self.author, request)
+            return repeated(hit, self.author, request, "open" if self.population is None else "")
         if head.name in state.balances:
             raise AccountExists(
                 f"there is an account {head.name!r} already: use ledger.account({head.name!r}). A new policy is a new"

@@ -293,9 +293,14 @@ def settled(author: Author, outcome: Outcome) -> Settled:
     return outcome
 
 
-def repeated(hit: Hit, author: Author, request: str) -> Repeated:
+def repeated(hit: Hit, author: Author, request: str, verb: str = "") -> Repeated:
     """Answer a key that was used before, or raise `IdempotencyConflict` if that was for another request."""
     if hit.request != request:
+        if hit.verb == verb == "open":
+            raise IdempotencyConflict(
+                f"key {author.key!r} opened {hit.account!r} before, with another name, policy, parent, successor_of"
+                f" or dataset; nothing was opened. Use ledger.account({hit.account!r}), or another name and key"
+            )
         raise IdempotencyConflict(
             f"key {author.key!r} was used before for another request ({hit.verb}, {hit.account}#{hit.sequence});"
             " nothing was charged. The same key must come with the same verb, accounts and guarantees"

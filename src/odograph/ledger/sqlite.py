@@ -21,7 +21,8 @@ from odograph.ledger.turn import Turn
 
 __all__ = ["SqliteSnapshot", "SqliteStore"]
 
-_APPLICATION: Final = 0x0D06_0001  # how the file says that it is a ledger
+_LEDGER: Final = 0x0D06_0001  # how a file says that it is a ledger
+_BACKUP: Final = 0x0D06_0003  # or a backup of one: a second file that spends would be a second budget
 _T = TypeVar("_T")
 _CHUNK: Final = 4096  # rows at a time, in a walk over everything
 
@@ -29,7 +30,8 @@ _CHUNK: Final = 4096  # rows at a time, in a walk over everything
 class SqliteStore:
     """One file, one writing and one reading connection, and a turn among processes."""
 
-    def __init__(self, path: Path, *, timeout: float = 10.0) -> None:
+    def __init__(self, path: Path, *, timeout: float = 10.0, backup: bool = False) -> None:
+        self._kind = _BACKUP if backup else _LEDGER  # of a file that is made; of one that is there, what it says
         self.url = f"sqlite:///{path}"
         self._path = path.absolute()  # the working folder may change
         self._name = str(self._path)
@@ -53,6 +55,7 @@ class SqliteStore:
         def transaction(connection: sqlite3.Connection) -> None:
             changes = work(read_state(connection, wants))
             if changes.entries:
+                self._refuse_backup()
                 store_changes(connection, changes)
                 _commit(connection)
 
@@ -110,6 +113,7 @@ class SqliteStore:
         """Return the identity of a principal."""
 
         def transaction(connection: sqlite3.Connection) -> str:
+            self._refuse_backup()
             connection.execute(SQL["add_principal"], (secrets.token_hex(16), name))
             found = connection.execute(SQL["principal"], (name,)).fetchone()
             if found is None:
@@ -139,7 +143,7 @@ class SqliteStore:
     @contextmanager
     def snapshot(self) -> Iterator[SqliteSnapshot]:
         """Look at the file as it is now, on a connection of its own, while others go on writing."""
-        with translating():
+        with translating(self._name):
             connection = self._connect()
             try:
                 if identity(self._name) != self._file:
@@ -181,7 +185,7 @@ class SqliteStore:
 
         def whole(path: Path) -> None:
             self._migrate(path)
-            with translating(), closing(open_file(path, self._timeout)) as connection:
+            with translating(self._name), closing(open_file(path, self._timeout)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 fill(connection)
 
@@ -207,13 +211,13 @@ class SqliteStore:
                         if connection.in_transaction:
                             connection.execute("ROLLBACK")
             except (sqlite3.Error, UnicodeDecodeError) as problem:
-                raise translated(problem) from problem
+                raise translated(problem, self._name) from problem
             except OSError as problem:
                 raise LedgerError(f"{self.url} cannot be written ({problem}); nothing was charged") from problem
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._read_lock, translating():
+        with self._read_lock, translating(self._name):
             if self._reader is None:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
@@ -226,6 +230,13 @@ class SqliteStore:
             finally:
                 if connection.in_transaction:  # pragma: no branch  SQLite may have rolled back by itself
                     connection.execute("ROLLBACK")
+
+    def _refuse_backup(self) -> None:
+        if self._kind == _BACKUP:
+            raise LedgerError(
+                f"{self.url} is a backup, for reading; nothing was written. Restore it into a new ledger, with a"
+                " checkpoint that was taken when the original stopped, and use that one"
+            )
 
     def _replaced(self) -> LedgerError:
         """What is written to a file that is no longer there would be lost."""
@@ -248,11 +259,12 @@ class SqliteStore:
         return connection
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        kind = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != _APPLICATION:
+        if kind not in (_LEDGER, _BACKUP):
             empty = "" if self._path.stat().st_size else ": it is empty, and a ledger never is"
             raise LedgerError(f"{self._path} is not a ledger of Odograph{empty}; it was left as it is")
+        self._kind = kind
         if version > SCHEMA:
             raise LedgerError(
                 f"{self._path} has schema {version}, and this version of Odograph knows {SCHEMA}: upgrade Odograph."
@@ -265,7 +277,7 @@ class SqliteStore:
 
     def _migrate(self, path: Path | None = None) -> None:
         """Apply the migrations that the file lacks, together or not at all."""
-        with translating():
+        with translating(self._name):
             connection = open_file(path or self._path, self._timeout)
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -274,7 +286,7 @@ class SqliteStore:
                 for script in migrations("sqlite")[version:]:
                     for statement in statements(script):
                         connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA application_id = {self._kind}")
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
                 connection.execute("COMMIT")
             finally:

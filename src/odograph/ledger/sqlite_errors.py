@@ -12,20 +12,25 @@ from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
 __all__ = ["code_of", "translated", "translating"]
 
 
-def translated(problem: sqlite3.Error | UnicodeDecodeError) -> LedgerError:
-    """Say what an error of SQLite means for the caller."""
+def translated(problem: sqlite3.Error | UnicodeDecodeError, place: str) -> LedgerError:
+    """Say what an error of SQLite means for the caller; where the file is, if it may be the wrong place."""
     if isinstance(problem, UnicodeDecodeError):
         return _damaged("a message of SQLite's that is no text")
+    if code_of(problem) in _UNWRITABLE:
+        return LedgerError(
+            f"{place} cannot be written ({problem}); nothing was charged. A ledger is a file that you may write, not"
+            " a folder"
+        )
     return _TRANSLATIONS.get(code_of(problem), _unexpected)(problem)
 
 
 @contextmanager
-def translating() -> Iterator[None]:
+def translating(place: str) -> Iterator[None]:
     """Translate what is raised inside."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as problem:
-        raise translated(problem) from problem
+        raise translated(problem, place) from problem
 
 
 def code_of(problem: sqlite3.Error) -> int:
@@ -39,10 +44,6 @@ def _busy(_: sqlite3.Error) -> LedgerError:
 
 def _full(_: sqlite3.Error) -> LedgerError:
     return LedgerError("the disk is full; nothing was charged. Make room and try again")
-
-
-def _unwritable(problem: sqlite3.Error) -> LedgerError:
-    return LedgerError(f"the ledger's file cannot be written ({problem}); nothing was charged")
 
 
 def _damaged(problem: sqlite3.Error | str) -> LedgerError:
@@ -60,13 +61,11 @@ def _unexpected(problem: sqlite3.Error) -> LedgerError:
     return LedgerError(f"the ledger's file could not be used ({problem}); nothing was charged")
 
 
+_UNWRITABLE: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 _TRANSLATIONS: Final[dict[int, Callable[[sqlite3.Error], LedgerError]]] = {
     sqlite3.SQLITE_BUSY: _busy,
     sqlite3.SQLITE_LOCKED: _busy,
     sqlite3.SQLITE_FULL: _full,
-    sqlite3.SQLITE_READONLY: _unwritable,
-    sqlite3.SQLITE_CANTOPEN: _unwritable,
-    sqlite3.SQLITE_PERM: _unwritable,
     sqlite3.SQLITE_CORRUPT: _damaged,
     sqlite3.SQLITE_NOTADB: _damaged,
     sqlite3.SQLITE_CONSTRAINT: _contradicts,
