@@ -22,8 +22,8 @@ from odograph.ledger.sqlite_files import make_file
 pytest_plugins = ("places",)
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
-ROUNDS = 20  # in one ledger
-RESTARTS = 5
+ROUNDS = 20 if FULL else 8  # in one ledger
+RESTARTS = 5 if FULL else 3
 ledgers = pytest.mark.parametrize("ledger_number", range(10 if FULL else 1))
 CONTROLS = 30  # rounds until a broken twin must have been caught
 THREADS = 6

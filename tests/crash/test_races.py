@@ -23,7 +23,7 @@ pytest_plugins = ("places",)
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 PROCESSES = 8
 THREADS = 8  # in each process: 64 in all
-COUNT = 100 if FULL else 15  # keys of each thread
+COUNT = 100 if FULL else 8  # keys of each thread
 CAPACITY = PROCESSES * THREADS * COUNT // 2  # half of what is asked for
 HERE = Path(__file__).parent
 

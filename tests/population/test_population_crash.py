@@ -24,7 +24,7 @@ pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
-ROUNDS = {"numpy": 100 if FULL else 20, "duckdb": 100 if FULL else 20, "spark": 20 if FULL else 2}
+ROUNDS = {"numpy": 100 if FULL else 20, "duckdb": 100 if FULL else 8, "spark": 20 if FULL else 1}
 MOMENTS = {"numpy": 0.05, "duckdb": 0.3, "spark": 1.5}  # seconds after the first answer, at most
 CONTROLS = 40  # rounds until a broken twin must have been caught
 PATIENCE = 120.0  # seconds

@@ -95,12 +95,12 @@ def test_a_cluster_of_two_worker_processes_decides_as_numpy_does(tmp_path: Path)
         paths = {"PYTHONPATH": str(Path(spark_cluster.__file__).parent)}
         done = subprocess.run(command, capture_output=True, check=False, timeout=300, env=os.environ | paths)  # noqa: S603
         assert done.returncode == 0, done.stderr[-2000:]
-        applications = [path.name for path in tmp_path.glob("worker-*/app-*/*")]
+        used = {path.parents[1].name for path in tmp_path.glob("worker-*/app-*/*")}
     numpy, spark = json.loads((tmp_path / "found.json").read_text())
     assert numpy == spark
     assert spark[0] == [0, 1, 2, 3, 6, 7, 8, 9, 10, 12]
     assert spark[1] == [12, 13]
-    assert sorted(applications) == ["0", "1"]  # an executor on each worker
+    assert used == {"worker-0", "worker-1"}  # an executor on each, and maybe one that took another's place
 
 
 def test_strings_and_data_frames_are_charged_where_they_are(

@@ -1,7 +1,7 @@
 """`odograph serve` as a process of its own, on a port that stays the same: started, killed, ended, started again.
 
 Run as a program, this file is the same service, broken in the way that is named: over a store that is what the tests
-must catch, or with scribes that cannot start while a file says so.
+must catch, with scribes that cannot start while a file says so, or with little patience for those that do not end.
 
     processes.py TWIN serve ...
 """
@@ -184,12 +184,15 @@ def has_ended(pid: int) -> bool:
 
 
 def break_service(twin: str) -> None:
-    """Let the service of this process, and its scribes, stand on a broken store, or only be started by this file."""
+    """Let the service of this process, and its scribes, be as the twin is; this file starts them."""
     from odograph.connect import store_at  # noqa: PLC0415  for the program alone
     from odograph.service import office, pen, scribe  # noqa: PLC0415  as above
 
     pen.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]
     if twin == "barred":
+        return
+    if twin == "impatient":
+        pen._GRACE = 1.0  # type: ignore[misc]  # noqa: SLF001  not to be set otherwise
         return
     from twins import AnswersEarly, DecidesOutside  # noqa: PLC0415  found by the program alone
 

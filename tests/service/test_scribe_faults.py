@@ -23,6 +23,7 @@ from odograph.ledger.local import LocalBooks
 from odograph.service import charges, frames, scribe
 from odograph.service.office import Office
 
+FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 SMALL = attacks.pure("0.00001")
 SLOW = {"kind": "parallel", "parts": [SMALL, SMALL]}
 POLICY = odo.Policy(1, 1e-6, rule="basic")
@@ -111,7 +112,8 @@ def test_a_scribe_whose_worker_ended_in_the_middle_of_a_frame_ends_without_a_wor
 
 @pytest.mark.long
 def test_a_scribe_that_is_stopped_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
-    with Service(f"sqlite:///{tmp_path}/ledger.db", tmp_path) as service:
+    twin = "" if FULL else "impatient"  # which waits a second for it and not twenty
+    with Service(f"sqlite:///{tmp_path}/ledger.db", tmp_path, twin=twin) as service:
         (stopped,) = service.scribes
         os.kill(stopped, signal.SIGSTOP)
         assert service.end(patience=50) == 0

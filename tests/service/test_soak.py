@@ -20,7 +20,7 @@ from odograph.errors import BudgetExceeded, LedgerBusy, LedgerCorrupt, ServiceUn
 from odograph.ledger.ledger import Ledger
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
-SECONDS = 150 if FULL else 10  # on each of the two stores
+SECONDS = 150 if FULL else 6  # on each of the two stores
 CLIENTS = 4
 CONTROLS = 10  # kills until a broken twin must have been caught
 COST = odo.PureDP(0.001)

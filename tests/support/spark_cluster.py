@@ -117,7 +117,13 @@ class SparkCluster:
 
     def _launch(self, program: str, *arguments: str) -> None:
         home = environment()
-        java = [str(Path(home["JAVA_HOME"]) / "bin" / "java"), "-Xmx256m", "-cp", f"{home['SPARK_HOME']}/jars/*"]
+        java = [
+            str(Path(home["JAVA_HOME"]) / "bin" / "java"),
+            "-Xmx256m",
+            *QUICK.split(),
+            "-cp",
+            f"{home['SPARK_HOME']}/jars/*",
+        ]
         command = [*java, f"org.apache.spark.deploy.{program}", "--host", "127.0.0.1", *arguments]
         with (self._folder / f"{program}.log").open("ab") as log:
             self._running.append(
