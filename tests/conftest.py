@@ -4,13 +4,16 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from hypothesis import settings
 from postgres_server import PostgresServer
-from service_server import ServiceThread
+
+if TYPE_CHECKING:
+    from service_server import ServiceThread
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -45,6 +48,8 @@ def postgres_url(postgres: PostgresServer) -> str:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceThread]:
     """A service over a new, empty SQLite file, on a free port of this machine."""
+    from service_server import ServiceThread  # noqa: PLC0415  Tumult's tests run where there is no service
+
     with ServiceThread(f"sqlite:///{tmp_path}/served.db") as running:
         yield running
 
