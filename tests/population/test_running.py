@@ -186,7 +186,10 @@ def test_a_price_that_depends_on_other_records_is_refused_before_anybody_is_char
     dense: Peoples,
     pricing: Any,  # noqa: ANN401  any of these
 ) -> None:
-    """Condition (b); one that looks at its own record only is not refused."""
+    """Condition (b); one that looks at its own record only is not refused.
+
+    Of the 50, at least 25 have another price alone, so that they are among any 32 that are tried.
+    """
     people, watched = dense.create(50, compiled=BASIC), Watched()
     records = np.linspace(0.1, 0.5, 50)
     with pytest.raises(InvalidGuarantee, match="depends on other people's records") as caught:
