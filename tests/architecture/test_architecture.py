@@ -164,11 +164,6 @@ def test_all_is_complete(path: Path) -> None:
     assert unexported(path.read_text()) == set()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_stay_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
-
-
 def test_every_theorem_is_cited_with_its_assumption() -> None:
     functions: list[Callable[..., object]] = [
         f for name in THEOREMS for f in _public_functions(f"odograph.core.{name}")
