@@ -288,6 +288,42 @@ def test_interactive_measurements_are_refused_uncharged(kind: str) -> None:
     assert account.totals == account.compiled.start
 
 
+def one_shot() -> dict[str, Any]:
+    """Measurements that answer once, built from spaces that belong to something interactive."""
+    space = interactive()["compositor"].input_space
+    context = dp.Context.compositor(
+        data=DATA,
+        privacy_unit=dp.unit_of(contributions=1),
+        privacy_loss=dp.loss_of(epsilon=0.25),
+        split_evenly_over=2,
+        domain=ROWS[0],
+    )
+    return {
+        "input_space": space >> dp.t.then_clamp((0, 10)) >> dp.t.then_sum() >> dp.m.then_laplace(scale=80.0),
+        "odometer's": interactive()["odometer"].input_space >> dp.t.then_count() >> dp.m.then_laplace(scale=8.0),
+        "domain": dp.m.make_user_measurement(*space, dp.max_divergence(), len, lambda d: 0.125 * d),
+        "query": context.query().clamp((0, 10)).sum().laplace(80.0).resolve(),
+        "composed": dp.c.make_composition([space >> dp.t.then_count() >> dp.m.then_laplace(scale=8.0)]),
+    }
+
+
+@pytest.mark.parametrize("kind", [*one_shot()])
+def test_what_answers_once_is_taken_wherever_its_space_is_from(kind: str) -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    with odo.session(account) as s:
+        s.run(one_shot()[kind], DATA)
+    assert account.history[0].guarantee == odo.PureDP(0.125)
+
+
+def test_an_interactive_query_of_a_context_is_refused() -> None:
+    context = dp.Context.compositor(
+        data=DATA, privacy_unit=dp.unit_of(contributions=1), privacy_loss=dp.loss_of(epsilon=0.25), domain=ROWS[0]
+    )
+    nested = context.query().compositor(split_evenly_over=2, d_out=0.25).resolve()
+    with pytest.raises(odo.UnprovenComposition, match="nothing was charged"):
+        cost_of(nested)
+
+
 def test_a_hidden_queryable_is_charged_and_not_released() -> None:
     account = odo.Accountant(odo.Policy(1, 1e-6))
     with odo.session(account) as s:

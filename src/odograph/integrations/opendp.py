@@ -7,11 +7,11 @@ discrete Gaussian is easier to tell apart than the Gaussian of the same scale; w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from odograph.core.guarantees import RDP, ZCDP, ApproxDP, Guarantee, PureDP
+from odograph.core.guarantees import RDP, ZCDP, ApproxDP, Guarantee, PureDP, exact_of
 from odograph.core.units import Numeric, exactly, read
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
@@ -32,6 +32,11 @@ _DATASETS: Final = {
     "HammingDistance": _CHANGED,
     "ChangeOneIdDistance": _CHANGED,
 }
+# Here the distance is the sensitivity, which only the caller knows: of one number or norm, or of three.
+_NORMS: Final = {"AbsoluteDistance", "L1Distance", "L2Distance", "LInfDistance"}
+_NORM_TRIPLES: Final = {"L01InfDistance", "L02InfDistance"}
+_NUMBERS: Final = {"AtomDomain", "ExtrinsicDomain", "MapDomain", "VectorDomain"}
+_VALUES: Final = {"AtomDomain", "BitVectorDomain"}  # with DiscreteDistance: one value, replaced or not
 
 # Their measurements return something that answers later.
 _INTERACTIVE: Final = {
@@ -42,6 +47,11 @@ _INTERACTIVE: Final = {
     "make_private_lazyframe",
     "make_sequential_composition",
 }
+
+# They show what reaches the threshold, and their delta is that of passing it.
+_THRESHOLDS: Final = {"make_gaussian_threshold", "make_laplace_threshold", "make_noise_threshold"}
+
+_ROUNDING: Final = 1 + Fraction(1, 10**6)  # far more than OpenDP's rounding of a loss
 
 
 def cost_of(
@@ -58,11 +68,32 @@ def cost_of(
     where to read a privacy profile. OpenDP rounds its floats up, and they are read as the binary numbers they are:
     Laplace noise of scale 10 costs a little more than 0.1.
 
+    Refused is what cannot be read as the loss for one record: data of known size under add/remove (no two such
+    datasets differ by one record, so OpenDP's map is 0 there), domains and metrics that are not known here,
+    amplification by sampling, thresholds on integers, a cost of nothing, and a loss that grows too fast from one
+    record to two.
+
     Theorem: the measurement's privacy map, with OpenDP's proof of it.
     Assumes: maps written by users are right; the measurement answers once, and gives nothing that answers later.
     """
+    _check_made(measurement)
+    distance = _distance(measurement, neighbours, d_in)
+    cost = _guarantee(measurement, distance, delta)
+    if not any(exact_of(size) for size in _sizes(cost)):
+        raise UnprovenComposition(
+            f"OpenDP's map says that it costs nothing for d_in={distance!r}, so it does not tell what one record"
+            " reveals. An answer that does not depend on the data needs no session"
+        )
+    if _name(measurement.input_metric) in _DATASETS:
+        _check_growth(measurement, distance, delta, cost)
+    return cost
+
+
+def _check_made(measurement: Any) -> None:  # noqa: ANN401  untyped library
+    """Raise for what answers later, and for measurements whose map is known not to hold for one record."""
     opendp = load("opendp.mod")
-    if isinstance(measurement, opendp.Odometer) or _is_interactive(measurement):
+    released = {made.get("__function__") for made in _records(measurement, released=True)}
+    if isinstance(measurement, opendp.Odometer) or _INTERACTIVE & released:
         raise UnprovenComposition(
             "this OpenDP measurement answers many queries or later (a compositor, filter, odometer, queryable or lazy"
             " frame), and that is not covered; nothing was charged. Run its queries one by one as measurements"
@@ -71,53 +102,196 @@ def cost_of(
         raise InvalidGuarantee(
             f"an OpenDP {type(measurement).__name__} does not say what it costs; pass a Measurement, with its noise"
         )
-    distance = _distance(measurement, neighbours, d_in)
-    try:
-        loss = measurement.map(distance)
-    except (opendp.OpenDPException, TypeError) as problem:
-        raise InvalidGuarantee(f"OpenDP has no cost for d_in={distance!r}: {str(problem).strip()}") from problem
-    return _guarantee(str(measurement.output_measure.type), loss, delta)
+    for made in _records(measurement):
+        function, arguments = made.get("__function__"), made.get("__kwargs__", {})
+        if function == "make_population_amplification":
+            raise UnprovenComposition(
+                "population amplification is for one answer from a fresh, secret sample, and the costs of two answers"
+                " from the same sample do not add up; charge the measurement inside it, without the amplification"
+            )
+        if function in _THRESHOLDS and not (_has_floats(arguments["input_domain"]) and arguments["k"] is None):
+            raise UnprovenComposition(
+                f"OpenDP's {function} shows what equals the threshold and leaves it out of its delta, which is then"
+                " too small for integers (opendp/opendp#2922); its cost is that of the same measurement with the"
+                " threshold one lower: pass cost=odo.ApproxDP(*lower.map(d_in)) with trust_cost=True"
+            )
 
 
-def _is_interactive(measurement: Any) -> bool:  # noqa: ANN401  untyped library
-    """Whether the measurement was built to return a queryable, as far as OpenDP's record of its making says."""
+def _records(measurement: Any, *, released: bool = False) -> Iterator[dict[str, Any]]:  # noqa: ANN401  untyped library
+    """Yield OpenDP's record of how a measurement was made, and of those inside it.
+
+    The record of a domain leads to the measurement that it was taken from, which is no part of this one. With
+    `released`, only those whose answers are released as they are: what is made of a queryable afterwards may well be
+    a finished answer, and the session looks at it.
+    """
+    opendp = load("opendp.mod")
     made = getattr(measurement, "__opendp_dict__", {})
-    # What is made of a queryable afterwards may well be a finished answer; the session looks at it.
-    if made.get("__function__") == "make_chain_pm":
-        return False
-    parts = (part for value in made.get("__kwargs__", {}).values() for part in _listed(value))
-    return made.get("__function__") in _INTERACTIVE or any(_is_interactive(part) for part in parts)
+    if released and made.get("__function__") == "make_chain_pm":
+        return
+    yield made
+    for part in (part for value in made.get("__kwargs__", {}).values() for part in _listed(value)):
+        if isinstance(part, opendp.Measurement | opendp.Odometer):
+            yield from _records(part, released=released)
+
+
+def _has_floats(domain: Any) -> bool:  # noqa: ANN401  untyped library
+    """Whether a map's values are floats, of which almost none equals a threshold."""
+    return str(domain.carrier_type).endswith((", f32>", ", f64>"))
 
 
 def _listed(value: object) -> list[Any]:
     return [*value] if isinstance(value, list | tuple) else [value]
 
 
+def _name(kind: Any) -> str:  # noqa: ANN401  untyped library
+    """Return the name of a domain's or metric's type, without module and parameters."""
+    return str(kind.type).partition("<")[0].rpartition("::")[2]
+
+
 def _distance(measurement: Any, neighbours: str, d_in: Any) -> Any:  # noqa: ANN401  untyped library
     """Return the distance of neighbours as the measurement's own type: rounded up, and at least one neighbour."""
     metric = measurement.input_metric
-    name = str(metric.type).partition("<")[0]
-    inner = str(metric.inner_metric.type) if name == "FrameDistance" else name
-    if neighbours not in _ADDED:
-        raise InvalidGuarantee(f"neighbours must be one of {[*_ADDED]}, and {neighbours!r} is not")
-    one = _DATASETS.get(inner, {neighbours: 0}).get(neighbours)
-    if one is None:
-        raise UnprovenComposition(
-            f"{inner} cannot say that a record is added or removed, and the policy's neighbours are {neighbours!r};"
-            " measure over symmetric_distance(), or make a policy with neighbours='replace-one'"
-        )
+    name = _name(metric)
+    one = _one(measurement, name, neighbours)
     if d_in is None:
-        if name not in _DATASETS:
+        if not one or name == "FrameDistance":
             raise InvalidGuarantee(
                 f"d_in must be given: how far neighbours are apart in {metric}, such as d_in=1 for a count"
             )
         d_in = one
-    if isinstance(d_in, list | tuple):
-        return d_in  # OpenDP checks these itself
+    if name == "FrameDistance":
+        return _bounds(d_in, one)
+    if name in _NORM_TRIPLES:
+        if not isinstance(d_in, tuple) or len(d_in) != 3 or not all(read(part, "d_in") for part in d_in):
+            raise InvalidGuarantee(f"d_in must be three norms above 0 in {metric} (got {d_in!r})")
+        return d_in
     exact = read(d_in, "d_in")
     if exact == 0 or exact < one:
         raise InvalidGuarantee(f"d_in={d_in!r} is less than one neighbour ({neighbours}) in {metric}")
     return _above(exact) if str(measurement.input_distance_type).startswith("f") else math.ceil(exact)
+
+
+def _one(measurement: Any, name: str, neighbours: str) -> int:  # noqa: ANN401  untyped library
+    """Return how far neighbours are apart, 0 where only the caller knows; raise where that is not understood."""
+    if neighbours not in _ADDED:
+        raise InvalidGuarantee(f"neighbours must be one of {[*_ADDED]}, and {neighbours!r} is not")
+    metric, domain = measurement.input_metric, _name(measurement.input_domain)
+    inner = _name(metric.inner_metric) if name == "FrameDistance" else name
+    if inner in _DATASETS:
+        _check_dataset(measurement.input_domain, neighbours)
+        one = _DATASETS[inner].get(neighbours)
+        if one is None:
+            raise UnprovenComposition(
+                f"{inner} cannot say that a record is added or removed, and the policy's neighbours are"
+                f" {neighbours!r}; measure over symmetric_distance(), or make a policy with neighbours='replace-one'"
+            )
+        return one
+    if name == "DiscreteDistance" and domain in _VALUES:
+        if neighbours not in _CHANGED:
+            raise UnprovenComposition(
+                "a measurement over DiscreteDistance, such as randomized response, is about a changed answer, not"
+                " about one more or less; it needs a policy with neighbours='replace-one'"
+            )
+        return _CHANGED[neighbours]
+    if name in _NORMS | _NORM_TRIPLES and domain in _NUMBERS:
+        return 0
+    raise _unknown(f"{metric} on {measurement.input_domain}")
+
+
+def _check_dataset(domain: Any, neighbours: str) -> None:  # noqa: ANN401  untyped library
+    """Raise unless every two datasets that the policy calls neighbours are in the domain, as far as size goes."""
+    match _name(domain):
+        case "VectorDomain":
+            size = domain.size
+        case "ExtrinsicDomain" if type(domain.descriptor).__name__ == "NPArray2Domain":
+            size = domain.descriptor.size
+        case "LazyFrameDomain":
+            # The whole frame inherits what is public about any grouping of it.
+            public = domain.get_margin([]).invariant
+            if public is not None:
+                raise UnprovenComposition(
+                    f"a margin of {domain} has public {public} (invariant={public!r}), so OpenDP's map is only for"
+                    " neighbours that agree in them. Take the invariant out, and join or filter by public keys"
+                )
+            return
+        case _:
+            raise _unknown(f"datasets of {domain}")
+    if size is not None and neighbours == "add-remove":
+        raise UnprovenComposition(
+            f"in {domain} the number of records is public, and then OpenDP's map has no price for one record added or"
+            " removed. Make a policy with neighbours='replace-one', or start from a domain without a size and use"
+            f" dp.t.then_resize(size={size}, constant=...)"
+        )
+
+
+def _unknown(what: str) -> UnprovenComposition:
+    return UnprovenComposition(
+        f"it is not known here how far neighbours are apart in {what}. Measure over a vector_domain and"
+        " symmetric_distance(), or pass cost= with trust_cost=True"
+    )
+
+
+def _bounds(d_in: Any, one: int) -> Any:  # noqa: ANN401  untyped library
+    """Return the bounds of a frame's distance, each at least one neighbour."""
+    bounds = _listed(d_in)
+    given = [getattr(bound, field, 0) for bound in bounds for field in ("per_group", "num_groups")]
+    if not bounds or any(value is not None and read(value, "d_in") < one for value in given):
+        raise InvalidGuarantee(
+            "d_in must be bounds that allow for one neighbour, such as"
+            f" d_in=[dp.polars.Bound(by=[], per_group={one})] (got {d_in!r})"
+        )
+    return bounds
+
+
+def _check_growth(measurement: Any, distance: int, delta: Numeric | None, cost: Guarantee) -> None:  # noqa: ANN401
+    """Raise if the loss two neighbours away is more than group privacy allows for the loss of one.
+
+    The maps of one record that were wrong so far failed this: data of known size (nothing for one record),
+    amplification by sampling (too little).
+
+    Theorem: two steps of epsilon-DP are 2 epsilon-DP, of rho-zCDP 4 rho-zCDP (Bun and Steinke 2016), and of a
+        Rényi curve at most 3 times at half the order (Mironov 2017). With a fixed delta there is no such theorem; a
+        zCDP curve read at one delta grows by at most 4.
+    """
+    try:
+        twice = _guarantee(measurement, 2 * distance, delta)
+    except InvalidGuarantee as problem:
+        if problem.__cause__ is not None:
+            return  # the map ends before, as that of a compositor for one distance does
+        raise _grows(measurement, distance) from problem
+    if isinstance(cost, RDP) and isinstance(twice, RDP):
+        half = {2 * exact_of(order): exact_of(value) for order, value in zip(twice.orders, twice.values, strict=True)}
+        ends = 2 * exact_of(twice.orders[-1])
+        curve = zip(map(exact_of, cost.orders), map(exact_of, cost.values), strict=True)
+        too_fast = any(a > ends or half.get(a, 0) > 3 * value * _ROUNDING for a, value in curve if a >= 4)
+    else:
+        (size, *rest), (twice_size, *twice_rest) = ([*map(exact_of, _sizes(each))] for each in (cost, twice))
+        times = 2 if isinstance(cost, PureDP) else 4
+        appears = any(a == 0 < b for a, b in zip(rest, twice_rest, strict=True))  # a delta that one record has not
+        too_fast = appears or twice_size > times * size * _ROUNDING
+    if too_fast:
+        raise _grows(measurement, distance)
+
+
+def _grows(measurement: Any, distance: int) -> UnprovenComposition:  # noqa: ANN401  untyped library
+    here, there = (measurement.map(d) for d in (distance, 2 * distance))
+    return UnprovenComposition(
+        f"OpenDP's map gives {here!r} at d_in={distance} and {there!r} at d_in={2 * distance}, which is more than"
+        " group privacy allows: so the first is not the loss for one record"
+    )
+
+
+def _sizes(cost: Guarantee) -> tuple[Numeric, ...]:
+    match cost:
+        case RDP():
+            return cost.values
+        case ApproxDP():
+            return cost.epsilon, cost.delta
+        case ZCDP():
+            return cost.rho, cost.delta
+        case PureDP():
+            return (cost.epsilon,)
+    raise InvalidGuarantee(f"OpenDP has no measure for a {type(cost).__name__}")
 
 
 def _above(exact: Fraction) -> float:
@@ -126,7 +300,13 @@ def _above(exact: Fraction) -> float:
     return near if exactly(near) >= exact else math.nextafter(near, math.inf)
 
 
-def _guarantee(measure: str, loss: Any, delta: Numeric | None) -> Guarantee:  # noqa: ANN401  untyped library
+def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guarantee:  # noqa: ANN401  untyped library
+    """Return what the measurement's map gives at a distance; an error of OpenDP's is the cause of the one raised."""
+    try:
+        loss = measurement.map(distance)
+    except (load("opendp.mod").OpenDPException, TypeError, ValueError) as problem:
+        raise InvalidGuarantee(f"OpenDP has no cost for d_in={distance!r}: {str(problem).strip()}") from problem
+    measure = str(measurement.output_measure.type)
     if measure == "SmoothedMaxDivergence":
         return _profile(loss, delta)
     if delta is not None:
@@ -144,7 +324,9 @@ def _guarantee(measure: str, loss: Any, delta: Numeric | None) -> Guarantee:  # 
             return ZCDP(*map(_finite, loss))
         case "RenyiDivergence":
             return _curve(loss)
-    raise UnprovenComposition(f"no theorem here covers OpenDP's measure {measure}; pass cost= if you know one")
+    raise UnprovenComposition(
+        f"no theorem here covers OpenDP's measure {measure}; pass cost= with trust_cost=True if you know one"
+    )
 
 
 def _profile(profile: Any, delta: Numeric | None) -> ApproxDP:  # noqa: ANN401  untyped library
