@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from odograph.core.account import Account, check_account
+from odograph.core.decide import Decision
 from odograph.core.guarantees import KINDS, Guarantee
 from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
 from odograph.integrations import cost_of, is_interactive, name_of
@@ -25,6 +26,7 @@ Cost: TypeAlias = Guarantee | Callable[..., Guarantee]
 
 _LAZY: Final = (Iterator, Awaitable, AsyncIterator)
 _HOLDERS: Final = (dict, frozenset, list, set, tuple)
+_WITH_COST: Final = "private needs the cost of what it decorates: write @odo.private(cost=odo.PureDP(0.1))"
 _OPEN: ContextVar[tuple[Session, ...]] = ContextVar("odograph_sessions", default=())
 _RUNNING: ContextVar[str] = ContextVar("odograph_running", default="")
 
@@ -77,7 +79,8 @@ class Session:
         """Charge the cost, call `mechanism(*args, **kwargs)`, and return its answer.
 
         `cost` may be left out for a `@private` function, and for a measurement of a library that states its own. If
-        the mechanism raises, the charge stands: its noise was drawn from the data.
+        the mechanism raises, the charge stands, because its noise was drawn from the data; a note on the exception
+        says what was charged.
         """
         if not self._open:
             raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
@@ -93,8 +96,12 @@ class Session:
         # In a context of its own, which ends with the mechanism however it ends.
         inside = copy_context()
         inside.run(_RUNNING.set, name)
-        with self.account.spending(guarantee, note=note or name):
-            answer = inside.run(mechanism, *args, **kwargs)
+        with self.account.spending(guarantee, note=note or name) as charge:
+            try:
+                answer = inside.run(mechanism, *args, **kwargs)
+            except BaseException as problem:
+                problem.add_note(self._charged(charge, guarantee, name))
+                raise
         if unfinished := _unfinished(answer):
             raise UnprovenComposition(
                 f"{name} returned something that answers later ({unfinished}), and that is not covered; it"
@@ -123,6 +130,19 @@ class Session:
             raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1), and a {name_of(cost)} is not")
         return mechanism, cost
 
+    def _charged(self, charge: object, guarantee: Guarantee, name: str) -> str:
+        """Return what stays charged when a mechanism raises, under which entry, and how to go on."""
+        receipt, account = getattr(charge, "receipt", None), getattr(self.account, "name", "")
+        to = f" to {account!r}" if account else ""
+        if receipt is not None:
+            to += f" (entry {receipt.id}, key {receipt.key})"
+        elif isinstance(charge, Decision):
+            to += f" (step {charge.totals_after.steps})"
+        return (
+            f"odograph: {guarantee} was charged{to} before {name} raised, and stays charged, because noise may have"
+            " been drawn from the data. Correct the mechanism and run it again: that is charged again"
+        )
+
 
 def session(account: Account) -> Session:
     """Return a session on an account, for `with odograph.session(account) as s:`."""
@@ -136,10 +156,28 @@ def private(cost: Cost) -> Callable[[Callable[_P, _T]], Private[_P, _T]]:
     Settings are the arguments that are keyword-only or have a default; others are data, which a cost must not see.
     """
 
+    if _is_being_defined(cost):
+        raise InvalidGuarantee(f"{_WITH_COST} (got the function {name_of(cost)} in place of a cost)")
+
     def mark(mechanism: Callable[_P, _T]) -> Private[_P, _T]:
+        if callable(cost) and not callable(mechanism):  # decorated without a cost, where that could not be seen
+            raise InvalidGuarantee(f"{_WITH_COST} (got a {type(mechanism).__name__} in place of a mechanism)")
         return _Marked(mechanism, cost)
 
     return mark
+
+
+def _is_being_defined(function: object) -> bool:
+    """Whether the caller of `private` decorates this function at the moment, and not one with this as its cost."""
+    wrapped = inspect.unwrap(function) if callable(function) else function
+    code, caller = getattr(wrapped, "__code__", None), inspect.currentframe()
+    for _ in range(2):
+        caller = caller and caller.f_back
+    if code is None or caller is None or code.co_name == "<lambda>" or code.co_filename != caller.f_code.co_filename:
+        return False
+    # A decorator's line is after the first of the function and before its last; a cost was defined elsewhere.
+    last = max(line or 0 for _, _, line in code.co_lines())
+    return bool(code.co_firstlineno <= caller.f_lineno <= last)
 
 
 class _Marked:

@@ -90,6 +90,43 @@ def test_the_charge_stands_if_the_mechanism_raises(error: type[BaseException]) -
     assert spent(account) == Fraction(2, 10)
 
 
+@pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt, StopIteration])
+def test_an_exception_says_what_stays_charged(error: type[BaseException]) -> None:
+    def count(rows: list[str]) -> None:
+        raise error(len(rows))
+
+    account = opened()
+    with session(account) as s:
+        s.run(double, 1, cost=TENTH)
+        with pytest.raises(error) as caught:
+            s.run(count, ["private"], cost=PureDP(0.2))
+    (note,) = caught.value.__notes__
+    assert "PureDP(0.2) was charged to 'top' (step 2) before count raised, and stays charged" in note
+    assert "run it again: that is charged again" in note
+    assert "private" not in note
+    assert spent(account) == Fraction(3, 10)
+
+
+def test_an_exception_names_the_entry_and_key_of_a_ledger() -> None:
+    with odo.connect("memory://") as ledger:
+        account = ledger.open_account("ward", Policy(1, 0, rule="basic"), key="open")
+        with session(account) as s, pytest.raises(ZeroDivisionError) as caught:
+            s.run(lambda: 1 / 0, cost=TENTH, note="slip")
+        (note,) = caught.value.__notes__
+        reserved = next(past for past in account.history() if past.note == "slip")
+        assert f"charged to 'ward' (entry {reserved.entry.place}, key {reserved.entry.key}) before" in note
+        assert account.pending == ()  # committed: it cannot be taken back
+
+
+def test_what_is_refused_has_no_note_of_a_charge() -> None:
+    account = opened(0.1)
+    with session(account) as s:
+        for cost, error in ((PureDP(0.2), BudgetExceeded), (odo.ZCDP(0.01), UnprovenComposition)):
+            with pytest.raises(error) as caught:
+                s.run(never, cost=cost)
+            assert not hasattr(caught.value, "__notes__")
+
+
 def test_a_refused_request_never_runs_the_mechanism() -> None:
     account = opened(0.3)
     with session(account) as s:
@@ -479,6 +516,40 @@ def test_a_private_mechanism_keeps_its_name() -> None:
     assert getattr(noisy_count, "__name__", None) == "noisy_count"
     assert noisy_count.__doc__ == "Count, with noise."
     assert list(inspect.signature(noisy_count).parameters) == ["data"]
+
+
+def test_private_without_a_cost_is_an_error() -> None:
+    decorate: Callable[[Any], Any] = private
+    with pytest.raises(InvalidGuarantee, match=r"write @odo.private\(cost=odo.PureDP\(0.1\)\) \(got the function"):
+
+        @decorate
+        def count(rows: list[int]) -> int:
+            return len(rows)
+
+    with pytest.raises(InvalidGuarantee, match=r"got the function mean"):
+
+        class Reports:
+            @decorate
+            @functools.cache  # noqa: B019  never called
+            def mean(self) -> float:
+                return 0.5
+
+    with pytest.raises(InvalidGuarantee, match=r"got a list in place of a mechanism"):
+        decorate(len)([1])  # a decorated function that does not tell where it is from
+
+
+def test_a_named_function_may_be_a_cost() -> None:
+    def by_setting(epsilon: float) -> PureDP:
+        return PureDP(epsilon)
+
+    def count(rows: list[int], *, epsilon: float) -> int:
+        return len(rows) if epsilon else 0
+
+    account = opened()
+    with session(account):
+        assert private(by_setting)(count)([1, 2], epsilon=0.1) == 2
+        assert private(cost=functools.cache(by_setting))(count)([1], epsilon=0.2) == 1
+    assert [entry.guarantee for entry in account.history] == [TENTH, PureDP(0.2)]
 
 
 def test_without_a_session_a_private_mechanism_does_not_run() -> None:
