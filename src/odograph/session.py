@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from odograph.core.account import Account, check_account
+from odograph.core.compiled import price
 from odograph.core.decide import Decision
-from odograph.core.guarantees import KINDS, Guarantee
+from odograph.core.guarantees import KINDS, ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
-from odograph.integrations import cost_of, is_interactive, name_of
+from odograph.integrations import cost_of, is_interactive, name_of, states_cost
 
 __all__ = ["Cost", "Private", "Session", "private", "session"]
 
@@ -74,13 +75,21 @@ class Session:
         _OPEN.set(tuple(other for other in _OPEN.get() if other is not self))
 
     def run(
-        self, mechanism: Callable[..., _T], /, *args: Any, cost: Cost | None = None, note: str = "", **kwargs: Any
+        self,
+        mechanism: Callable[..., _T],
+        /,
+        *args: Any,
+        cost: Cost | None = None,
+        note: str = "",
+        trust_cost: bool = False,
+        **kwargs: Any,
     ) -> _T:
         """Charge the cost, call `mechanism(*args, **kwargs)`, and return its answer.
 
-        `cost` may be left out for a `@private` function, and for a measurement of a library that states its own. If
-        the mechanism raises, the charge stands, because its noise was drawn from the data; a note on the exception
-        says what was charged.
+        `cost` may be left out for a `@private` function, and for a measurement of a library that states its own. A
+        cost below what such a measurement states is refused; with `trust_cost=True` it is charged, and the entry's
+        note says so. If the mechanism raises, the charge stands, because its noise was drawn from the data; a note on
+        the exception says what was charged.
         """
         if not self._open:
             raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
@@ -90,13 +99,14 @@ class Session:
                 f"{name} was asked to run inside {_RUNNING.get()}: the cost of an inner run would depend on what was"
                 " never released. Run one after the other"
             )
-        mechanism, guarantee = self._priced(mechanism, cost, args, kwargs)
+        mechanism, guarantee, trusted = self._priced(mechanism, cost, args, kwargs, trust_cost=trust_cost)
         _refuse_lazy(mechanism, name)
         _check_arguments(mechanism, args, kwargs)
         # In a context of its own, which ends with the mechanism however it ends.
         inside = copy_context()
         inside.run(_RUNNING.set, name)
-        with self.account.spending(guarantee, note=note or name) as charge:
+        label = note or name
+        with self.account.spending(guarantee, note=f"{label}; {trusted:.1000}" if trusted else label) as charge:
             try:
                 answer = inside.run(mechanism, *args, **kwargs)
             except BaseException as problem:
@@ -110,9 +120,18 @@ class Session:
         return answer
 
     def _priced(
-        self, mechanism: Callable[..., _T], cost: Cost | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Callable[..., _T], Guarantee]:
-        """Return what to call and what it costs; takes a library's own settings out of `kwargs`."""
+        self,
+        mechanism: Callable[..., _T],
+        cost: Cost | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        trust_cost: bool,
+    ) -> tuple[Callable[..., _T], Guarantee, str]:
+        """Return what to call, what it costs, and what the entry says of a cost that was trusted.
+
+        Takes a library's own settings out of `kwargs`.
+        """
         if isinstance(mechanism, _Marked):
             if cost is not None:
                 raise InvalidGuarantee(f"{name_of(mechanism)} declares its own cost; leave cost= out")
@@ -122,13 +141,38 @@ class Session:
                 f"mechanism must be callable, such as a function, and a {type(mechanism).__name__} is not; nothing"
                 " was charged"
             )
+        if not isinstance(trust_cost, bool) or (trust_cost and cost is None):
+            raise InvalidGuarantee(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
         if cost is None:
-            return mechanism, cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
+            own = cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
+            return mechanism, own, ""
         if not isinstance(cost, KINDS) and callable(cost):
             cost = cost(**_settings(mechanism, cost, args, kwargs))
         if not isinstance(cost, KINDS):
             raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1), and a {name_of(cost)} is not")
-        return mechanism, cost
+        doubt = self._doubt(mechanism, cost, kwargs) if states_cost(mechanism) else None
+        if doubt is None:
+            return mechanism, cost, ""
+        if not trust_cost:
+            raise type(doubt)(
+                f"{doubt}; nothing was charged. Leave cost= out to charge what the measurement states. To charge"
+                f" {cost} all the same, pass trust_cost=True, and the entry will say so"
+            )
+        return mechanism, cost, f"trust_cost=True: {doubt}"
+
+    def _doubt(
+        self, mechanism: object, given: Guarantee, kwargs: dict[str, Any]
+    ) -> InvalidGuarantee | UnprovenComposition | None:
+        """Return why a given cost may be too low for a measurement that states its own; None if it is not."""
+        try:
+            own = cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
+        except (InvalidGuarantee, UnprovenComposition) as problem:
+            return type(problem)(f"cost={given} cannot be compared with what the measurement states ({problem})")
+        # A cost that is written as the float which the library gives is read as a decimal, which may be half a
+        # rounding below that float.
+        if given == own or any(_covers(self.account, given, least) for least in (own, _as_written(own))):
+            return None
+        return InvalidGuarantee(f"cost={given} is less, on some meter, than what the measurement states, {own}")
 
     def _charged(self, charge: object, guarantee: Guarantee, name: str) -> str:
         """Return what stays charged when a mechanism raises, under which entry, and how to go on."""
@@ -155,7 +199,6 @@ def private(cost: Cost) -> Callable[[Callable[_P, _T]], Private[_P, _T]]:
     `cost` may be a function of some of the mechanism's settings, by their names (`lambda epsilon: PureDP(epsilon)`).
     Settings are the arguments that are keyword-only or have a default; others are data, which a cost must not see.
     """
-
     if _is_being_defined(cost):
         raise InvalidGuarantee(f"{_WITH_COST} (got the function {name_of(cost)} in place of a cost)")
 
@@ -265,6 +308,30 @@ def _unfinished(answer: object) -> str:
     some = {type(part): part for part in parts if not isinstance(part, _HOLDERS)}
     some_or_held = [*some.values(), *(part for part in parts if isinstance(part, _HOLDERS))]
     return next(filter(None, map(_unfinished, some_or_held)), "")
+
+
+def _covers(account: Any, given: Guarantee, own: Guarantee) -> bool:  # noqa: ANN401  not every account has a parent
+    """Whether a cost charges at least as much as another on every meter, here and above.
+
+    A meter on which the other has no price is one that the given cost must have none on either.
+    """
+    while account is not None:
+        asked = price(account.compiled, given).amounts
+        try:
+            proven = price(account.compiled, own).amounts
+        except UnprovenComposition:
+            return False
+        if any(a is not None and (b is None or a < b) for a, b in zip(asked, proven, strict=True)):
+            return False
+        account = getattr(account, "parent", None)
+    return True
+
+
+def _as_written(cost: Guarantee) -> Guarantee:
+    """Return a cost with its numbers as the floats that people copy, which are then read as decimals."""
+    if isinstance(cost, PureDP | ApproxDP | ZCDP):
+        return type(cost)(*(float(getattr(cost, name)) for name in cost.__match_args__))
+    return cost
 
 
 def _top(account: Any) -> object:  # noqa: ANN401  not every account has a parent

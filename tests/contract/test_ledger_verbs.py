@@ -24,6 +24,7 @@ from odograph import (
     Reservation,
     ReservationNotFound,
     ReservationResolved,
+    session,
 )
 
 pytest_plugins = ("ledgers",)
@@ -372,3 +373,29 @@ def test_voids_are_counted_in_every_account_that_was_charged(ledger: Ledger, acc
         (reservation.commit if number == 1 else lambda one=reservation: one.void("not run"))()
     account.reserve(PureDP("0.01"))
     assert (account.voids, ledger.account("top").voids) == (3, 3)
+
+
+def test_a_cost_that_was_trusted_is_in_the_history_and_under_the_seal(account: LedgerAccount, ledger: Ledger) -> None:
+    dp = pytest.importorskip("opendp.prelude")
+    dp.enable_features("contrib")
+    rows = dp.vector_domain(dp.atom_domain(T=int)), dp.symmetric_distance()
+    count = rows >> dp.t.then_count() >> dp.m.then_laplace(scale=4.0)
+    with session(account) as s:
+        with pytest.raises(InvalidGuarantee, match="is less"):
+            s.run(count, [1, 2], cost=TENTH)
+        assert tenths(account) == (0, 0)
+        s.run(count, [1, 2], cost=TENTH, note="visits", trust_cost=True)
+    assert tenths(account) == (1, 1)
+    reserved = next(past for past in account.history() if past.entry.verb == "reserve")
+    assert reserved.note.startswith("visits; trust_cost=True: cost=PureDP(0.1) is less")
+    assert "PureDP(0.25)" in reserved.note
+    assert reserved.entry.note  # the note's digest, which the seal covers
+    assert ledger.verify()
+
+
+def test_a_mechanism_that_raises_names_its_entry(account: LedgerAccount) -> None:
+    with session(account) as s, pytest.raises(ZeroDivisionError) as caught:
+        s.run(lambda: 1 / 0, cost=TENTH)
+    entry = next(past.entry for past in account.history() if past.entry.verb == "reserve")
+    (note,) = caught.value.__notes__
+    assert f"charged to 'ana' (entry {entry.place}, key {entry.key}) before" in note

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import odograph as odo
 from odograph.core.gaussian import gdp_to_dp_delta
@@ -21,6 +24,7 @@ ROWS = dp.vector_domain(dp.atom_domain(T=int)), dp.symmetric_distance()
 COUNT = dp.atom_domain(T=int), dp.absolute_distance(T=int)
 VECTOR = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
 DATA = [3, 5, 20]
+FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 
 
 def clamped_sum(scale: float) -> Any:  # noqa: ANN401  untyped library
@@ -330,7 +334,7 @@ def test_a_hidden_queryable_is_charged_and_not_released() -> None:
         with pytest.raises(odo.UnprovenComposition, match="answers later"):
             s.run(hidden_queryable(), DATA)
         with pytest.raises(odo.UnprovenComposition, match="answers later"):
-            s.run(interactive()["odometer"], DATA, cost=odo.PureDP(0.1))
+            s.run(interactive()["odometer"], DATA, cost=odo.PureDP(0.1), trust_cost=True)
     assert account.totals.steps == 2
 
 
@@ -356,3 +360,153 @@ def test_a_queryable_inside_an_answer_is_seen() -> None:
     with odo.session(account) as s, pytest.raises(odo.UnprovenComposition, match="answers later"):
         s.run(inside, DATA)
     assert account.totals.steps == 1
+
+
+# A cost that is given beside what the measurement states.
+
+
+def policy_of(rule: str, epsilon: float = 1, delta: float = 1e-6) -> odo.Policy:
+    """A policy with room for a step's own delta, but not under the exact rule, where that has to be solved for."""
+    aside = None if rule in {"basic", "exact"} else delta / 2
+    return odo.Policy(epsilon, delta, rule=rule, delta_steps=aside)
+
+
+RULES = ("basic", "exact", "gdp", "paper", "renyi", "zcdp")
+
+
+def refused(policy: odo.Policy, measurement: Any, cost: odo.Guarantee, d_in: int | None = None) -> str:  # noqa: ANN401
+    """Why a session takes a cost for less than the measurement states; nothing if it is taken."""
+    account = odo.Accountant(policy)
+    distance: dict[str, Any] = {} if d_in is None else {"d_in": d_in}
+    with odo.session(account) as s:
+        try:
+            s.run(measurement, DATA if d_in is None else 17, cost=cost, **distance)
+        except odo.BudgetExceeded:
+            return ""
+        except (odo.InvalidGuarantee, odo.UnprovenComposition) as problem:
+            assert account.totals == account.compiled.start
+            return str(problem)
+    return ""
+
+
+def test_a_cost_below_what_the_measurement_states_is_refused() -> None:
+    loud = ROWS >> dp.t.then_count() >> dp.m.then_laplace(scale=0.0625)
+    for rule in RULES:
+        problem = refused(policy_of(rule), loud, odo.PureDP(0.0001))
+        assert "PureDP(0.0001) is less" in problem
+        assert "PureDP(16.0)" in problem
+        assert "trust_cost=True" in problem
+    enough: list[odo.Guarantee] = [odo.PureDP(0.5), odo.PureDP(0.625), odo.ApproxDP(0.5, 1e-9), odo.PureDP(3)]
+    for cost in enough:
+        assert refused(policy_of("paper"), clamped_sum(20.0), cost) == ""
+    less: list[odo.Guarantee] = [odo.PureDP(0.499999999), odo.ApproxDP(0.25, 1e-9), odo.ProbDP(0.25, 0)]
+    for cost in less:
+        assert "is less" in refused(policy_of("paper"), clamped_sum(20.0), cost)
+    assert "is less" in refused(policy_of("exact"), clamped_sum(20.0), odo.GDP(0.1))
+
+
+def test_a_discrete_gaussian_is_not_charged_as_a_gaussian() -> None:
+    """Gaussian DP of the same scale is the stronger statement, and OpenDP's noise does not meet it."""
+    gaussian = dp.m.make_gaussian(*COUNT, scale=50.0)
+    for rule in ("exact", "gdp"):
+        assert "is less" in refused(policy_of(rule), gaussian, odo.gaussian(sigma=50), d_in=1)
+    # Under this rule both have the same price, so that nothing is gained by the name.
+    assert refused(policy_of("zcdp"), gaussian, odo.gaussian(sigma=50), d_in=1) == ""
+    assert "is less" in refused(policy_of("zcdp"), gaussian, odo.gaussian(sigma=50.01), d_in=1)
+    assert "is less" in refused(policy_of("zcdp"), gaussian, odo.ZCDP("1/5001"), d_in=1)
+
+
+def test_a_cost_as_opendp_prints_it_is_taken() -> None:
+    """Its floats are binary, and a cost is read as a decimal: they are the same number to whoever wrote them."""
+    for scale in range(1, 200):
+        laplace = dp.m.make_laplace(*COUNT, scale=float(scale))
+        assert refused(odo.Policy(1000, 0, rule="basic"), laplace, odo.PureDP(laplace.map(1)), d_in=1) == ""
+    tenth = dp.binary_search_chain(lambda s: ROWS >> dp.t.then_count() >> dp.m.then_laplace(s), 1, 0.1)
+    assert refused(odo.Policy(1, 0, rule="basic"), tenth, odo.PureDP(0.1)) == ""
+
+
+def test_a_cost_that_cannot_be_compared_is_refused() -> None:
+    policy = odo.Policy(1, 1e-6)
+    sized = dp.vector_domain(dp.atom_domain(T=int), size=3), ROWS[1]
+    exact_sum = sized >> dp.t.then_clamp((0, 10)) >> dp.t.then_sum() >> dp.m.then_laplace(scale=0.01)
+    laplace = dp.m.make_laplace(*COUNT, scale=40.0)
+    noiseless = ROWS >> dp.t.then_count()
+    for measurement in (exact_sum, laplace, noiseless, interactive()["odometer"]):
+        assert "cannot be compared" in refused(policy, measurement, odo.PureDP(0.1))
+    declared = odo.private(odo.PureDP(0.0001))(clamped_sum(0.05))
+    with odo.session(odo.Accountant(policy)), pytest.raises(odo.InvalidGuarantee, match="is less"):
+        declared(DATA)
+
+
+def test_a_trusted_cost_is_charged_and_the_entry_says_so() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    with odo.session(account) as s:
+        s.run(clamped_sum(20.0), DATA, cost=odo.PureDP(0.125), note="visits", trust_cost=True)
+        s.run(clamped_sum(80.0), DATA, cost=odo.PureDP(0.125), note="enough", trust_cost=True)
+        s.run(dp.m.make_laplace(*COUNT, scale=40.0), 17, cost=odo.PureDP(0.125), trust_cost=True)
+        s.run(len, DATA, cost=odo.PureDP(0.125), trust_cost=True)  # a function states nothing
+        for wrong in ("yes", 1, None):
+            with pytest.raises(odo.InvalidGuarantee, match="trust_cost"):
+                s.run(clamped_sum(80.0), DATA, cost=odo.PureDP(0.125), trust_cost=wrong)  # type: ignore[arg-type]
+        with pytest.raises(odo.InvalidGuarantee, match="trust_cost"):
+            s.run(clamped_sum(80.0), DATA, trust_cost=True)
+    below, enough, unknown, function = (entry.note for entry in account.history)
+    assert below.startswith("visits; trust_cost=True: cost=PureDP(0.125) is less")
+    assert "PureDP(0.5)" in below
+    assert (enough, function) == ("enough", "len")
+    assert unknown.startswith("Measurement; trust_cost=True: cost=PureDP(0.125) cannot be compared")
+
+
+GIVEN = st.one_of(
+    st.floats(0.001, 0.6).map(odo.PureDP),
+    st.floats(0.001, 0.6).map(lambda e: odo.ApproxDP(e, 1e-9)),
+    st.floats(0.001, 0.6).map(lambda e: odo.ProbDP(e, 1e-9)),
+    st.floats(0.001, 0.6).map(odo.GDP),
+    st.floats(0.001, 0.2).map(odo.ZCDP),
+    st.floats(0.001, 0.2).map(lambda v: odo.RDP((2, 8, 32, 128), (2 * v, 8 * v, 32 * v, 128 * v))),
+)
+
+
+def standing(rule: str, cost: odo.Guarantee) -> list[float]:
+    """Where each meter is after one step of a cost; without end where the step has no price."""
+    account = odo.Accountant(policy_of(rule, 1000, 0.5))
+    try:
+        account.spend(cost)
+    except odo.UnprovenComposition:
+        return [math.inf] * len(account.compiled.meters)
+    totals = account.totals
+    return [math.inf if out else total for total, out in zip(totals.amounts, totals.unpriced, strict=True)]
+
+
+def charges_less(rules: list[str], given: odo.Guarantee, own: odo.Guarantee) -> bool:
+    return any(a < b for rule in rules for a, b in zip(standing(rule, given), standing(rule, own), strict=True))
+
+
+@settings(max_examples=600 if FULL else 60, deadline=None)
+@given(
+    cost=GIVEN,
+    scale=st.floats(0.5, 50),
+    noise=st.sampled_from([dp.m.then_gaussian, dp.m.then_laplace]),
+    rules=st.lists(st.sampled_from(["basic", "paper", "renyi", "zcdp"]), min_size=1, max_size=2),
+)
+def test_what_is_taken_charges_no_meter_less(cost: odo.Guarantee, scale: float, noise: Any, rules: list[str]) -> None:  # noqa: ANN401
+    measurement = ROWS >> dp.t.then_count() >> noise(scale=scale)
+    own = cost_of(measurement)
+    account: odo.Accountant | None = None
+    for depth, rule in enumerate(rules):
+        account = odo.Accountant(policy_of(rule, 1000, 0.5), name=f"{depth}", parent=account)
+    assert account is not None
+    with odo.session(account) as s:
+        try:
+            s.run(measurement, DATA, cost=cost)
+        except odo.InvalidGuarantee:
+            assert charges_less(rules, cost, own)  # refused for a reason
+            return
+        except odo.UnprovenComposition:
+            return  # the policy takes no cost of this kind
+        assert isinstance(own, odo.PureDP | odo.ZCDP)
+        size = own.epsilon if isinstance(own, odo.PureDP) else own.rho
+        assert not charges_less(rules, cost, own) or not charges_less(rules, cost, type(own)(float(size)))
+        # The negative control: what is trusted is charged, and the same check sees that it is less.
+        s.run(measurement, DATA, cost=odo.PureDP(1e-9), trust_cost=True)
+        assert charges_less(rules, odo.PureDP(1e-9), own)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from odograph.core.compiled import Compiled
 from odograph.core.decide import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.offers import G, Quote
@@ -21,6 +22,11 @@ class Account(Protocol):
     @property
     def policy(self) -> Policy:
         """The policy, fixed when the account was opened."""
+        ...
+
+    @property
+    def compiled(self) -> Compiled:
+        """The policy's meters and limits, compiled once."""
         ...
 
     def decide(self, cost: Guarantee) -> Decision:

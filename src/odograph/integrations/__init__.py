@@ -8,7 +8,7 @@ from typing import Any, Final
 from odograph.core.guarantees import Guarantee
 from odograph.errors import InvalidGuarantee
 
-__all__ = ["cost_of", "is_interactive", "name_of"]
+__all__ = ["cost_of", "is_interactive", "name_of", "states_cost"]
 
 # The library in which a thing's type is defined, and the file here that knows it.
 _KNOWN: Final = {
@@ -26,17 +26,25 @@ def cost_of(thing: object, *, neighbours: str = "add-remove", settings: dict[str
     `settings` holds what the library's own `cost_of` takes beside the thing (OpenDP: `d_in`, `delta`); what was used
     is removed from it.
     """
-    library = type(thing).__module__.partition(".")[0]
-    if library not in _KNOWN:
+    if not states_cost(thing):
         raise InvalidGuarantee(
             f"{name_of(thing)} does not say what it costs; pass cost=, such as cost=PureDP(0.1), or declare it with"
             " @private"
         )
-    known = import_module(_KNOWN[library])
+    known = import_module(_KNOWN[_library(thing)])
     names = [name for name in known.SETTINGS if settings and name in settings]
     given = {name: settings.pop(name) for name in names} if settings else {}
     guarantee: Guarantee = known.cost_of(thing, neighbours=neighbours, **given)
     return guarantee
+
+
+def states_cost(thing: object) -> bool:
+    """Whether the thing is of a library that is asked what its things cost."""
+    return _library(thing) in _KNOWN
+
+
+def _library(thing: object) -> str:
+    return type(thing).__module__.partition(".")[0]
 
 
 def name_of(thing: object) -> str:
