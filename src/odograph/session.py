@@ -218,9 +218,11 @@ def _is_being_defined(function: object) -> bool:
         caller = caller and caller.f_back
     if code is None or caller is None or code.co_name == "<lambda>" or code.co_filename != caller.f_code.co_filename:
         return False
-    # A decorator's line is after the first of the function and before its last; a cost was defined elsewhere.
+    # A decorator's line is after the first of its function and before the last, and the function has no name yet. A
+    # cost was defined elsewhere; typed into Python, each statement has the same file and begins at line 1.
     last = max(line or 0 for _, _, line in code.co_lines())
-    return bool(code.co_firstlineno <= caller.f_lineno <= last)
+    named = any(names.get(code.co_name) is function for names in (caller.f_locals, caller.f_globals))
+    return bool(code.co_firstlineno <= caller.f_lineno <= last) and not named
 
 
 class _Marked:

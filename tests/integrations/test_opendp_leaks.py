@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import beta, laplace, norm
 
 import odograph as odo
@@ -687,3 +688,61 @@ def test_frames_with_public_lengths_or_keys_are_refused() -> None:
         for wrong in (None, [], 1, [dp.polars.Bound(by=[], per_group=rows_of_one - 1)], [1]):
             with pytest.raises(odo.InvalidGuarantee, match="d_in"):
                 cost_of(framed, neighbours=relation, d_in=wrong)
+
+
+# Combinators.
+
+SUMMED: Final = {"make_basic_composition", "make_chain_mt", "make_chain_pm", "make_chain_tt", "make_composition"}
+CONVERTED: Final = {
+    "make_approximate",
+    "make_fix_delta",
+    "make_fixed_approxDP_to_approxDP",
+    "make_pureDP_to_zCDP",
+    "make_select_private_candidate",
+    "make_zCDP_to_approxDP",
+}
+ANSWERS_LATER: Final = {
+    "make_adaptive_composition",
+    "make_fully_adaptive_composition",
+    "make_privacy_filter",
+    "make_sequential_composition",
+}
+AMPLIFIED: Final = {"make_population_amplification"}
+
+
+def test_every_combinator_is_classified() -> None:
+    """A new one may answer later, or count on a sample: then it is named in the integration."""
+    made = {name for name, maker in vars(dp.c).items() if getattr(maker, "__module__", "") == dp.c.__name__}
+    made = {name for name in made if name.startswith("make_")}
+    assert made - SUMMED - CONVERTED - ANSWERS_LATER - AMPLIFIED == set()
+
+
+def gdp_epsilon(mu: float, delta: float) -> float:
+    """The epsilon at which Gaussian noise leaves a delta: the curve of Balle and Wang, inverted."""
+    return float(
+        brentq(lambda e: norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta, 0.0, 50.0)
+    )
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("size", [None, SIZE])
+def test_combinators_do_not_hide_what_is_inside(size: int | None, relation: str) -> None:
+    """Two sums with the same noise leak as much as one with half of it; a conversion leaks what it converts."""
+    statistic = chain(integers(size), *SUM)
+    summed = statistic >> dp.m.then_laplace(scale=SCALE)
+    profile = dp.c.make_zCDP_to_approxDP(statistic >> dp.m.then_gaussian(scale=2 * SCALE))
+    moved = 10 / SCALE  # in units of the noise, by a record that is added, removed or replaced
+    together = [
+        (dp.c.make_composition([summed, summed]), 2 * moved),
+        (dp.c.make_approximate(summed), moved),
+        (dp.c.make_pureDP_to_zCDP(summed), moved + math.exp(-moved) - 1),  # the Kullback-Leibler divergence
+        (dp.c.make_fix_delta(profile, 1e-6), gdp_epsilon(moved / 2, 1e-6)),
+    ]
+    for measurement, least in together:
+        if size is not None and relation == "add-remove":
+            with pytest.raises(odo.UnprovenComposition, match="number of records is public"):
+                cost_of(measurement, neighbours=relation)
+            continue
+        cost = cost_of(measurement, neighbours=relation)
+        assert isinstance(cost, odo.PureDP | odo.ApproxDP | odo.ZCDP)
+        assert float(getattr(cost, cost.__match_args__[0])) >= least * (1 - 1e-9)

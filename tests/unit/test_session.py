@@ -552,6 +552,15 @@ def test_a_named_function_may_be_a_cost() -> None:
     assert [entry.guarantee for entry in account.history] == [TENTH, PureDP(0.2)]
 
 
+def test_a_cost_may_be_typed_before_it_is_used() -> None:
+    """In Python's own shell every statement is from the same file and begins at line 1."""
+    shell = {"private": private, "PureDP": PureDP}
+    exec("def by_setting(epsilon):\n    return PureDP(epsilon)", shell)  # noqa: S102
+    exec("@private(by_setting)\ndef count(rows, *, epsilon):\n    return len(rows)", shell)  # noqa: S102
+    with pytest.raises(InvalidGuarantee, match=r"got the function mean"):
+        exec("@private\ndef mean(rows):\n    return 0", shell)  # noqa: S102
+
+
 def test_without_a_session_a_private_mechanism_does_not_run() -> None:
     mechanism = private(cost=TENTH)(never)
     with pytest.raises(odo.OdographError, match="session"):
