@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from odograph.ledger import sqlite
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.sqlite_files import open_file
+from odograph.ledger.sqlite_guard import Connection
 from odograph.ledger.store import Changes, State, Store, Wants, Work
 from odograph.ledger.turn import Turn
 
@@ -74,9 +74,9 @@ class ForgetsKeys(Over):
         self.store.write(wants, forgetful)
 
 
-def open_unsynced(path: Path, timeout: float) -> sqlite3.Connection:
+def open_unsynced(path: Path, timeout: float, *, guarded: bool = False) -> Connection:
     """Leave it to the operating system when a file reaches the disk."""
-    connection = open_file(path, timeout)
+    connection = open_file(path, timeout, guarded=guarded)
     connection.execute("PRAGMA synchronous = OFF")
     return connection
 
@@ -104,7 +104,13 @@ def books_at(url: str, twin: str = "") -> LocalBooks:
         sqlite.open_file = open_unsynced  # type: ignore[attr-defined]
     if twin == "unfair":
         Turn.__enter__ = barge  # type: ignore[method-assign]
-    if twin in ("", "unfair", "unsynced"):
+    if twin == "names":
+        sqlite.refuse_second_name = lambda _: None  # type: ignore[attr-defined, assignment]
+    if twin in ("unguarded", "posix"):
+        Connection.guard = lambda *_: None  # type: ignore[method-assign]
+    if twin == "posix":
+        sqlite.identity = lambda _: (1, 1)  # type: ignore[attr-defined, assignment]
+    if twin in ("", "names", "posix", "unfair", "unguarded", "unsynced"):
         return LocalBooks(store, PRINCIPAL)
     broken: dict[str, Callable[[Store], Over]] = {
         "early": AnswersEarly,

@@ -14,7 +14,17 @@ from odograph.errors import AccountNotFound, LedgerCorrupt, LedgerError, Service
 from odograph.ledger.entries import Entry
 from odograph.ledger.sql import SCHEMA, migrations, statements
 from odograph.ledger.sqlite_errors import code_of, translated, translating
-from odograph.ledger.sqlite_files import NO_FILE, identity, keep_from_forks, make_file, open_file
+from odograph.ledger.sqlite_files import (
+    NO_FILE,
+    NOTHING,
+    application_of,
+    file_at,
+    identity,
+    keep_from_forks,
+    make_file,
+    open_file,
+    refuse_second_name,
+)
 from odograph.ledger.sqlite_rows import SQL, many, read_state, store_changes
 from odograph.ledger.store import Balance, Changes, Note, Record, Wants, Work
 from odograph.ledger.turn import Turn
@@ -25,6 +35,8 @@ _LEDGER: Final = 0x0D06_0001  # how a file says that it is a ledger
 _BACKUP: Final = 0x0D06_0003  # or a backup of one: a second file that spends would be a second budget
 _T = TypeVar("_T")
 _CHUNK: Final = 4096  # rows at a time, in a walk over everything
+_LOST_LOG: Final = "was deleted or replaced while in use"
+_RECONNECT: Final = "Close every program that uses the ledger, and connect again"
 
 
 class SqliteStore:
@@ -41,7 +53,8 @@ class SqliteStore:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._turn: Turn | None = None
-        self._file = NO_FILE
+        self._file = NOTHING
+        self._log = ("", NO_FILE)  # the name of the log that the writing connection has, and which file that is
         keep_from_forks(self)
 
     def create(self) -> None:
@@ -146,8 +159,7 @@ class SqliteStore:
         with translating(self._name):
             connection = self._connect()
             try:
-                if identity(self._name) != self._file:
-                    raise self._replaced()
+                self._require_same()
                 connection.execute("BEGIN")
                 yield SqliteSnapshot(connection)
             finally:
@@ -199,17 +211,24 @@ class SqliteStore:
         with self._write_lock:
             try:
                 if self._writer is None or self._turn is None:
-                    self._writer, self._turn = self._connect(), Turn(self._path, self._timeout)
-                connection = self._writer
+                    self._writer, self._turn = self._connect_writer(), Turn(self._path.resolve(), self._timeout)
+                connection, (log, opened) = self._writer, self._log
                 with self._turn:
-                    if identity(self._name) != self._file:
-                        raise self._replaced()
+                    self._require_same()
+                    if identity(log) != opened:
+                        raise LedgerError(f"{log} {_LOST_LOG}; nothing was charged. {_RECONNECT}")
                     try:
                         connection.execute("BEGIN IMMEDIATE")
-                        return work(connection)
+                        done = work(connection)
                     finally:
                         if connection.in_transaction:
                             connection.execute("ROLLBACK")
+                    if identity(log) != opened:
+                        raise ServiceUnavailable(
+                            f"{log} {_LOST_LOG}, in the middle of a commit. {_RECONNECT}; then ask again with the"
+                            " same key to know the outcome"
+                        )
+                    return done
             except (sqlite3.Error, UnicodeDecodeError) as problem:
                 raise translated(problem, self._name) from problem
             except OSError as problem:
@@ -222,8 +241,7 @@ class SqliteStore:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
             connection = self._reader
-            if identity(self._name) != self._file:
-                raise self._replaced()
+            self._require_same()
             try:
                 connection.execute("BEGIN")
                 yield connection
@@ -238,27 +256,45 @@ class SqliteStore:
                 " checkpoint that was taken when the original stopped, and use that one"
             )
 
-    def _replaced(self) -> LedgerError:
-        """What is written to a file that is no longer there would be lost."""
-        return LedgerError(
-            f"{self.url} was moved or replaced while in use; nothing was charged. If it was meant, connect again"
-        )
+    def _require_same(self) -> None:
+        """Raise if the file is elsewhere, where what is written would be lost, or has got a second name."""
+        found = file_at(self._name)
+        if found == self._file:
+            return
+        if found[:2] != self._file[:2]:
+            raise LedgerError(
+                f"{self.url} was moved or replaced while in use; nothing was charged. If it was meant, connect again"
+            )
+        if self._kind == _LEDGER:
+            refuse_second_name(self._path)
+
+    def _connect_writer(self) -> sqlite3.Connection:
+        connection = self._connect()
+        log = f"{self._path.resolve()}-wal"
+        self._log = log, identity(log)
+        return connection
 
     def _connect(self) -> sqlite3.Connection:
         """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
         if not self._there():
             raise AccountNotFound(f"there is no ledger at {self._path}; opening an account makes one")
-        connection = open_file(self._path, self._timeout)
+        if application_of(self._path) == _LEDGER:
+            refuse_second_name(self._path)  # before SQLite looks at a log that may be the wrong one
+        connection = open_file(self._path, self._timeout, guarded=True)
         try:
-            self._check(connection)
+            if not self._is_current(connection):
+                connection.close()
+                self._migrate()
+                connection = open_file(self._path, self._timeout, guarded=True)
         except BaseException:
             connection.close()
             raise
-        if self._file == NO_FILE:
-            self._file = identity(self._name)  # for good: what is remembered of the accounts is about this file
+        if self._file == NOTHING:
+            self._file = *file_at(self._name)[:2], 1  # for good: what is remembered of the accounts is about this file
         return connection
 
-    def _check(self, connection: sqlite3.Connection) -> None:
+    def _is_current(self, connection: sqlite3.Connection) -> bool:
+        """Say whether the file is as this version of Odograph makes it; raise if it cannot be brought to that."""
         kind = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if kind not in (_LEDGER, _BACKUP):
@@ -270,10 +306,9 @@ class SqliteStore:
                 f"{self._path} has schema {version}, and this version of Odograph knows {SCHEMA}: upgrade Odograph."
                 " The file was left as it is"
             )
-        if version < SCHEMA:
-            self._migrate()
-        if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-            connection.execute("PRAGMA journal_mode = WAL")  # a copy made by other tools may have lost it
+        # A copy made by other tools may have lost its journal mode.
+        mode: str = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        return bool(version == SCHEMA) and mode == "wal"
 
     def _migrate(self, path: Path | None = None) -> None:
         """Apply the migrations that the file lacks, together or not at all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sqlite3
 from collections.abc import Callable
@@ -11,10 +12,25 @@ from typing import Final, Protocol
 from weakref import WeakSet
 
 from odograph.errors import LedgerError
+from odograph.ledger.sqlite_guard import Connection
 
-__all__ = ["NO_FILE", "Forked", "identity", "keep_from_forks", "make_file", "open_file", "sync"]
+__all__ = [
+    "NOTHING",
+    "NO_FILE",
+    "Forked",
+    "application_of",
+    "file_at",
+    "identity",
+    "keep_from_forks",
+    "make_file",
+    "open_file",
+    "refuse_second_name",
+    "sync",
+]
 
 NO_FILE: Final = (0, 0)
+NOTHING: Final = (*NO_FILE, 0)
+_NEW: Final = re.compile(r"\.[0-9a-f]{16}")  # what ends the name of a file that is being made
 _PRAGMAS: Final = (
     "synchronous = FULL",
     "fullfsync = ON",
@@ -24,22 +40,95 @@ _PRAGMAS: Final = (
 )
 
 
-def open_file(path: Path, timeout: float) -> sqlite3.Connection:
-    """Open a file that is there; what is committed is synced, and what is deleted is overwritten."""
+def open_file(path: Path, timeout: float, *, guarded: bool = False) -> Connection:
+    """Open a file that is there; what is committed is synced, and what is deleted is overwritten.
+
+    If it is guarded, nobody can delete its log, whatever else this process does with the file; nor can its journal
+    mode be changed.
+    """
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode=rw",
         uri=True,
         timeout=timeout,
         isolation_level=None,
         check_same_thread=False,
+        factory=Connection,
     )
     try:
+        place = os.path.realpath(path)  # where SQLite has the log
+        if guarded:
+            connection.guard(place, timeout)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
+        if guarded:
+            connection.execute("PRAGMA schema_version")
+            connection.guard_index(place, timeout)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def application_of(path: Path) -> int:
+    """Return what a file says that it is, without its log: that may be the wrong one."""
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=rw&immutable=1", uri=True)
+    try:
+        return int(connection.execute("PRAGMA application_id").fetchone()[0])
+    finally:
+        connection.close()
+
+
+def refuse_second_name(path: Path) -> None:
+    """Raise if the file can be reached by a name in another folder, or by another name in its own.
+
+    SQLite names the log after the database, so that two programs that use two names have two logs, and neither sees
+    what the other wrote. Links to the file and to its folder are no names, and a folder may be mounted anywhere.
+    """
+    path = path.resolve()
+    if path.stat().st_nlink != 1:
+        _remove_remains(path)
+    names = path.stat().st_nlink
+    if names != 1:
+        raise LedgerError(
+            f"{path} has {names} names (hard links), and a ledger must have one: programs that use different names do"
+            " not see each other's charges. Nothing was charged. Find the others with find -samefile and remove them;"
+            " make copies with backup"
+        )
+    if _mounted_alone(path):
+        raise LedgerError(
+            f"{path} is mounted without its folder, as by docker run -v ./privacy.db:/app/privacy.db. The log beside"
+            " it is then not the one that programs outside see, and charges would be lost. Nothing was charged. Mount"
+            " the folder instead: -v ./folder:/folder"
+        )
+
+
+def _remove_remains(path: Path) -> None:
+    """Remove the first name of a file that was made by a program that was killed before it could do so itself."""
+    for other in path.parent.iterdir():
+        if other.name.startswith(f".{path.name}.") and _NEW.fullmatch(other.name.removeprefix(f".{path.name}")):
+            try:
+                if other.samefile(path):
+                    other.unlink()
+            except FileNotFoundError:  # that program was not killed
+                continue
+
+
+def _mounted_alone(path: Path) -> bool:
+    """Say whether a file is a mount of its own."""
+    try:
+        return _mount_of(path) != _mount_of(path.parent)
+    except (AttributeError, LookupError, OSError, ValueError):  # not Linux, or a part of it only
+        return path.stat().st_dev != path.parent.stat().st_dev
+
+
+def _mount_of(path: Path) -> str:
+    # A descriptor that names a file without opening it: closing any other one would take SQLite's locks away.
+    file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{file}").read_text(encoding="ascii").splitlines()
+    finally:
+        os.close(file)
+    return dict(line.split(":\t", 1) for line in lines)["mnt_id"]
 
 
 def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
@@ -72,11 +161,16 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
 
 def identity(path: str) -> tuple[int, int]:
     """Return which file is at a path now: another one there is not the one that was opened."""
+    return file_at(path)[:2]
+
+
+def file_at(path: str) -> tuple[int, int, int]:
+    """Return which file is at a path now, and how many names it has."""
     try:
         found = os.stat(path)  # noqa: PTH116  at every transaction, and Path.stat takes twice as long
     except FileNotFoundError:
-        return NO_FILE
-    return found.st_dev, found.st_ino
+        return NOTHING
+    return found.st_dev, found.st_ino, found.st_nlink
 
 
 class Forked(Protocol):
