@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from odograph.connect import store_at
-from odograph.ledger import sqlite
+from odograph.ledger import memory, postgres, sqlite
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.sqlite_files import open_file
 from odograph.ledger.sqlite_guard import Connection
 from odograph.ledger.store import Changes, State, Store, Wants, Work
 from odograph.ledger.turn import Turn
+from odograph.ledger.writer import _Inside
 
 PRINCIPAL = "tester"
 
@@ -110,7 +111,11 @@ def books_at(url: str, twin: str = "") -> LocalBooks:
         Connection.guard = lambda *_: None  # type: ignore[method-assign]
     if twin == "posix":
         sqlite.identity = lambda _: (1, 1)  # type: ignore[attr-defined, assignment]
-    if twin in ("", "names", "posix", "unfair", "unguarded", "unsynced"):
+    if twin == "reentrant":
+        for module in (memory, sqlite, postgres):
+            module.refuse_reentry = lambda _: None  # type: ignore[attr-defined]
+        _Inside.lock = property(lambda _: threading.Lock(), lambda *_: None)  # type: ignore[assignment]
+    if twin in ("", "names", "posix", "reentrant", "unfair", "unguarded", "unsynced"):
         return LocalBooks(store, PRINCIPAL)
     broken: dict[str, Callable[[Store], Over]] = {
         "early": AnswersEarly,

@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
 from odograph.ledger.entries import Entry, key_owner
+from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
 
 __all__ = ["MemorySnapshot", "MemoryStore"]
@@ -43,7 +44,7 @@ class MemoryStore:
         """Hand out copies, and take them in together when the work is done."""
         if self._pid != os.getpid():  # pragma: no cover  in a forked process, which is not measured
             raise AccountClosed("this ledger in memory is a copy in a forked process, and a copy is no second budget")
-        with self._lock:
+        with self._free():
             names = {*wants.accounts}
             below = [*wants.trees]
             for name in below:
@@ -57,7 +58,7 @@ class MemoryStore:
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Take all the parts in, or none."""
-        with self._lock:
+        with self._free():
             if self._balances:
                 raise LedgerError("the ledger is not empty: a copy can only be read into a new one")
             staged = MemoryStore()
@@ -71,35 +72,35 @@ class MemoryStore:
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Copy balances at one moment."""
-        with self._lock:
+        with self._free():
             return self._copies(sorted(self._balances) if names is None else names)
 
     def entries(self, account: str, first: int, count: int) -> list[Entry]:
         """Read some entries of an account."""
-        with self._lock:
+        with self._free():
             return self._entries.get(account, [])[first : first + count]
 
     def pending(self, account: str) -> list[Entry]:
         """Read the reservations of an account that nobody has resolved."""
-        with self._lock:
+        with self._free():
             reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
             return [entry for entry in reserved if ("", entry.called) not in self._keys]
 
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""
-        with self._lock:
+        with self._free():
             reserved = [entry.called for entry in self._entries.get(account, []) if entry.verb == "reserve"]
             return sum(("", name) in self._keys and self._keys["", name].verb == "void" for name in reserved)
 
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
         """Read the notes of some entries."""
-        with self._lock:
+        with self._free():
             found = (self._notes.get((account, sequence)) for sequence in range(first, first + count))
             return {note.sequence: note for note in found if note is not None}
 
     def principal(self, name: str) -> str:
         """Return the identity of a principal."""
-        with self._lock:
+        with self._free():
             for identity, known in self._principals.items():
                 if known == name:
                     return identity
@@ -109,17 +110,17 @@ class MemoryStore:
 
     def principals(self) -> dict[str, str]:
         """Read the names, by identity."""
-        with self._lock:
+        with self._free():
             return {**self._principals}
 
     def erase_note(self, account: str, sequence: int) -> bool:
         """Erase a note."""
-        with self._lock:
+        with self._free():
             return self._notes.pop((account, sequence), None) is not None
 
     def erase_principal(self, name: str) -> bool:
         """Erase a name."""
-        with self._lock:
+        with self._free():
             found = [identity for identity, known in self._principals.items() if known == name]
             for identity in found:
                 del self._principals[identity]
@@ -128,14 +129,19 @@ class MemoryStore:
     @contextmanager
     def snapshot(self) -> Iterator[MemorySnapshot]:
         """Look at a copy."""
-        with self._lock:
-            copies = [*self.balances().values()]
+        with self._free():
+            copies = [*self._copies(sorted(self._balances)).values()]
             entries = {name: (*found,) for name, found in self._entries.items()}
-            seen = MemorySnapshot(copies, entries, {**self._keys}, [*self._notes.values()], self.principals())
+            seen = MemorySnapshot(copies, entries, {**self._keys}, [*self._notes.values()], {**self._principals})
         yield seen
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+    def _free(self) -> threading.RLock:
+        """Return the lock, for a request that is not in the middle of another of its thread."""
+        refuse_reentry(self._lock)
+        return self._lock
 
     def _copies(self, names: Iterable[str]) -> dict[str, Balance]:
         return {name: replace(self._balances[name]) for name in names if name in self._balances}

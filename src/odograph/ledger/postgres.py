@@ -20,6 +20,7 @@ from psycopg import errors as pg
 from odograph.errors import AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError, OdographError, ServiceUnavailable
 from odograph.ledger.entries import Entry
 from odograph.ledger.postgres_connections import Connection, connected, line_of, shown_url
+from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.sql import SCHEMA, migrations, queries
 from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
 
@@ -51,6 +52,7 @@ class PostgresStore:
     def write(self, wants: Wants, work: Work) -> None:
         """Decide and store under row locks; again from the start when another process was first."""
         self._leave_fork()
+        refuse_reentry(self._write_lock)
         with self._write_lock, self._translated():
             for _ in range(_RACES):
                 try:
@@ -137,6 +139,8 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close the connections."""
+        refuse_reentry(self._write_lock)
+        refuse_reentry(self._read_lock)
         with self._write_lock, self._read_lock:
             for connection in filter(None, (self._writer, self._reader)):
                 if self._pid == os.getpid():  # pragma: no branch  else in a forked process, which is not measured
@@ -209,6 +213,7 @@ class PostgresStore:
 
     def _read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         self._leave_fork()
+        refuse_reentry(self._read_lock)
         with self._read_lock, self._translated():
             try:
                 return self._reading().execute(_SQL[query], arguments).fetchall()

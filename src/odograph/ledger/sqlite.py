@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from odograph.errors import AccountNotFound, LedgerCorrupt, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
+from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.sql import SCHEMA, migrations, statements
 from odograph.ledger.sqlite_errors import code_of, translated, translating
 from odograph.ledger.sqlite_files import (
@@ -166,20 +167,25 @@ class SqliteStore:
                 connection.close()
 
     def close(self) -> None:
-        """Close the connections; they are made again when they are needed."""
+        """Close the connections."""
+        refuse_reentry(self._write_lock)
+        refuse_reentry(self._read_lock)
         with self._write_lock, self._read_lock:
-            for connection in filter(None, (self._writer, self._reader)):
-                connection.close()
-            if self._turn is not None:
-                self._turn.close()
-            self._writer = self._reader = None
-            self._turn = None
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        for connection in filter(None, (self._writer, self._reader)):
+            connection.close()
+        if self._turn is not None:
+            self._turn.close()
+        self._writer = self._reader = None
+        self._turn = None
 
     def before_fork(self) -> None:
         """Let nothing of SQLite into a forked process: what it remembers of its locks would be wrong there."""
         self._write_lock.acquire()
         self._read_lock.acquire()
-        self.close()
+        self._disconnect()
 
     def after_fork(self) -> None:
         """Go on, in both processes; each makes its own connections."""
@@ -208,6 +214,7 @@ class SqliteStore:
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Call the work in a write transaction, in turn with other processes; what it does not commit is undone."""
+        refuse_reentry(self._write_lock)
         with self._write_lock:
             try:
                 if self._writer is None or self._turn is None:
@@ -236,6 +243,7 @@ class SqliteStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        refuse_reentry(self._read_lock)
         with self._read_lock, translating(self._name):
             if self._reader is None:
                 self._reader = self._connect()
@@ -290,7 +298,10 @@ class SqliteStore:
             connection.close()
             raise
         if self._file == NOTHING:
-            self._file = *file_at(self._name)[:2], 1  # for good: what is remembered of the accounts is about this file
+            self._file = (
+                *file_at(self._name)[:2],
+                1,
+            )  # for good: what is remembered of the accounts is about this file
         return connection
 
     def _is_current(self, connection: sqlite3.Connection) -> bool:

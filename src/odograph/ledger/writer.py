@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 from weakref import WeakSet
 
 from odograph.errors import OdographError, ServiceUnavailable
+from odograph.ledger.reentry import is_reentry, reentered
 from odograph.ledger.requests import Outcome, Request
 from odograph.ledger.store import Changes, State, Store, together
 from odograph.ledger.waiting import GROUP, Waiting
@@ -41,6 +42,13 @@ class _Ticket:
         self.awake.acquire()
 
 
+class _Inside(threading.local):
+    """Of each thread: a lock that it holds while it waits or writes. No other thread asks for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 class Writer:
     """The one way into a store. Safe to use from many threads; one process may have one per store."""
 
@@ -59,13 +67,19 @@ class Writer:
 
     def submit(self, request: Request) -> Outcome:
         """Carry a request out durably and return its outcome; raise `LedgerBusy` if too many wait, and interrupts."""
-        mine = _Ticket(request)
+        inside = self._inside.lock
+        if inside.locked():  # by this thread: it would wait for itself
+            raise reentered()
+        with inside:
+            return self._submit(_Ticket(request))
+
+    def _submit(self, mine: _Ticket) -> Outcome:
         try:
             with self._lock:
                 if self._leader is None:
                     self._leader, self._writing = mine, [mine]
                 else:
-                    self._queue.add(request.author.principal, mine)
+                    self._queue.add(mine.request.author.principal, mine)
             while mine.outcome is None:
                 if self._leader is mine:
                     self._lead()
@@ -85,6 +99,7 @@ class Writer:
     def renew(self) -> None:
         """Forget what waits: this is a new writer, or one in a forked process, where nobody else is left."""
         self._lock = threading.Lock()
+        self._inside = _Inside()
         self._leader = None
         self._writing = []
         self._queue: Waiting[_Ticket] = Waiting(self._places)
@@ -100,6 +115,8 @@ class Writer:
         try:
             outcomes = carry_out(self._store, [ticket.request for ticket in group])
         except OdographError as error:
+            if is_reentry(error):  # raised by a handler, at any moment: it says nothing of this group
+                raise
             outcomes = [copy(error) for _ in group]  # raised in as many threads, each with its own traceback
         for ticket, outcome in zip(group, outcomes, strict=True):
             ticket.outcome = outcome
@@ -151,6 +168,8 @@ def carry_out(store: Store, requests: Sequence[Request]) -> list[Outcome]:
             try:
                 outcomes.append(request.step(state, changes))
             except OdographError as error:
+                if is_reentry(error):  # raised by a handler, perhaps in the middle of a step
+                    raise
                 outcomes.append(error)
         return changes
 
