@@ -20,6 +20,7 @@ from odograph.ledger.store import Store
 __all__ = ["connect", "store_at"]
 
 _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+]*)://(?P<rest>.*)", re.ASCII)
+_IN_MEMORY: Final = re.compile("/*(file:)?:memory:")  # as SQLite itself has it
 _LONGEST_WAIT: Final = 3600
 _KNOWN: Final = (
     "memory://, sqlite:///file.db, sqlite:////folder/file.db, postgresql://user@host/database or https://service"
@@ -61,6 +62,8 @@ def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False)
     scheme, rest = (found["scheme"], found["rest"]) if found else ("", "")
     if scheme == "memory" and not rest:
         return MemoryStore()
+    if scheme == "sqlite" and _IN_MEMORY.match(unquote(rest)):
+        raise LedgerError(f"{url!r} would be a file of that name; use memory:// for a ledger in memory")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "\0" not in unquote(rest):
         return SqliteStore(Path(unquote(rest[1:])), timeout=timeout)
     if scheme in ("postgresql", "postgres"):

@@ -120,6 +120,74 @@ def test_accounts_of_two_ledgers_in_memory_differ() -> None:
         assert one.open_account("a", basic()) != two.open_account("a", basic())
 
 
+def test_a_closed_ledger_answers_nothing_and_says_so(ledger: Ledger, again: Callable[[], Ledger]) -> None:
+    account = ledger.open_account("a", basic())
+    other = ledger.acting_as("ben")
+    account.spend(TENTH, key="before")
+    ledger.close()
+    ledger.close()  # again changes nothing
+    actions: list[Callable[[], object]] = [
+        lambda: account.spend(TENTH, key="after"),
+        lambda: account.reserve(TENTH),
+        lambda: other.spend({"a": TENTH}),
+        lambda: ledger.open_account("b", basic()),
+        lambda: account.totals,
+        account.history,
+        ledger.accounts,
+        ledger.verify,
+        lambda: ledger.erase_note("a#1"),
+    ]
+    for action in actions:
+        with pytest.raises(odo.LedgerError, match="was closed in this program; nothing was charged"):
+            action()
+    if ledger.url != "memory://":  # what was in memory is gone with it
+        assert again().account("a").totals.steps == 1
+
+
+def test_closing_what_acts_for_another_closes_nothing_else(ledger: Ledger) -> None:
+    ledger.open_account("a", basic())
+    with ledger.acting_as("ben") as ben:
+        account = ben.account("a")
+        account.spend(TENTH)
+    for action in (lambda: account.spend(TENTH), lambda: account.totals, ben.verify):
+        with pytest.raises(odo.LedgerError, match="was closed in this program"):
+            action()
+    ledger.account("a").spend(TENTH)
+    assert ledger.account("a").totals.steps == 2
+
+
+def test_a_closed_ledger_makes_no_file(tmp_path: Path) -> None:
+    ledger = odo.connect(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.close()
+    with pytest.raises(odo.LedgerError, match="was closed in this program"):
+        ledger.open_account("a", basic())
+    with odo.connect("memory://") as origin:
+        origin.open_account("a", basic())
+        origin.backup(tmp_path / "copy.db")
+    with pytest.raises(odo.LedgerError, match="was closed in this program"):
+        ledger.restore(tmp_path / "copy.db")
+    assert [one.name for one in tmp_path.iterdir()] == ["copy.db"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///:memory:",
+        "sqlite://:memory:",
+        "sqlite:////:memory:",
+        "sqlite:///%3Amemory%3A",
+        "sqlite:///file::memory:?cache=shared",
+    ],
+)
+def test_sqlite_s_name_for_a_database_in_memory_is_no_file(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(odo.LedgerError, match="use memory:// for a ledger in memory"):
+        odo.connect(url).open_account("a", basic())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_ledger_says_where_it_is_and_who_writes() -> None:
     with odo.connect("memory://", principal="ana") as ledger:
         assert ledger.principal == "ana"

@@ -29,6 +29,7 @@ from odograph.errors import (
     RemoteError,
     ServiceUnavailable,
 )
+from odograph.ledger.store import closed
 
 __all__ = ["Refusal", "Wire", "quoted"]
 
@@ -59,6 +60,7 @@ class Wire:
         self._timeout = timeout
         self._token = written
         self._pool = pool or _Pool(self.url)
+        self._shared = pool is not None
 
     def under(self, token: str) -> Wire:
         """Return the same way under another key, over the same connections."""
@@ -120,7 +122,9 @@ class Wire:
             raise _without_tls(self.url, problem) or busy from problem
 
     def close(self) -> None:
-        """Let go of the connections; they are made again when they are needed."""
+        """Close the connections; if they are another's, this way only."""
+        if self._shared:
+            self._pool = _Pool(self.url)
         self._pool.close()
 
     def _headers(self) -> dict[str, str]:
@@ -158,22 +162,25 @@ class Wire:
 
 
 class _Pool:
-    """Connections to one service; made again after they were closed, and in a forked process."""
+    """Connections to one service; made again in a forked process."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._pid = os.getpid()
         self._client: httpx.Client | None = None
+        self._closed = False
         self.renew()
         _POOLS.add(self)
 
     def renew(self) -> None:
         """Make a new lock: in a forked process nobody may be left to release the old one."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
 
     @property
     def client(self) -> httpx.Client:
         """The connections, made when they are first needed."""
+        if self._closed:
+            raise closed(self._url)
         with self._lock:
             if self._client is None or self._pid != os.getpid():
                 _LEFT_ALONE.append(self._client)  # after a fork the parent still speaks through these
@@ -185,6 +192,7 @@ class _Pool:
 
     def close(self) -> None:
         """Close the connections."""
+        self._closed = True
         with self._lock:
             if self._client is not None and self._pid == os.getpid():
                 self._client.close()

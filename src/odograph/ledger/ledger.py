@@ -166,7 +166,10 @@ class Ledger:
         return self.books.erase_principal(name)
 
     def close(self) -> None:
-        """Let go of files and connections; the accounts stay open."""
+        """Close files and connections; the accounts stay open. Every later call raises `LedgerError`.
+
+        What `acting_as` returned is closed with this ledger; closing that closes nothing else.
+        """
         self.books.leave()
 
     def __enter__(self) -> Self:

@@ -41,6 +41,7 @@ from odograph.ledger.entries import (
     shown,
 )
 from odograph.ledger.lifetimes import Lifetime, linked, together
+from odograph.ledger.memory import MemoryStore
 from odograph.ledger.openings import Close, Open, opening_of
 from odograph.ledger.receipts import Checkpoint, Line, Past, Receipt, Verification
 from odograph.ledger.requests import Ask, Author, Charge, Made, Refused, Repeated, Request, Resolve, Settled, settled
@@ -62,6 +63,7 @@ class LocalBooks:
     def __init__(self, store: Store, principal: str | None = None, writer: Writer | None = None) -> None:
         self.store = store
         self.writer = writer or Writer(store)
+        self._shared = False  # whether the store belongs to the books that these were made from
         self.principal = check_key(_user() if principal is None else principal, "principal")
         self._identity = ""
         self._known: dict[str, Opened] = {}
@@ -75,6 +77,7 @@ class LocalBooks:
         """Return the books of another principal, sharing the connection, the queue and what was read."""
         other = LocalBooks(self.store, principal, self.writer)
         other._known = self._known
+        other._shared = True
         return other
 
     def open(
@@ -378,7 +381,10 @@ class LocalBooks:
         return erased
 
     def leave(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections; if they are another's, these books only."""
+        if self._shared:
+            self.store = MemoryStore(self.store.url)  # an empty one, which is closed, in its place
+            self.writer = Writer(self.store)
         self.store.close()
 
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
 from odograph.ledger.entries import Entry, key_owner
 from odograph.ledger.reentry import refuse_reentry
-from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
+from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work, closed
 
 __all__ = ["MemorySnapshot", "MemoryStore"]
 
@@ -26,6 +26,7 @@ class MemoryStore:
         self.url = url
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        self._closed = False
         self._balances: dict[str, Balance] = {}
         self._entries: dict[str, list[Entry]] = {}
         self._keys: dict[tuple[str, str], Hit] = {}
@@ -136,11 +137,16 @@ class MemoryStore:
         yield seen
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Answer no more."""
+        refuse_reentry(self._lock)
+        with self._lock:
+            self._closed = True
 
     def _free(self) -> threading.RLock:
         """Return the lock, for a request that is not in the middle of another of its thread."""
         refuse_reentry(self._lock)
+        if self._closed:
+            raise closed(self.url)
         return self._lock
 
     def _copies(self, names: Iterable[str]) -> dict[str, Balance]:

@@ -22,7 +22,7 @@ from odograph.ledger.entries import Entry
 from odograph.ledger.postgres_connections import Connection, connected, line_of, shown_url
 from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.sql import SCHEMA, migrations, queries
-from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work
+from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work, closed
 
 __all__ = ["PostgresSnapshot", "PostgresStore"]
 
@@ -42,6 +42,7 @@ class PostgresStore:
         self._conninfo = url
         self._timeout = timeout
         self._accept_fsync_off = accept_fsync_off
+        self._closed = False
         self._renew()
 
     def create(self) -> None:
@@ -142,6 +143,7 @@ class PostgresStore:
         refuse_reentry(self._write_lock)
         refuse_reentry(self._read_lock)
         with self._write_lock, self._read_lock:
+            self._closed = True
             for connection in filter(None, (self._writer, self._reader)):
                 if self._pid == os.getpid():  # pragma: no branch  else in a forked process, which is not measured
                     connection.close()
@@ -165,6 +167,8 @@ class PostgresStore:
         return f"{max(1, int(self._timeout * 1000))}ms"
 
     def _connect(self) -> Connection:
+        if self._closed:
+            raise closed(self.url)
         return connected(self._conninfo, timeout=self._timeout, accept_fsync_off=self._accept_fsync_off)
 
     def _connected(self) -> Connection:

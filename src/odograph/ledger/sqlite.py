@@ -27,7 +27,7 @@ from odograph.ledger.sqlite_files import (
     refuse_second_name,
 )
 from odograph.ledger.sqlite_rows import SQL, many, read_state, store_changes
-from odograph.ledger.store import Balance, Changes, Note, Record, Wants, Work
+from odograph.ledger.store import Balance, Changes, Note, Record, Wants, Work, closed
 from odograph.ledger.turn import Turn
 
 __all__ = ["SqliteSnapshot", "SqliteStore"]
@@ -54,6 +54,7 @@ class SqliteStore:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._turn: Turn | None = None
+        self._closed = False
         self._file = NOTHING
         self._log = ("", NO_FILE)  # the name of the log that the writing connection has, and which file that is
         keep_from_forks(self)
@@ -171,6 +172,7 @@ class SqliteStore:
         refuse_reentry(self._write_lock)
         refuse_reentry(self._read_lock)
         with self._write_lock, self._read_lock:
+            self._closed = True
             self._disconnect()
 
     def _disconnect(self) -> None:
@@ -193,6 +195,8 @@ class SqliteStore:
         self._write_lock.release()
 
     def _there(self) -> bool:
+        if self._closed:
+            raise closed(self.url)
         try:
             return self._path.exists()
         except (OSError, ValueError) as problem:

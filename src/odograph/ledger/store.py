@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from odograph.core.decide import Totals
-from odograph.errors import LedgerCorrupt
+from odograph.errors import LedgerCorrupt, LedgerError
 from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, totals_to_text
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Store",
     "Wants",
     "Work",
+    "closed",
     "together",
 ]
 
@@ -266,5 +267,10 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections; every later call raises what `closed` returns."""
         ...
+
+
+def closed(url: str) -> LedgerError:
+    """Return the error of a store that is used after it was closed."""
+    return LedgerError(f"{url} was closed in this program; nothing was charged. Connect again to use it")
