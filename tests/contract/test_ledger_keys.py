@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,3 +272,92 @@ def test_keys_are_told_apart_by_every_character(ledger: Ledger) -> None:
             continue
         assert ledger.account("jan").spend(PureDP(0), key=key).repeated
     ledger.verify()
+
+
+# The keys of a principal whose name was erased.
+
+
+def refused(ledger: Ledger, key: str) -> None:
+    """Every verb that takes a key finds it used, and changes nothing."""
+    before = ledger.checkpoint()
+    asks: list[Callable[[], object]] = [
+        lambda: ledger.account("jan").spend(TENTH, key=key),
+        lambda: ledger.account("jan").spend(PureDP("0.2"), key=key),
+        lambda: ledger.spend({"jan": TENTH, "feb": TENTH}, key=key),
+        lambda: ledger.account("jan").reserve(TENTH, key=key),
+        lambda: ledger.open_account("mar", BASIC, key=key),
+        lambda: ledger.account("jan").spending(TENTH, key=key).__enter__(),
+    ]
+    for ask in asks:
+        with pytest.raises(
+            IdempotencyConflict, match=f"'{key}' was used before, by a principal whose name was erased"
+        ):
+            ask()
+    assert ledger.checkpoint() == before
+
+
+@pytest.fixture
+def erased(ledger: Ledger) -> Ledger:
+    """A ledger from which a principal was erased after she had used each verb, and been refused."""
+    zoe = ledger.acting_as("zoe")
+    zoe.account("jan").spend(TENTH, key="spent")
+    zoe.account("feb").reserve(TENTH, key="reserved").commit()
+    zoe.open_account("apr", BASIC, key="opened")
+    with pytest.raises(BudgetExceeded):
+        zoe.account("jan").spend(PureDP(9), key="refused")
+    ledger.account("jan").spend(TENTH, key="spent")  # somebody else's key of the same text
+    assert ledger.erase_principal("zoe")
+    return ledger
+
+
+def test_a_retry_of_an_erased_principal_is_not_charged_again(erased: Ledger, again: Callable[[], Ledger]) -> None:
+    for one in (erased, again()):
+        for who in ("zoe", "ben"):
+            for key in ("spent", "reserved", "opened"):
+                refused(one.acting_as(who), key)
+    assert erased.account("jan").spend(TENTH, key="spent").repeated  # one's own
+    ben = erased.acting_as("ben").account("jan")
+    assert not ben.spend(TENTH, key="refused").repeated  # a refusal had left it free
+    assert not ben.spend(TENTH, key="new").repeated
+    assert ben.spend(TENTH, key="new").repeated
+    assert spent(erased) == Fraction(4, 10)
+    erased.verify()
+
+
+def test_an_erased_principal_can_be_erased_again_under_the_same_name(erased: Ledger) -> None:
+    erased.acting_as("zoe").account("jan").spend(TENTH, key="second")
+    assert erased.erase_principal("zoe")
+    assert not erased.erase_principal("zoe")
+    for key in ("spent", "second"):
+        refused(erased.acting_as("zoe"), key)
+    assert erased.verify().principals_erased >= 2
+
+
+def test_a_copy_keeps_the_keys_of_erased_principals_and_not_their_names(erased: Ledger, tmp_path: Path) -> None:
+    last = erased.backup(tmp_path / "copy.db")
+    file = io.StringIO()
+    erased.export(file)
+    assert "zoe" not in file.getvalue()
+    for number, url in enumerate(("memory://", f"sqlite:///{tmp_path}/1.db", f"sqlite:///{tmp_path}/2.db")):
+        with odo.connect(url, principal="ana") as copy:
+            if number == 1:
+                copy.restore(tmp_path / "copy.db", checkpoint=last)
+            else:
+                copy.import_(io.StringIO(file.getvalue()), checkpoint=last)
+            refused(copy.acting_as("zoe"), "spent")
+            assert copy.account("jan").spend(TENTH, key="spent").repeated
+            assert "zoe" not in {past.principal for past in copy.account("jan").history()}
+            copy.verify()
+
+
+def test_a_name_that_an_earlier_version_erased_keeps_its_keys_from_the_next_erasure_on(tmp_path: Path) -> None:
+    with odo.connect(f"sqlite:///{tmp_path}/earlier.db", principal="ana") as ledger:
+        ledger.open_account("jan", BASIC)
+        ledger.open_account("feb", BASIC)
+        for key in ("spent", "retried"):
+            ledger.acting_as("zoe").account("jan").spend(TENTH, key=key)
+        with closing(sqlite3.connect(tmp_path / "earlier.db", isolation_level=None)) as earlier:
+            earlier.execute("DELETE FROM principals WHERE name = 'zoe'")
+        assert not ledger.acting_as("zoe").account("jan").spend(TENTH, key="retried").repeated  # the control: the bug
+        assert not ledger.erase_principal("nobody")
+        refused(ledger.acting_as("zoe"), "spent")

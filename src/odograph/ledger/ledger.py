@@ -162,7 +162,10 @@ class Ledger:
         return self.books.erase_note(entry)
 
     def erase_principal(self, name: str) -> bool:
-        """Erase a principal's name; entries keep the random identity. Say whether there was one."""
+        """Erase a principal's name; entries keep the random identity. Say whether there was one.
+
+        Keys that it used stay used, for everybody: who comes back under the name is new, and is not charged twice.
+        """
         return self.books.erase_principal(name)
 
     def close(self) -> None:

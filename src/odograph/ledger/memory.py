@@ -14,7 +14,7 @@ from weakref import WeakSet
 from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
 from odograph.ledger.entries import Entry, key_owner
 from odograph.ledger.reentry import refuse_reentry
-from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work, closed
+from odograph.ledger.store import ERASED, Balance, Changes, Hit, Note, Record, State, Wants, Work, closed
 
 __all__ = ["MemorySnapshot", "MemoryStore"]
 
@@ -32,6 +32,7 @@ class MemoryStore:
         self._keys: dict[tuple[str, str], Hit] = {}
         self._notes: dict[tuple[str, int], Note] = {}
         self._principals: dict[str, str] = {}  # by identity
+        self._erased: set[str] = set()  # identities whose names are gone
         _STORES.add(self)
 
     def after_fork(self) -> None:  # pragma: no cover  in a forked process, which is not measured
@@ -55,6 +56,10 @@ class MemoryStore:
                 if balance.head.dataset in wants.datasets:
                     names.add(balance.head.name)
             keys = {key: self._keys[key] for key in wants.keys if key in self._keys}
+            for owner, key in wants.keys - keys.keys():
+                for erased in self._erased if owner else ():
+                    if (erased, key) in self._keys:
+                        keys[owner, key] = self._keys[erased, key]._replace(request=ERASED)
             self._store(work(State(time.time_ns() // 1000, self._copies(names), keys)))
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
@@ -70,6 +75,7 @@ class MemoryStore:
             self._balances, self._entries = staged._balances, staged._entries
             self._keys, self._notes = staged._keys, staged._notes
             self._principals = {**principals}
+            self._erased = {owner for owner, _ in self._keys if owner} - principals.keys()
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Copy balances at one moment."""
@@ -125,6 +131,7 @@ class MemoryStore:
             found = [identity for identity, known in self._principals.items() if known == name]
             for identity in found:
                 del self._principals[identity]
+                self._erased.add(identity)
             return bool(found)
 
     @contextmanager

@@ -86,6 +86,7 @@ class PostgresStore:
                     connection.execute(query, arguments)
             for identity, name in principals.items():
                 connection.execute(_SQL["add_principal"], (identity, name))
+            connection.execute(_SQL["mark_erased"])
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances at one moment."""
@@ -128,7 +129,9 @@ class PostgresStore:
 
     def erase_principal(self, name: str) -> bool:
         """Erase a name; PostgreSQL overwrites the place when it is vacuumed."""
-        return self._erase("erase_principal", name)
+        erased = self._erase("erase_principal", name)
+        self._erase("mark_erased")  # earlier versions left no mark
+        return erased
 
     @contextmanager
     def snapshot(self) -> Iterator[PostgresSnapshot]:

@@ -32,7 +32,7 @@ from odograph.ledger.entries import (
     price_to_text,
     text_of,
 )
-from odograph.ledger.store import Balance, Changes, Hit, Note, State, Wants
+from odograph.ledger.store import ERASED, Balance, Changes, Hit, Note, State, Wants
 
 __all__ = [
     "Ask",
@@ -295,6 +295,12 @@ def settled(author: Author, outcome: Outcome) -> Settled:
 
 def repeated(hit: Hit, author: Author, request: str, verb: str = "") -> Repeated:
     """Answer a key that was used before, or raise `IdempotencyConflict` if that was for another request."""
+    if hit.request == ERASED:
+        raise IdempotencyConflict(
+            f"key {author.key!r} was used before, by a principal whose name was erased ({hit.verb},"
+            f" {hit.account}#{hit.sequence}); nothing was charged. If that was this request, it is written there;"
+            " another one needs another key"
+        )
     if hit.request != request:
         if hit.verb == verb == "open":
             raise IdempotencyConflict(

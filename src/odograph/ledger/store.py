@@ -14,6 +14,9 @@ inside one transaction to a function and stores what that returns, or nothing.
 5. **Time** is the store's, read after the locks are held.
 6. **Snapshots.** `balances` and `records` see one moment, between transactions.
 7. Entries and keys are never updated or deleted; side tables are.
+8. **Erased names.** The keys of a principal whose name was erased stay used, for everybody, as it cannot be told any
+   more who that was: a wanted key that its owner has not used, and such a principal has, leads to a hit whose request
+   is `ERASED`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from odograph.errors import LedgerCorrupt, LedgerError
 from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, totals_to_text
 
 __all__ = [
+    "ERASED",
     "Balance",
     "Changes",
     "Head",
@@ -131,6 +135,9 @@ class Balance:
 
 # One is made at every charge, and a named tuple's own constructor takes twice as long as the tuple's.
 _named: Final = tuple.__new__
+
+
+ERASED: Final = ""  # in place of a request: that of a principal whose name was erased
 
 
 class Hit(NamedTuple):
@@ -259,7 +266,7 @@ class Store(Protocol):
         ...
 
     def erase_principal(self, name: str) -> bool:
-        """Erase a principal's name; say whether there was one. The identity in the entries stays."""
+        """Erase a principal's name; say whether there was one. The identity in the entries stays, and its keys."""
         ...
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:

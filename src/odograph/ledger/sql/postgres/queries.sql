@@ -37,10 +37,24 @@ WHERE dataset = ANY (%s::text[]) AND dataset <> ''
 ORDER BY dataset, name;
 
 -- name: keys
+-- Those of the owners, and in place of them those of principals whose names were erased, without their request.
+WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM json_array_elements(%s::json) AS wanted (row))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
-FROM json_array_elements(%s::json) AS wanted (row)
-JOIN odograph.keys ON keys.owner = row ->> 0 AND keys.key = row ->> 1
-JOIN odograph.entries ON entries.account = keys.account AND entries.sequence = keys.sequence;
+FROM wanted
+JOIN odograph.keys ON keys.owner = wanted.owner AND keys.key = wanted.key
+JOIN odograph.entries ON entries.account = keys.account AND entries.sequence = keys.sequence
+UNION ALL
+SELECT wanted.owner, wanted.key, entries.account, entries.sequence, entries.verb, ''
+FROM odograph.principals
+CROSS JOIN wanted
+CROSS JOIN LATERAL (
+    SELECT keys.account, keys.sequence FROM odograph.keys
+    WHERE keys.owner = principals.identity AND keys.key = wanted.key
+    LIMIT 1
+) AS used
+JOIN odograph.entries ON entries.account = used.account AND entries.sequence = used.sequence
+WHERE principals.name < ' ' AND wanted.owner <> ''
+    AND NOT EXISTS (SELECT FROM odograph.keys WHERE keys.owner = wanted.owner AND keys.key = wanted.key);
 
 -- name: now
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
@@ -145,13 +159,22 @@ INSERT INTO odograph.principals (identity, name) VALUES (%s, %s) ON CONFLICT (na
 DELETE FROM odograph.principals;
 
 -- name: principals
-SELECT identity, name FROM odograph.principals;
+SELECT identity, name FROM odograph.principals WHERE name >= ' ';
 
 -- name: erase_note
 DELETE FROM odograph.notes WHERE account = %s AND sequence = %s;
 
+-- An identity without a name stays, as its keys do: in place of the name it has a text that no name can be, below the
+-- space, which is the first printable character.
+
 -- name: erase_principal
-DELETE FROM odograph.principals WHERE name = %s;
+WITH erased AS (DELETE FROM odograph.principals WHERE name = %s RETURNING identity)
+INSERT INTO odograph.principals (identity, name) SELECT identity, chr(10) || identity FROM erased;
+
+-- name: mark_erased
+INSERT INTO odograph.principals (identity, name)
+SELECT DISTINCT owner, chr(10) || owner FROM odograph.keys
+WHERE owner <> '' AND NOT EXISTS (SELECT FROM odograph.principals WHERE identity = owner);
 
 -- name: ledger_there
 SELECT to_regclass('odograph.schema_version') IS NOT NULL;

@@ -22,10 +22,20 @@ SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, ti
 FROM accounts WHERE dataset = ? AND dataset <> '' LIMIT 1;
 
 -- name: keys
+-- Those of the owners, and in place of them those of principals whose names were erased, without their request.
+WITH wanted (owner, key) AS (VALUES (?, ?))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
-FROM (VALUES (?, ?)) AS wanted
-CROSS JOIN keys ON keys.owner = wanted.column1 AND keys.key = wanted.column2
-JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence;
+FROM wanted
+CROSS JOIN keys ON keys.owner = wanted.owner AND keys.key = wanted.key
+JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence
+UNION ALL
+SELECT wanted.owner, wanted.key, entries.account, entries.sequence, entries.verb, ''
+FROM principals
+CROSS JOIN wanted ON wanted.owner <> ''
+CROSS JOIN keys ON keys.owner = principals.identity AND keys.key = wanted.key
+JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence
+WHERE principals.name < ' '
+    AND NOT EXISTS (SELECT 1 FROM keys AS own WHERE own.owner = wanted.owner AND own.key = wanted.key);
 
 -- name: open_accounts
 INSERT INTO accounts (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed,
@@ -98,10 +108,18 @@ INSERT INTO principals (identity, name) VALUES (?, ?) ON CONFLICT (name) DO NOTH
 DELETE FROM principals;
 
 -- name: principals
-SELECT identity, name FROM principals;
+SELECT identity, name FROM principals WHERE name >= ' ';
 
 -- name: erase_note
 DELETE FROM notes WHERE account = ? AND sequence = ?;
 
+-- An identity without a name stays, as its keys do: in place of the name it has a text that no name can be, below the
+-- space, which is the first printable character.
+
 -- name: erase_principal
-DELETE FROM principals WHERE name = ?;
+UPDATE principals SET name = char(10) || identity WHERE name = ?;
+
+-- name: mark_erased
+INSERT INTO principals (identity, name)
+SELECT DISTINCT owner, char(10) || owner FROM keys
+WHERE owner <> '' AND owner NOT IN (SELECT identity FROM principals);
