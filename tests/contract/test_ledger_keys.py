@@ -350,6 +350,21 @@ def test_a_copy_keeps_the_keys_of_erased_principals_and_not_their_names(erased: 
             copy.verify()
 
 
+def test_an_erased_name_is_in_no_file_of_a_ledger_in_use(tmp_path: Path) -> None:
+    with odo.connect(f"sqlite:///{tmp_path}/erased.db", principal="ana") as ledger:
+        ledger.open_account("jan", BASIC)
+        for number in range(50):
+            ledger.acting_as(f"zoe-the-{number}th").account("jan").spend(PureDP("0.001"), key=f"{number}")
+        for number in range(10, 40):
+            assert ledger.erase_principal(f"zoe-the-{number}th")
+        found = b"".join(file.read_bytes() for file in tmp_path.glob("erased.db*"))
+        for number in range(50):
+            assert (f"zoe-the-{number}th".encode() in found) is not (10 <= number < 40), number
+        refused_key = ledger.acting_as("zoe-the-20th").account("jan")
+        with pytest.raises(IdempotencyConflict, match="name was erased"):
+            refused_key.spend(PureDP("0.001"), key="20")
+
+
 def test_a_name_that_an_earlier_version_erased_keeps_its_keys_from_the_next_erasure_on(tmp_path: Path) -> None:
     with odo.connect(f"sqlite:///{tmp_path}/earlier.db", principal="ana") as ledger:
         ledger.open_account("jan", BASIC)

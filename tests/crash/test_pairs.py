@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,8 @@ from racer import ACCOUNT
 from twins import ledger_at
 from workload import COST, charges, policy
 
-from odograph.errors import LedgerError
+from odograph.errors import LedgerError, ServiceUnavailable
+from odograph.ledger import sqlite
 
 ROUNDS: Final = 20
 LIMIT: Final = 4  # charges that fit
@@ -52,15 +53,33 @@ class Program:
         self._process.communicate(timeout=60)
 
 
-@contextmanager
-def programs(twin: str, *, alone: bool = False) -> Iterator[tuple[Program, Program]]:
-    """Run two programs; the second one has mounts of its own, if it is alone."""
-    both = Program(twin), Program(twin, alone=alone)
-    try:
-        yield both
-    finally:
-        for program in both:
+class Programs:
+    """Programs that are started once for all tests."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], Program] = {}
+
+    def __call__(self, twin: str = "", *, alone: bool = False) -> tuple[Program, Program]:
+        """Return two programs; the second one has mounts of its own, if it is alone."""
+        return self._one(twin, "first"), self._one(twin, "alone" if alone else "second")
+
+    def _one(self, twin: str, which: str) -> Program:
+        if (twin, which) not in self._running:
+            self._running[twin, which] = Program(twin, alone=which == "alone")
+        return self._running[twin, which]
+
+    def end(self) -> None:
+        """Let all of them end."""
+        for program in self._running.values():
             program.end()
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Programs]:
+    """Two programs, whole or broken in the way that is named."""
+    found = Programs()
+    yield found
+    found.end()
 
 
 @cache
@@ -142,33 +161,33 @@ NAMES: Final[dict[str, tuple[Callable[[Path, Program], Path], bool]]] = {
 names = pytest.mark.parametrize("how", NAMES)
 
 
-def by_two_names(folder: Path, how: str, twin: str, rounds: int) -> list[str]:
+def by_two_names(programs: Programs, folder: Path, how: str, twin: str) -> list[str]:
     """Spend by both names; return what came of it, by the second."""
     name, mounts = NAMES[how]
     if mounts and not may_mount():
         pytest.skip("mounting a file needs Linux and root")
     answers: list[str] = []
-    with programs(twin, alone=mounts) as (first, second):
-        for number in range(rounds):
-            path = new_ledger(folder, number)
-            acknowledged: set[str] = set()
-            other = name(path, second)
-            first("connect", f"sqlite:///{path}")
-            second("connect", f"sqlite:///{other}")
-            spend(first, "first", 3, acknowledged, [])
-            spend(second, "second", 3, acknowledged, answers)
-            spend(first, "third", 2, acknowledged, [])
-            second("close")
-            first("close")
-            if not mounts:
-                other.unlink()
-            check(path, acknowledged)
+    first, second = programs(twin, alone=mounts)
+    for number in range(ROUNDS):
+        path = new_ledger(folder, number)
+        acknowledged: set[str] = set()
+        other = name(path, second)
+        first("connect", f"sqlite:///{path}")
+        second("connect", f"sqlite:///{other}")
+        spend(first, "first", 3, acknowledged, [])
+        spend(second, "second", 3, acknowledged, answers)
+        spend(first, "third", 2, acknowledged, [])
+        second("close")
+        first("close")
+        if not mounts:
+            other.unlink()
+        check(path, acknowledged)
     return answers
 
 
 @names
-def test_a_file_by_two_names_takes_no_charges_by_the_second(tmp_path: Path, how: str) -> None:
-    answers = by_two_names(tmp_path, how, "", ROUNDS)
+def test_a_file_by_two_names_takes_no_charges_by_the_second(programs: Programs, tmp_path: Path, how: str) -> None:
+    answers = by_two_names(programs, tmp_path, how, "")
     assert len(answers) == 3 * ROUNDS
     says = "has 2 names" if how.startswith("hard link") else "Mount the folder instead"
     assert all(answer.startswith("LedgerError") and says in answer for answer in answers), answers[0]
@@ -176,9 +195,9 @@ def test_a_file_by_two_names_takes_no_charges_by_the_second(tmp_path: Path, how:
 
 
 @names
-def test_a_store_that_does_not_ask_for_other_names_is_caught(tmp_path: Path, how: str) -> None:
+def test_a_store_that_does_not_ask_for_other_names_is_caught(programs: Programs, tmp_path: Path, how: str) -> None:
     with pytest.raises((AssertionError, LedgerError), match=r"were acknowledged|are gone|does not follow|is damaged"):
-        by_two_names(tmp_path, how, "names", ROUNDS)
+        by_two_names(programs, tmp_path, how, "names")
 
 
 def symbolic(path: Path, _: Program) -> Path:
@@ -216,19 +235,19 @@ WAYS: Final[dict[str, tuple[Callable[[Path, Program], Path], bool]]] = {
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_file_reached_by_two_ways_has_one_budget(tmp_path: Path, how: str) -> None:
+def test_a_file_reached_by_two_ways_has_one_budget(programs: Programs, tmp_path: Path, how: str) -> None:
     way, mounts = WAYS[how]
     if mounts and not may_mount():
         pytest.skip("mounting a file needs Linux and root")
     path = new_ledger(tmp_path, 0)
     acknowledged: set[str] = set()
-    with programs("", alone=mounts) as (first, second):
-        other = way(path, second)
-        first("connect", f"sqlite:///{path}")
-        second("connect", f"sqlite:///{other}")
-        for number in range(LIMIT):  # in turn, each seeing the other's
-            spend(first, f"first-{number}", 1, acknowledged, [])
-            spend(second, f"second-{number}", 1, acknowledged, [])
+    first, second = programs(alone=mounts)
+    other = way(path, second)
+    first("connect", f"sqlite:///{path}")
+    second("connect", f"sqlite:///{other}")
+    for number in range(LIMIT):  # in turn, each seeing the other's
+        spend(first, f"first-{number}", 1, acknowledged, [])
+        spend(second, f"second-{number}", 1, acknowledged, [])
     check(path, acknowledged)
     assert acknowledged == {f"{who}-{number}-0" for who in ("first", "second") for number in (0, 1)}
 
@@ -276,30 +295,30 @@ def test_a_backup_may_have_several_names(tmp_path: Path) -> None:
 # The file read by the program that has it open.
 
 
-def read_while_open(folder: Path, files: list[str], twin: str, rounds: int) -> None:
+def read_while_open(programs: Programs, folder: Path, files: list[str], twin: str) -> None:
     """Let the first program read files of the ledger's between charges, and a second one come and go."""
-    with programs(twin) as (first, second):
-        for number in range(rounds):
-            path = new_ledger(folder, number)
-            acknowledged: set[str] = set()
-            first("connect", f"sqlite:///{path}")
-            spend(first, "a", 1, acknowledged, [])
-            for name in files:
-                first("read", f"{path}{name}")
-            second("connect", f"sqlite:///{path}")
-            spend(second, "b", 1, acknowledged, [])
-            second("close")
-            spend(first, "c", 1, acknowledged, [])
-            for name in files:
-                first("read", f"{path}{name}")
-            second("connect", f"sqlite:///{path}")
-            spend(second, "d", 3, acknowledged, [])
-            second("close")
-            spend(first, "e", 3, acknowledged, [])
-            first("close")
-            assert not Path(f"{path}-wal").exists()  # nothing is left locked
-            check(path, acknowledged)
-            assert len(acknowledged) == LIMIT
+    first, second = programs(twin)
+    for number in range(ROUNDS):
+        path = new_ledger(folder, number)
+        acknowledged: set[str] = set()
+        first("connect", f"sqlite:///{path}")
+        spend(first, "a", 1, acknowledged, [])
+        for name in files:
+            first("read", f"{path}{name}")
+        second("connect", f"sqlite:///{path}")
+        spend(second, "b", 1, acknowledged, [])
+        second("close")
+        spend(first, "c", 1, acknowledged, [])
+        for name in files:
+            first("read", f"{path}{name}")
+        second("connect", f"sqlite:///{path}")
+        spend(second, "d", 3, acknowledged, [])
+        second("close")
+        spend(first, "e", 3, acknowledged, [])
+        first("close")
+        assert not Path(f"{path}-wal").exists()  # nothing is left locked
+        check(path, acknowledged)
+        assert len(acknowledged) == LIMIT
 
 
 READ: Final = {"the database": [""], "the whole folder": ["", "-wal", "-shm", "-turn", "-next"]}
@@ -307,35 +326,90 @@ read = pytest.mark.parametrize("files", READ.values(), ids=READ)
 
 
 @read
-def test_a_program_may_read_the_files_of_a_ledger_that_it_has_open(tmp_path: Path, files: list[str]) -> None:
-    read_while_open(tmp_path, files, "", ROUNDS)
+def test_a_program_may_read_the_files_of_a_ledger_that_it_has_open(
+    programs: Programs, tmp_path: Path, files: list[str]
+) -> None:
+    read_while_open(programs, tmp_path, files, "")
 
 
 @read
-def test_a_store_with_no_locks_but_sqlite_s_is_caught(tmp_path: Path, files: list[str]) -> None:
+def test_a_store_with_no_locks_but_sqlite_s_is_caught(programs: Programs, tmp_path: Path, files: list[str]) -> None:
     with pytest.raises((AssertionError, LedgerError), match=r"were acknowledged|are gone|does not follow|is damaged"):
-        read_while_open(tmp_path, files, "posix", ROUNDS)
+        read_while_open(programs, tmp_path, files, "posix")
+
+
+def test_one_ledger_of_a_program_closed_leaves_the_others_locked(tmp_path: Path) -> None:
+    path = new_ledger(tmp_path, 0)
+    other = Program("")
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        ledger.spend({ACCOUNT: COST}, key="before")
+        with ledger_at(f"sqlite:///{path}") as second:
+            second.spend({ACCOUNT: COST}, key="second")
+            second.verify()
+        path.read_bytes()
+        other("connect", f"sqlite:///{path}")
+        assert other("spend", "other") == "done"
+        other.end()
+        assert Path(f"{path}-wal").exists()
+        ledger.spend({ACCOUNT: COST}, key="after")
+        check(path, {"before", "second", "other", "after"})
+    assert not Path(f"{path}-wal").exists()
+
+
+def test_a_log_deleted_while_in_use_takes_no_charge(tmp_path: Path) -> None:
+    path = new_ledger(tmp_path, 0)
+    log = Path(f"{path}-wal")
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        ledger.spend({ACCOUNT: COST}, key="before")
+        log.unlink()
+        with pytest.raises(LedgerError, match="was deleted or replaced while in use; nothing was charged"):
+            ledger.spend({ACCOUNT: COST}, key="during")
+    check(path, {"before"})
+
+
+def test_a_log_deleted_in_the_middle_of_a_commit_leaves_the_outcome_to_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = new_ledger(tmp_path, 0)
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        ledger.spend({ACCOUNT: COST}, key="before")
+        commit = sqlite._commit  # noqa: SLF001  the moment that is tested
+
+        def committed(connection: sqlite3.Connection) -> None:
+            commit(connection)
+            Path(f"{path}-wal").unlink()
+
+        monkeypatch.setattr(sqlite, "_commit", committed)
+        with pytest.raises(ServiceUnavailable, match=r"in the middle of a commit.* ask again .*'during'"):
+            ledger.spend({ACCOUNT: COST}, key="during")
+    monkeypatch.undo()
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        ledger.spend({ACCOUNT: COST}, key="during")
+        assert ledger.account(ACCOUNT).totals.steps == 2
+    check(path, {"before", "during"})
 
 
 @read
-def test_a_store_without_these_locks_notices_that_its_log_is_gone(tmp_path: Path, files: list[str]) -> None:
+def test_a_store_without_these_locks_notices_that_its_log_is_gone(
+    programs: Programs, tmp_path: Path, files: list[str]
+) -> None:
     # As where the operating system has no such locks.
     path = new_ledger(tmp_path, 0)
     acknowledged: set[str] = set()
     answers: list[str] = []
-    with programs("unguarded") as (first, second):
-        first("connect", f"sqlite:///{path}")
-        spend(first, "a", 1, acknowledged, answers)
-        for name in files:
-            first("read", f"{path}{name}")
-        second("connect", f"sqlite:///{path}")
-        spend(second, "b", 1, acknowledged, answers)
-        second("close")
-        assert not Path(f"{path}-wal").exists()
-        spend(first, "c", 1, acknowledged, answers)
-        assert "ledger.db-wal was deleted or replaced while in use; nothing was charged" in answers[-1]
-        first("close")
-        first("connect", f"sqlite:///{path}")
-        spend(first, "d", 2, acknowledged, answers)
+    first, second = programs("unguarded")
+    first("connect", f"sqlite:///{path}")
+    spend(first, "a", 1, acknowledged, answers)
+    for name in files:
+        first("read", f"{path}{name}")
+    second("connect", f"sqlite:///{path}")
+    spend(second, "b", 1, acknowledged, answers)
+    second("close")
+    assert not Path(f"{path}-wal").exists()
+    spend(first, "c", 1, acknowledged, answers)
+    assert "ledger.db-wal was deleted or replaced while in use; nothing was charged" in answers[-1]
+    first("close")
+    first("connect", f"sqlite:///{path}")
+    spend(first, "d", 2, acknowledged, answers)
     check(path, acknowledged)
     assert acknowledged == {"a-0", "b-0", "d-0", "d-1"}

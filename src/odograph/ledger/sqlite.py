@@ -346,7 +346,8 @@ class SqliteStore:
     def _erase(self, query: str, arguments: tuple[object, ...]) -> bool:
         def transaction(connection: sqlite3.Connection) -> bool:
             erased = connection.execute(SQL[query], arguments).rowcount > 0
-            connection.execute(SQL["mark_erased"])  # earlier versions left no mark
+            if query == "erase_principal":
+                connection.execute(SQL["mark_erased"])  # earlier versions left no mark
             _commit(connection)
             # The text is overwritten in the file (secure_delete); this takes it out of the write-ahead log too.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

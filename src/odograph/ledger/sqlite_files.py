@@ -85,10 +85,10 @@ def refuse_second_name(path: Path) -> None:
     what the other wrote. Links to the file and to its folder are no names, and a folder may be mounted anywhere.
     """
     path = path.resolve()
-    if path.stat().st_nlink != 1:
+    if path.stat().st_nlink > 1:
         _remove_remains(path)
     names = path.stat().st_nlink
-    if names != 1:
+    if names > 1:
         raise LedgerError(
             f"{path} has {names} names (hard links), and a ledger must have one: programs that use different names do"
             " not see each other's charges. Nothing was charged. Find the others with find -samefile and remove them;"
