@@ -7,9 +7,11 @@ gone afterwards. A program either sees all that the others wrote, or is refused 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,11 +21,13 @@ from typing import Final
 
 import pytest
 from racer import ACCOUNT
-from twins import ledger_at
+from twins import ledger_at, no_mount
 from workload import COST, charges, policy
 
-from odograph.errors import LedgerError, ServiceUnavailable
+import odograph as odo
+from odograph.errors import LedgerBusy, LedgerError, ServiceUnavailable
 from odograph.ledger import sqlite
+from odograph.ledger.sqlite_files import refuse_second_name
 
 ROUNDS: Final = 20
 LIMIT: Final = 4  # charges that fit
@@ -292,6 +296,16 @@ def test_a_backup_may_have_several_names(tmp_path: Path) -> None:
         ledger.account(ACCOUNT).spend(COST)
 
 
+def test_where_mounts_have_no_numbers_the_device_tells_them_apart(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = new_ledger(tmp_path, 99)
+    monkeypatch.setattr("odograph.ledger.sqlite_files._mount_of", no_mount)
+    refuse_second_name(path)
+    answers = by_two_names(programs, tmp_path, "mounted file of another device", "mounts")
+    assert all("Mount the folder instead" in answer for answer in answers)
+
+
 # The file read by the program that has it open.
 
 
@@ -387,6 +401,21 @@ def test_a_log_deleted_in_the_middle_of_a_commit_leaves_the_outcome_to_be_asked_
         ledger.spend({ACCOUNT: COST}, key="during")
         assert ledger.account(ACCOUNT).totals.steps == 2
     check(path, {"before", "during"})
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux has these locks")
+def test_a_file_that_another_program_has_alone_is_busy(tmp_path: Path) -> None:
+    path = new_ledger(tmp_path, 0)
+    with path.open("r+b") as file:
+        alone = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0x4000_0002, 510, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, alone)
+        with (
+            odo.connect(f"sqlite:///{path}", timeout=0.2) as ledger,
+            pytest.raises(LedgerBusy, match=r"another program holds the ledger's file; nothing was charged"),
+        ):
+            ledger.account(ACCOUNT)
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        ledger.account(ACCOUNT)
 
 
 @read

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from odograph.connect import store_at
-from odograph.ledger import memory, postgres, sqlite
+from odograph.ledger import memory, postgres, sqlite, sqlite_files
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.sqlite_files import open_file
@@ -93,6 +93,11 @@ def barge(turn: Turn) -> None:
             return
 
 
+def no_mount(path: Path) -> str:
+    """Say nothing of mounts, as an operating system without them."""
+    raise LookupError(path)
+
+
 def ledger_at(url: str, twin: str = "") -> Ledger:
     """Connect to a ledger, whole or broken in the way that is named."""
     return Ledger(books_at(url, twin))
@@ -115,7 +120,9 @@ def books_at(url: str, twin: str = "") -> LocalBooks:
         for module in (memory, sqlite, postgres):
             module.refuse_reentry = lambda _: None  # type: ignore[attr-defined]
         _Inside.lock = property(lambda _: threading.Lock(), lambda *_: None)  # type: ignore[assignment]
-    if twin in ("", "names", "posix", "reentrant", "unfair", "unguarded", "unsynced"):
+    if twin == "mounts":
+        sqlite_files._mount_of = no_mount  # noqa: SLF001  the twin breaks it
+    if twin in ("", "mounts", "names", "posix", "reentrant", "unfair", "unguarded", "unsynced"):
         return LocalBooks(store, PRINCIPAL)
     broken: dict[str, Callable[[Store], Over]] = {
         "early": AnswersEarly,
