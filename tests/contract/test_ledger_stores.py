@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -143,6 +144,29 @@ def test_a_read_that_is_cancelled_is_busy_and_the_connection_goes_on(postgres_ur
             account.totals  # noqa: B018  reading it is what is tested
         owner.execute("DROP VIEW odograph.accounts; ALTER TABLE odograph.kept RENAME TO accounts")
         assert account.totals.steps == 0
+
+
+class Late(Exception):
+    """What the program itself raises when it has waited long enough."""
+
+
+@pytest.mark.parametrize("verb", ["read", "write"])
+def test_what_a_signal_handler_raises_leaves_a_connection_that_can_be_used(postgres_url: str, verb: str) -> None:
+    def late(*_: object) -> NoReturn:
+        raise Late
+
+    with odo.connect(postgres_url, timeout=1) as ledger, psycopg.connect(postgres_url) as other:
+        account = ledger.open_account("a", BASIC)
+        account.spend(TENTH, key="before")
+        other.execute("LOCK TABLE odograph.accounts IN ACCESS EXCLUSIVE MODE")
+        before = signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Late):
+            account.spend(TENTH, key="during") if verb == "write" else account.totals
+        signal.signal(signal.SIGALRM, before)
+        other.rollback()
+        assert account.totals.steps == 1
+        assert not account.spend(TENTH, key="during").repeated
 
 
 def test_an_option_that_no_database_has_is_refused() -> None:

@@ -229,6 +229,10 @@ class PostgresStore:
                     raise
                 # The server went away since the last time, and may be back.
                 return self._reading().execute(_SQL[query], arguments).fetchall()
+            except BaseException:
+                if self._reader is not None:
+                    self._reader.close()  # what a signal handler raises leaves it anywhere in its conversation
+                raise
 
     def _reading(self) -> Connection:
         if self._reader is None or self._reader.closed:
