@@ -1,4 +1,4 @@
-"""A program that does what it is told with a ledger, one line of JSON after the other, beside another like it.
+"""A program that uses a ledger as lines of JSON say, one after the other, beside another like it.
 
     pair.py TWIN
 

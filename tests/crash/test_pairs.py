@@ -44,7 +44,7 @@ class Program:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
     def __call__(self, *words: str) -> str:
-        """Tell it to do something, and return what came of it."""
+        """Give it a line, and return what came of it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(words) + "\n")

@@ -164,7 +164,7 @@ class Ledger:
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; entries keep the random identity. Say whether there was one.
 
-        Keys that it used stay used, for everybody: who comes back under the name is new, and is not charged twice.
+        The keys that it used stay used, for every principal: a retry under one of them is not charged a second time.
         """
         return self.books.erase_principal(name)
 

@@ -43,8 +43,8 @@ _PRAGMAS: Final = (
 def open_file(path: Path, timeout: float, *, guarded: bool = False) -> Connection:
     """Open a file that is there; what is committed is synced, and what is deleted is overwritten.
 
-    If it is guarded, nobody can delete its log, whatever else this process does with the file; nor can its journal
-    mode be changed.
+    If it is guarded, its log cannot be deleted, whatever else this process does with the file, and its journal mode
+    cannot be changed.
     """
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode=rw",
@@ -82,7 +82,7 @@ def refuse_second_name(path: Path) -> None:
     """Raise if the file can be reached by a name in another folder, or by another name in its own.
 
     SQLite names the log after the database, so that two programs that use two names have two logs, and neither sees
-    what the other wrote. Links to the file and to its folder are no names, and a folder may be mounted anywhere.
+    what the other wrote. Symbolic links are not names in this sense, and a folder may be mounted anywhere.
     """
     path = path.resolve()
     if path.stat().st_nlink > 1:

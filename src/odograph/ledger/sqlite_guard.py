@@ -115,7 +115,7 @@ def _wait(file: int, start: int, length: int, deadline: float) -> None:
 
 
 def _locked(file: int, kind: int, start: int, length: int) -> bool:
-    """Set a lock of an open file description, if nobody is in the way."""
+    """Set a lock of an open file description; say whether no other one is in the way."""
     ask = struct.pack("hhqqi0q", kind, os.SEEK_SET, start, length, 0)
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, ask)

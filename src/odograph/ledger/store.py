@@ -14,9 +14,9 @@ inside one transaction to a function and stores what that returns, or nothing.
 5. **Time** is the store's, read after the locks are held.
 6. **Snapshots.** `balances` and `records` see one moment, between transactions.
 7. Entries and keys are never updated or deleted; side tables are.
-8. **Erased names.** The keys of a principal whose name was erased stay used, for everybody, as it cannot be told any
-   more who that was: a wanted key that its owner has not used, and such a principal has, leads to a hit whose request
-   is `ERASED`.
+8. **Erased names.** The keys of a principal whose name was erased stay used, for every principal, as it is not known
+   any more who that was: a wanted key that its owner has not used, and such a principal has, leads to a hit whose
+   request is `ERASED`.
 """
 
 from __future__ import annotations
