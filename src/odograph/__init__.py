@@ -32,7 +32,7 @@ from odograph.core.menu import MenuItem
 from odograph.core.odometers import Reading
 from odograph.core.offers import Quote, ask, how_many, largest, quote
 from odograph.core.policy import Policy
-from odograph.core.subsampling import subsampled_gaussian_menu
+from odograph.core.subsampling import subsampled_gaussian, subsampled_gaussian_menu
 from odograph.document import Entry
 from odograph.errors import (
     AccountClosed,
@@ -53,7 +53,6 @@ from odograph.errors import (
     UnprovenComposition,
 )
 from odograph.integrations import cost_of
-from odograph.integrations.dp_accounting import subsampled_gaussian
 from odograph.ledger.account import LedgerAccount, Reservation
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.receipts import Checkpoint, Receipt, Verification

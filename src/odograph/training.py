@@ -12,14 +12,13 @@ from typing import Final
 from odograph.budgets import compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.conversions import largest_rdp
-from odograph.core.guarantees import RDP, Mechanism
+from odograph.core.guarantees import RDP, Mechanism, exact_of
 from odograph.core.odometers import Renyi
 from odograph.core.offers import how_many
 from odograph.core.policy import Policy
-from odograph.core.subsampling import sampling_settings, subsampled_gaussian_menu
+from odograph.core.subsampling import sampling_settings, subsampled_gaussian, subsampled_gaussian_menu
 from odograph.core.units import Numeric, read
 from odograph.errors import InvalidPolicy
-from odograph.integrations.dp_accounting import subsampled_gaussian
 
 __all__ = ["Setting", "TrainingPlan", "dpsgd_policy"]
 
@@ -128,7 +127,7 @@ def _curve(step: Mechanism) -> RDP:
 def _best_order(curve: RDP, target: tuple[float, float]) -> tuple[Fraction, float]:
     """Return the order whose filter admits the most steps of the curve, and how many."""
     counts = [
-        (max(0.0, largest_rdp(float(order), *target)) / float(value), Fraction(order))
+        (max(0.0, largest_rdp(float(order), *target)) / float(value), exact_of(order))
         for order, value in zip(curve.orders, curve.values, strict=True)
     ]
     steps, order = max(counts)

@@ -6,6 +6,7 @@ float is that number (`Fraction(1, 3)`) the fraction itself is kept.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass
@@ -201,14 +202,17 @@ class RDP(_Written):
         Theorem: (a - 1) D_a is convex in a and 0 at a = 1, so its chord lies above it (van Erven, Harremoës).
         Assumes: each given value bounds the divergence at its own order, in both directions.
         """
-        low_order, low = Fraction(1), Fraction(0)
-        for high_order, value in zip(map(exact_of, self.orders), map(exact_of, self.values), strict=True):
-            high = (high_order - 1) * value
-            if order <= high_order:
-                chord = low + (high - low) * (order - low_order) / (high_order - low_order)
-                return chord / (order - 1)
-            low_order, low = high_order, high
-        return None
+        above = bisect_left(self.orders, order, key=exact_of)
+        if above == len(self.orders):
+            return None
+        low_order, low = self._moment(above - 1) if above else (Fraction(1), Fraction(0))
+        high_order, high = self._moment(above)
+        chord = low + (high - low) * (order - low_order) / (high_order - low_order)
+        return chord / (order - 1)
+
+    def _moment(self, place: int) -> tuple[Fraction, Fraction]:
+        order = exact_of(self.orders[place])
+        return order, (order - 1) * exact_of(self.values[place])
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -1,4 +1,4 @@
-"""What is taken from dp-accounting: Rényi curves of subsampled Gaussians, and heterogeneous optimal composition.
+"""What is taken from dp-accounting beside its events: heterogeneous optimal composition.
 
 Its convolutions have no certified error, so they serve as a baseline and in tests; no decision rests on them.
 """
@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from odograph.core.guarantees import RDP, Mechanism
-from odograph.core.subsampling import sampling_settings, subsampled_gaussian_name
-from odograph.core.units import Numeric, read, up
+from odograph.core.orders import ORDERS
+from odograph.core.units import read
 from odograph.errors import InvalidGuarantee
 from odograph.extras import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ORDERS", "heterogeneous_epsilon", "subsampled_gaussian"]
-
-# Orders of the curves: dense where targets from 0.1 to 20 have their best order.
-ORDERS: Final = (1.25, 1.5, 1.75, *range(2, 17), *range(18, 33, 2), *range(36, 65, 4), 80, 96, 128, 256, 512, 1024)
+__all__ = ["ORDERS", "heterogeneous_epsilon"]
 
 _CELLS_PER_STEP: Final = 64  # grid cells in the smallest epsilon: keeps the added variance below .1%
 _CELLS: Final = (2**15, 2**20)  # grid cells in the sum of the epsilons: at least, and at most
@@ -54,31 +49,6 @@ def heterogeneous_epsilon(epsilons: Iterable[float], delta: float) -> float:
         group = distributions.PrivacyLossDistribution(_randomized_response(masses, epsilon, cell)).self_compose(count)
         composed = group if composed is None else composed.compose(group)
     return float(composed.get_epsilon_for_delta(level))
-
-
-def subsampled_gaussian(sampling_rate: Numeric, noise_multiplier: Numeric, steps: int = 1) -> Mechanism:
-    """Return `steps` runs of a Poisson-subsampled Gaussian: priced by its name on a menu, or by its Rényi curve.
-
-    Theorem: Mironov, Talwar, Zhang 2019 (the curve; it bounds both directions), and RDP composition.
-    Assumes: Poisson sampling at `sampling_rate`, noise of `noise_multiplier` times the clipping norm, add/remove.
-    """
-    return _subsampled_gaussian(*sampling_settings(sampling_rate, noise_multiplier), steps)
-
-
-@lru_cache(maxsize=256, typed=True)
-def _subsampled_gaussian(rate: float, noise: float, steps: int) -> Mechanism:
-    """Return the mechanism; the same object for the same settings, which an account prices once."""
-    accounting = load("dp_accounting")
-    accountant = load("dp_accounting.rdp").RdpAccountant(orders=list(ORDERS))
-    accountant.compose(accounting.PoissonSampledDpEvent(rate, accounting.GaussianDpEvent(noise)), 1)
-    curve = zip(ORDERS, accountant._rdp, strict=True)  # noqa: SLF001  there is no public accessor
-    # The library's logarithm of a sum near 1 is off by a few roundings, 1e-15 of the rate; far more is added. An
-    # order where its series overflows is left out.
-    slack = 1e-12 * rate
-    known = [(o, up((float(v) * (1.0 + 1e-9) + slack) * steps)) for o, v in curve if math.isfinite(v)]
-    return Mechanism(
-        subsampled_gaussian_name(rate, noise), steps, RDP(tuple(o for o, _ in known), tuple(v for _, v in known))
-    )
 
 
 def _randomized_response(masses: Any, epsilon: float, cell: float) -> Any:  # noqa: ANN401 - untyped library

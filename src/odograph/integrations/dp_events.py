@@ -12,10 +12,11 @@ from typing import Any, Final, Self
 
 from odograph.core.account import Account
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP, exact_of
+from odograph.core.orders import ORDERS
+from odograph.core.subsampling import subsampled_gaussian
 from odograph.core.units import Number, exactly, read, up
 from odograph.errors import BudgetExceeded, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
-from odograph.integrations.dp_accounting import ORDERS, subsampled_gaussian
 
 __all__ = ["PrivacyAccountant", "cost_of"]
 

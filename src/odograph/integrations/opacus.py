@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from odograph.core.account import Account
 from odograph.core.guarantees import Mechanism
+from odograph.core.subsampling import subsampled_gaussian
 from odograph.core.units import Numeric, read
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
-from odograph.integrations.dp_accounting import subsampled_gaussian
 
 __all__ = ["SETTINGS", "FilterAccountant", "charge_before_step", "cost_of", "sampling_rate"]
 
