@@ -1,6 +1,9 @@
 """dp-accounting: what an event guarantees, and its accountant's interface as a door to an account.
 
 Composition inside one event has parameters that were fixed beforehand, so Rényi and Gaussian composition hold there.
+
+A release of dp-accounting may add events, and fields to events. One that is not listed here is refused by name: what
+is not read is not charged.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from fractions import Fraction
 from typing import Any, Final, Self
 
 from odograph.core.account import Account
+from odograph.core.conversions import pure_to_rdp
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP, exact_of
 from odograph.core.orders import ORDERS
 from odograph.core.subsampling import subsampled_gaussian
@@ -33,6 +37,26 @@ _RELATIONS: Final = {
 # An event's noise is in units of one record's norm. A replaced record changes a sum by as much as two norms.
 _NORMS: Final = {"add-remove": 1, "replace-one": 2}
 
+# Every event that is understood, with every field that it has. Subclasses are other events.
+_FIELDS: Final = {
+    "ComposedDpEvent": {"events"},
+    "DiscreteLaplaceDpEvent": {"noise_parameter", "sensitivity"},
+    "GaussianDpEvent": {"noise_multiplier"},
+    "LaplaceDpEvent": {"noise_multiplier"},
+    "NoOpDpEvent": set[str](),
+    "NonPrivateDpEvent": set[str](),
+    "PoissonSampledDpEvent": {"event", "sampling_probability"},
+    "RandomizedResponseDpEvent": {"noise_parameter", "num_buckets"},
+    "RepeatAndSelectDpEvent": {"event", "mean", "shape"},
+    "SampledWithoutReplacementDpEvent": {"event", "sample_size", "source_dataset_size"},
+    "SelfComposedDpEvent": {"count", "event"},
+    "ZCDpEvent": {"rho", "xi"},
+}
+
+# Orders of the curves that dp-accounting computes: between integers it interpolates, as a curve does, or sums a
+# series that may not end.
+_INTEGERS: Final = tuple(order for order in ORDERS if float(order).is_integer())
+
 # dp-accounting's curves are off by a few roundings a run; far more is added, relative and absolute.
 _PADDING: Final = 1e-9
 _SLACK: Final = 1e-14
@@ -44,20 +68,47 @@ def cost_of(event: Any, *, neighbours: str = "add-remove") -> Guarantee:  # noqa
     """Return what a `DpEvent` guarantees for neighbours, as one step.
 
     Gaussians together are a Gaussian, pure events a pure one with the sum of the epsilons (`PrivacyAccountant` spends
-    them one by one, for less), runs of one Poisson-sampled Gaussian a mechanism that a menu may list. For whatever
-    else `RdpAccountant` knows, it is the Rényi curve.
+    them one by one, for less), runs of one Poisson-sampled Gaussian a mechanism that a menu may list; other events,
+    and mixtures, have a Rényi curve.
 
-    Theorem: Gaussian DP composition (Dong, Roth, Su 2022), basic composition, RDP composition; the curves are
-        dp-accounting's, with the noise halved for replaced records, which `RdpAccountant` leaves to its caller.
+    Theorem: Gaussian DP composition (Dong, Roth, Su 2022), basic composition, RDP composition; the curves of Laplace
+        noise, randomized response, repeated selection and sampling without replacement are dp-accounting's, with the
+        noise halved for replaced records, which `RdpAccountant` leaves to its caller.
     Assumes: the event's parameters were fixed before it began. A zCDP event is for the policy's neighbours.
     """
-    if not isinstance(event, dpe.DpEvent):
-        raise InvalidGuarantee(f"a {type(event).__name__} is no DpEvent; pass one, such as GaussianDpEvent(1.0)")
     if neighbours not in _NORMS:
         raise InvalidGuarantee(f"neighbours must be one of {[*_NORMS]}, and {neighbours!r} is not")
+    for inner in _inside(event):
+        _check_known(inner)
     parts = [*_parts(event, 1)]
     steps = [(_one(part, neighbours), times) for part, times in parts]
-    return _together(steps) or _curve(parts, neighbours)
+    return _together(steps) or _curve(parts, steps, neighbours)
+
+
+def _check_known(event: Any) -> None:  # noqa: ANN401  untyped library
+    """Raise unless the event is of a class, and has the fields, that are understood."""
+    if not isinstance(event, dpe.DpEvent):
+        raise InvalidGuarantee(f"a {type(event).__name__} is no DpEvent; pass one, such as GaussianDpEvent(1.0)")
+    kind = type(event)
+    understood = _FIELDS.get(kind.__name__)
+    if understood is None or kind is not getattr(dpe, kind.__name__, None):
+        raise UnprovenComposition(
+            f"{kind.__module__}.{kind.__qualname__} is not among the events that are understood"
+            f" ({', '.join(_FIELDS)}); pass cost= if you know what it guarantees"
+        )
+    fields = {field.name for field in kind.__attrs_attrs__}
+    if fields != understood:
+        raise UnprovenComposition(
+            f"{kind.__name__} has the fields {sorted(fields)} in this version of dp-accounting, and understood are"
+            f" {sorted(understood)}; pass cost= if you know what it guarantees"
+        )
+
+
+def _inside(event: Any) -> Iterator[Any]:  # noqa: ANN401  untyped library
+    """Yield the event, and then every event in it."""
+    yield event
+    for inner in [event.event] if hasattr(event, "event") else getattr(event, "events", ()):
+        yield from _inside(inner)
 
 
 def _together(steps: list[tuple[Guarantee, int]]) -> Guarantee | None:
@@ -115,10 +166,31 @@ def _one(event: Any, neighbours: str) -> Guarantee:  # noqa: ANN401, PLR0911  un
         case dpe.ZCDpEvent(rho=rho, xi=xi):
             slope, base = read(rho, "ZCDpEvent.rho"), read(xi, "ZCDpEvent.xi")
             return RDP(ORDERS, tuple(base + slope * exact_of(o) for o in ORDERS)) if base else ZCDP(slope)
-        case dpe.PoissonSampledDpEvent(sampling_probability=rate, event=dpe.GaussianDpEvent(noise_multiplier=noise)):
-            if neighbours == "add-remove":
-                return subsampled_gaussian(rate, noise)
-    return _curve([(event, 1)], neighbours)
+        case dpe.PoissonSampledDpEvent():
+            return _poisson_sampled(event, neighbours)
+    return _library_curve(event, neighbours, _INTEGERS)
+
+
+def _poisson_sampled(event: Any, neighbours: str) -> Mechanism:  # noqa: ANN401  untyped library
+    """Return a subsampled Gaussian: Gaussians on one sample are one Gaussian, whose noise is rounded down."""
+    if neighbours != "add-remove":
+        raise UnprovenComposition(
+            "a PoissonSampledDpEvent is about a record more or less; it needs a policy with neighbours='add-remove',"
+            f" not {neighbours!r}"
+        )
+    precision = Fraction(0)
+    for part, times in _parts(event.event, 1):
+        if isinstance(part, dpe.NonPrivateDpEvent):
+            raise InvalidGuarantee("a NonPrivateDpEvent has no privacy, at any price")
+        if not isinstance(part, dpe.GaussianDpEvent):
+            raise UnprovenComposition(
+                f"no curve is known for a {type(part).__name__} on a Poisson sample, only for Gaussians"
+            )
+        noise = _positive(part.noise_multiplier, "GaussianDpEvent.noise_multiplier")
+        precision += times / noise**2
+    if precision == 0:
+        raise InvalidGuarantee("a PoissonSampledDpEvent of nothing has no price; leave it out")
+    return subsampled_gaussian(event.sampling_probability, 1 / _root(precision))
 
 
 def _randomized_response(event: Any, neighbours: str) -> PureDP:  # noqa: ANN401  untyped library
@@ -140,25 +212,54 @@ def _randomized_response(event: Any, neighbours: str) -> PureDP:  # noqa: ANN401
     return PureDP(exactly(up(math.log(odds.numerator) - math.log(odds.denominator), 256)))
 
 
-def _curve(parts: list[tuple[Any, int]], neighbours: str) -> RDP:
+def _curve(parts: list[tuple[Any, int]], steps: list[tuple[Guarantee, int]], neighbours: str) -> RDP:
+    """Return the sum of the Rényi curves of what was fixed beforehand, at the orders that all of them have."""
+    curves = [
+        (_curve_of(part, cost, neighbours), times) for (part, _), (cost, times) in zip(parts, steps, strict=True)
+    ]
+    values = {order: [(curve.at(exact_of(order)), times) for curve, times in curves] for order in ORDERS}
+    sums = {
+        order: sum(value * times for value, times in terms if value is not None)
+        for order, terms in values.items()
+        if all(value is not None for value, _ in terms)
+    }
+    return RDP(tuple(sums), tuple(sums.values()))
+
+
+def _curve_of(part: Any, cost: Guarantee, neighbours: str) -> RDP:  # noqa: ANN401  untyped library
+    """Return the Rényi curve of one part; where it is known, of the mechanism and not of its guarantee."""
+    match cost:
+        case RDP():
+            return cost
+        case Mechanism(curve=RDP() as curve):
+            return curve
+        case GDP(mu):
+            return RDP(ORDERS, tuple(exact_of(order) * exact_of(mu) ** 2 / 2 for order in ORDERS))
+        case ZCDP(rho):
+            return RDP(ORDERS, tuple(exact_of(order) * exact_of(rho) for order in ORDERS))
+        case PureDP(epsilon) if isinstance(part, dpe.DiscreteLaplaceDpEvent):
+            # Both numbers are read as floats: a few roundings more.
+            return RDP(ORDERS, tuple(exactly(up(pure_to_rdp(float(epsilon), o), 64)) for o in ORDERS))
+    return _library_curve(part, neighbours, ORDERS)
+
+
+def _library_curve(event: Any, neighbours: str, orders: tuple[float, ...]) -> RDP:  # noqa: ANN401  untyped library
     """Return the Rényi curve that `RdpAccountant` computes, padded."""
-    accountant = RdpAccountant(orders=list(ORDERS), neighboring_relation=_RELATIONS[neighbours])
+    accountant = RdpAccountant(orders=list(orders), neighboring_relation=_RELATIONS[neighbours])
     try:
-        for part, times in parts:
-            accountant.compose(_plain(part, _NORMS[neighbours]), times)
+        accountant.compose(_plain(event, _NORMS[neighbours]))
     except dpa.UnsupportedEventError as problem:
         raise UnprovenComposition(
             f"no curve for neighbours={neighbours!r} is known to dp-accounting: {problem}"
         ) from problem
-    except (ValueError, ArithmeticError, AssertionError) as problem:
+    except (TypeError, ValueError, ArithmeticError, AssertionError) as problem:
         if isinstance(problem, InvalidGuarantee):
             raise
-        raise InvalidGuarantee(f"dp-accounting finds no curve for {parts!r}: {problem}") from problem
-    slack = _SLACK * sum(times for _, times in parts)
-    curve = zip(ORDERS, map(float, accountant._rdp), strict=True)  # noqa: SLF001  older versions have no accessor
-    known = [(order, exactly(up(max(v, 0.0) * (1.0 + _PADDING) + slack))) for order, v in curve if math.isfinite(v)]
+        raise InvalidGuarantee(f"dp-accounting finds no curve for {event!r}: {problem}") from problem
+    curve = zip(orders, map(float, accountant.rdp), strict=True)
+    known = [(order, exactly(up(max(v, 0.0) * (1.0 + _PADDING) + _SLACK))) for order, v in curve if math.isfinite(v)]
     if not known:
-        raise InvalidGuarantee(f"{parts!r} has no finite divergence: no privacy, at any price")
+        raise InvalidGuarantee(f"{event!r} has no finite divergence: no privacy, at any price")
     return RDP(tuple(order for order, _ in known), tuple(value for _, value in known))
 
 
@@ -266,6 +367,8 @@ class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc, name-defin
         costs: list[Guarantee] = []
         part = event
         try:
+            for part in _inside(event):
+                _check_known(part)
             for part, times in _parts(event, max(count, 1)):  # `supports` asks with a count of 0
                 cost = _one(part, self._account.policy.neighbours)
                 self._account.decide(cost)  # raises where the policy has no theorem for it
