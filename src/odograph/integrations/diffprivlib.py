@@ -4,25 +4,29 @@ diffprivlib asks `check` before a tool runs and tells `spend` afterwards. Here `
 `spend` that follows in the same function confirms it. So what raises halfway is paid for, and no two threads spend
 the same budget.
 
-A price is what diffprivlib itself claims. It does not say for which neighbours: means, sums, variances and quantiles
-take the number of records as public (replace-one), histograms and class counts are for a record added or removed. Its
-`LinearRegression` with an intercept uses more than the epsilon it reports, by a part 1 / (features + 1).
+A price is what diffprivlib itself claims, for the neighbours for which its proof holds. It does not say which: a
+table here does, tool by tool, read from the source of the version that the extra allows. A tool or model that is not
+in the table, or whose claim does not hold, is refused.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from operator import index
-from types import CodeType
-from typing import Any, Final, TypeAlias
+from types import CodeType, FrameType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
 
 from odograph.core.account import Account, check_account
 from odograph.core.guarantees import ApproxDP, PureDP, exact_of
-from odograph.errors import BudgetExceeded, InvalidGuarantee, InvalidPolicy
+from odograph.core.units import exactly, up
+from odograph.errors import BudgetExceeded, InvalidGuarantee, InvalidPolicy, UnprovenComposition
 from odograph.extras import load
 
 __all__ = ["SETTINGS", "BudgetAccountant", "BudgetRefused", "cost_of"]
@@ -32,6 +36,51 @@ SETTINGS: Final = ()  # what `cost_of` takes beside the mechanism
 _Cost: TypeAlias = PureDP | ApproxDP
 _DIGITS: Final = Context(prec=15, rounding=ROUND_FLOOR)  # of an offered delta: as many as a float keeps
 
+
+class _Holds(NamedTuple):
+    """For which neighbours a function's claim holds: as one step, as two (removed and added), or not at all."""
+
+    names: tuple[str, ...]
+    added: int | None
+    replaced: int | None
+    reason: str
+
+
+_SIZE: Final = "it takes the number of records as public"
+_TWO_COUNTS: Final = "a replaced record leaves one count and enters another"
+
+# The functions of diffprivlib that ask an accountant, by module and name, and the public names they are called by.
+_TABLE: Final = {
+    "tools.utils._mean": _Holds(("tools.mean", "tools.nanmean"), None, 1, _SIZE),
+    "tools.utils._var": _Holds(("tools.var", "tools.nanvar", "tools.std", "tools.nanstd"), None, 1, _SIZE),
+    "tools.utils._sum": _Holds(("tools.sum", "tools.nansum", "tools.count_nonzero"), None, 1, _SIZE),
+    "tools.histograms.histogram": _Holds(("tools.histogram",), 1, 2, _TWO_COUNTS),
+    "tools.histograms.histogramdd": _Holds(("tools.histogramdd", "tools.histogram2d"), 1, 2, _TWO_COUNTS),
+    # A rank, and its distance from the wanted one, changes by at most 1 either way.
+    "tools.quantiles.quantile": _Holds(("tools.quantile", "tools.median", "tools.percentile"), 1, 1, ""),
+    "models.forest.DecisionTreeClassifier.fit": _Holds(("models.DecisionTreeClassifier",), 1, 2, _TWO_COUNTS),
+    # Trees get records by their position, so one record more moves others from tree to tree.
+    "models.forest.RandomForestClassifier.fit": _Holds(("models.RandomForestClassifier",), None, 2, _SIZE),
+    # Its sums of a class are for a record that stays in the class, unless 0 is within the bounds.
+    "models.naive_bayes.GaussianNB._partial_fit": _Holds(("models.GaussianNB",), None, 2, _SIZE),
+    "models.logistic_regression.LogisticRegression.fit": _Holds(("models.LogisticRegression",), None, 1, _SIZE),
+    "models.pca.PCA._fit_full": _Holds(("models.PCA",), None, 1, _SIZE),
+    "models.standard_scaler.StandardScaler.partial_fit": _Holds(("models.StandardScaler",), None, 1, _SIZE),
+    "models.k_means.KMeans.fit": _Holds(
+        ("models.KMeans",), None, None, "a cluster without records keeps its centre, which shows that it has none"
+    ),
+    "models.linear_regression.LinearRegression.fit": _Holds(
+        ("models.LinearRegression",),
+        None,
+        None,
+        "the noise on its sums of squares is scaled to the lower bounds alone, and is 0 for features from 0 to 1",
+    ),
+}
+
+_INSTEAD: Final = (
+    "If you know what it costs, charge that with account.spend(odo.PureDP(...)), and run it with"
+    " accountant=diffprivlib.BudgetAccountant()"
+)
 
 _library = load("diffprivlib")
 _transforms = load("diffprivlib.mechanisms.transforms")
@@ -50,9 +99,15 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
     cannot spend. Pass it to a random forest as `accountant=`: as the default accountant it is charged for every tree
     too, because a forest makes its trees with the default one.
 
-    Theorem: the policy's rule: charges are admitted one by one, in any order, chosen from the answers so far.
-    Assumes: each tool is (epsilon, delta)-DP, as diffprivlib says, for the policy's neighbours, and the bounds and
-        norms of the data are public (diffprivlib warns where it reads them from the data).
+    A tool whose claim does not hold for the policy's neighbours raises `UnprovenComposition` and charges nothing. One
+    that holds where a record is added or removed is charged twice its epsilon where records are replaced. `check` and
+    `spend` from outside diffprivlib are taken for the policy's neighbours, whichever they are.
+
+    Theorem: the policy's rule: charges are admitted one by one, in any order, chosen from the answers so far; group
+        privacy, for two records.
+    Assumes: each tool is (epsilon, delta)-DP, as diffprivlib says, for the neighbours in the table. A record is one
+        entry of an array, or a row where columns are taken apart, and none is NaN. The bounds and norms of the data,
+        and the labels there are, are public (diffprivlib warns where it reads bounds from the data).
     """
 
     def __init__(self, account: Account) -> None:
@@ -65,17 +120,17 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
 
     def check(self, epsilon: float, delta: float) -> bool:
         """Charge the account, or raise `BudgetRefused` and charge nothing; a spend may follow and confirm."""
-        caller = _caller()
-        cost = self._charge(epsilon, delta, caller)
+        caller = _caller(self)
+        self._charge(epsilon, delta, caller)
         # Kept by function: a tool that raised or gave up never comes to its spend, and what it left waiting must
         # not pay for the spend of another.
-        self._left()[caller] = cost
+        self._left()[caller.f_code] = _cost(epsilon, delta)
         return True
 
     def spend(self, epsilon: float, delta: float) -> BudgetAccountant:
         """Confirm the check that the calling function made before, or charge the account where it made none."""
-        caller = _caller()
-        waiting = self._left().pop(caller, None)
+        caller = _caller(self)
+        waiting = self._left().pop(caller.f_code, None)
         if waiting is None or waiting != _cost(epsilon, delta):
             self._charge(epsilon, delta, caller)
         return self
@@ -148,16 +203,15 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.account, self.spent_budget)
 
-    def _charge(self, epsilon: float, delta: float, caller: CodeType) -> _Cost:
-        cost = _cost(epsilon, delta)
+    def _charge(self, epsilon: float, delta: float, caller: FrameType) -> None:
+        cost = _for_neighbours(_cost(epsilon, delta), caller, self.account.policy.neighbours)
         try:
-            with self.account.spending(cost, note=f"diffprivlib: {caller.co_qualname}"):
+            with self.account.spending(cost, note=f"diffprivlib: {caller.f_code.co_qualname}"):
                 pass
         except BudgetExceeded as refusal:
             raise BudgetRefused(refusal.decision) from None
         with self._lock:
-            self._charged.append((float(epsilon), float(delta)))
-        return cost
+            self._charged.append((float(cost.epsilon), float(getattr(cost, "delta", 0))))
 
     def _left(self) -> dict[CodeType, _Cost]:
         """Return the checks of this thread that no spend has confirmed, by the function that made them."""
@@ -187,14 +241,81 @@ def _cost(epsilon: float, delta: float) -> _Cost:
     return ApproxDP(epsilon, delta) if delta else PureDP(epsilon)
 
 
-def _caller() -> CodeType:
-    """Return the function outside this file that is calling."""
+def _caller(accountant: BudgetAccountant) -> FrameType:
+    """Return the call outside this file, and outside the methods of a subclass, that is calling."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_locals.get("self") is accountant):
         frame = frame.f_back
     if frame is None:
         raise InvalidGuarantee("this Python has no frames, and a spend cannot be told from another: use CPython")
-    return frame.f_code
+    return frame
+
+
+def _for_neighbours(cost: _Cost, caller: FrameType, neighbours: str) -> _Cost:
+    """Return what a function of diffprivlib that claims a cost costs for the policy's neighbours.
+
+    Theorem: group privacy: two steps of (epsilon, delta)-DP are (2 epsilon, (1 + e^epsilon) delta)-DP.
+    Assumes: what the table says; replacing a record is removing one and adding one. The other way there is no
+        theorem: no number of replacements leads to a dataset of another size.
+    """
+    module, _, name = str(caller.f_globals.get("__name__")).partition(".")
+    if module != "diffprivlib":
+        return cost
+    holds = _TABLE.get(f"{name}.{caller.f_code.co_qualname}")
+    if holds is None:
+        raise UnprovenComposition(
+            f"diffprivlib's {name}.{caller.f_code.co_qualname} is not among the tools and models that are understood;"
+            f" nothing was charged. {_INSTEAD}"
+        )
+    _check_claim(holds.names, caller.f_locals)
+    times = {"add-remove": holds.added, "replace-one": holds.replaced}[neighbours]
+    if times is None and holds.replaced is not None:
+        raise UnprovenComposition(
+            f"diffprivlib's {' or '.join(holds.names)} is for replaced records ({holds.reason}), and the policy's"
+            f" neighbours are {neighbours!r}; make a policy with neighbours='replace-one'. Nothing was charged"
+        )
+    if times is None:
+        raise UnprovenComposition(
+            f"diffprivlib's {holds.names[0]} does not keep what it claims: {holds.reason}; nothing was charged."
+            f" {_INSTEAD}"
+        )
+    if times == 1:
+        return cost
+    twice = 2 * exact_of(cost.epsilon)
+    if isinstance(cost, PureDP):
+        return PureDP(twice)
+    factor = exactly(up(1.0 + math.exp(min(float(cost.epsilon), 700.0))))
+    return ApproxDP(twice, exact_of(cost.delta) * factor)
+
+
+def _check_claim(names: tuple[str, ...], given: Mapping[str, Any]) -> None:
+    """Raise for the arguments with which a function does not keep what it claims."""
+    name = names[0]
+    if given.get("nan") and name != "tools.sum":
+        raise UnprovenComposition(
+            f"diffprivlib's {' or '.join(name for name in names if '.nan' in name)} scales its noise to all records,"
+            f" and divides by those that are not NaN; fill the gaps: {name}(np.nan_to_num(array, nan=a value within"
+            " the bounds), ...). Nothing was charged"
+        )
+    if given.get("nan") and not given["lower"] <= 0 <= given["upper"]:
+        raise UnprovenComposition(
+            "diffprivlib's tools.nansum takes a NaN for 0, which these bounds do not contain; pass bounds that do."
+            " Nothing was charged"
+        )
+    if given.get("weights") is not None:
+        raise UnprovenComposition(
+            f"diffprivlib's {name} with weights= adds the noise of a plain count; leave weights= out. Nothing was"
+            " charged"
+        )
+    if name == "models.GaussianNB" and not _contain_zero(given["self"].bounds):
+        raise UnprovenComposition(
+            "diffprivlib's models.GaussianNB is for a record that changes its label only if 0 is within the bounds of"
+            " every feature; move the features, and pass such bounds=. Nothing was charged"
+        )
+
+
+def _contain_zero(bounds: Any) -> bool:  # noqa: ANN401  untyped library
+    return bounds is not None and bool(np.all(np.asarray(bounds[0]) <= 0) and np.all(np.asarray(bounds[1]) >= 0))
 
 
 def _restored(account: Account, charged: list[tuple[float, float]]) -> BudgetAccountant:
