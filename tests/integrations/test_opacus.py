@@ -284,6 +284,32 @@ def test_an_empty_batch_is_charged_like_any_other(draws: list[float]) -> None:
     assert own.history[0].guarantee == odo.subsampled_gaussian(1 / 1024, 4.0)
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_a_gradient_that_is_not_finite_is_an_error_before_the_step(
+    draws: list[float], monkeypatch: pytest.MonkeyPatch, clipping: str, broken: float
+) -> None:
+    norm: Untyped = 1.0 if clipping == "flat" else [0.5, 0.5]
+    own, training = account(8), Training(clipping=clipping, max_grad_norm=norm)
+    record = charge_before_step(training.optimizer, own, training.loader, batch_size=36)
+    batches = training.batches()
+    rows, labels = next(batches)
+    spoilt = rows.clone()
+    spoilt[0, 0] = broken
+    before = training.weights()
+    with pytest.raises(odo.UnprovenComposition, match="NaN or infinite"):
+        training.step((spoilt, labels))
+    assert (own.totals.steps, len(record), draws) == (0, 0, [])
+    assert torch.equal(training.weights(), before)
+    training.step(next(batches))  # nothing of the dropped batch is left
+    assert (own.totals.steps, len(record)) == (1, 1)
+    assert torch.isfinite(training.weights()).all()
+    monkeypatch.setattr("odograph.integrations.opacus._check_finite", lambda _: None)
+    training.step((spoilt, labels))  # the twin without the check: charged, and the weights are lost
+    assert own.totals.steps == 2
+    assert torch.isnan(training.weights()).any()
+
+
 def test_a_closure_runs_before_the_charge(draws: list[float]) -> None:
     own, training = account(8), Training(noise=4.0)
     charge_before_step(training.optimizer, own, training.loader, batch_size=36)

@@ -44,7 +44,8 @@ def charge_before_step(
 
     `batch_size` is the public number that a sum of gradients is divided by. Opacus would take it from the number of
     records, which is private. A step that is refused raises `BudgetExceeded` before anything was released: weights
-    stay as they are, its batch is dropped, and the next step, with more noise, may be admitted.
+    stay as they are, its batch is dropped, and the next step, with more noise, may be admitted. A gradient that is
+    not finite raises `UnprovenComposition` in the same way, and is not charged.
 
     Theorem: a step is one Poisson-subsampled Gaussian (Mironov, Talwar, Zhang 2019); the policy's rule composes them.
     Assumes: the training uses this loader, and `loss.backward()` on its batches is all that sees records; sampling
@@ -89,6 +90,7 @@ class FilterAccountant(_accountants.IAccountant):  # type: ignore[misc, name-def
         def charge_and_draw() -> None:
             try:
                 _check_step(optimizer, max(norms, default=math.inf))
+                _check_finite(optimizer)
                 self._charge(float(optimizer.noise_multiplier), rate)
             except BaseException:
                 _drop(optimizer)
@@ -215,6 +217,16 @@ def _check_step(optimizer: Any, clipped: float) -> None:  # noqa: ANN401  untype
         raise UnprovenComposition(
             f"gradients were clipped to {clipped!r}, and noise would be scaled to max_grad_norm"
             f" {optimizer.max_grad_norm!r}: change clipping norms between steps, those of all layers together"
+        )
+
+
+def _check_finite(optimizer: Any) -> None:  # noqa: ANN401  untyped library
+    """Raise if the sum that is about to get noise is not finite: no noise hides that, and weights would be lost."""
+    if not all(bool(_torch.isfinite(parameter.summed_grad).all()) for parameter in optimizer.params):
+        raise UnprovenComposition(
+            "a gradient is NaN or infinite, so clipping does not bound it; nothing was charged, the weights are as"
+            " they were, and the batch is dropped. Keep the loss finite (bounded features, a lower learning rate):"
+            " whether this error comes depends on the records, and is not private"
         )
 
 
