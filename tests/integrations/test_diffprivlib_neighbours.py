@@ -78,7 +78,7 @@ def test_a_tool_is_charged_for_the_policy_s_neighbours_or_refused(
     own, times = account(neighbours), added if neighbours == "add-remove" else replaced
     ours = BudgetAccountant(own)
     if times is None:
-        with pytest.raises(odo.UnprovenComposition, match=name.replace("count_nonzero", "sum")) as refused:
+        with pytest.raises(odo.UnprovenComposition, match=name.replace("nansum", "sum")) as refused:
             run(epsilon=0.25, accountant=ours)
         way_out = "accountant=diffprivlib" if replaced is None else "neighbours='replace-one'"
         assert way_out in str(refused.value) or "fill the gaps" in str(refused.value)
@@ -191,6 +191,13 @@ def test_arguments_that_break_a_claim_are_refused() -> None:
 # The claims themselves, on diffprivlib's own mechanisms. What is estimated is far from what it is compared with.
 
 
+@pytest.fixture
+def free() -> Callable[[], dict[str, Any]]:
+    """Arguments of a tool: no limit, and the same draws in every run of the test."""
+    draws = np.random.RandomState(5)
+    return lambda: {"accountant": dp.BudgetAccountant(), "random_state": draws}
+
+
 def loss(event: Callable[[], bool], other: Callable[[], bool], runs: int) -> float:
     """A lower estimate of log(P/Q), by four deviations on both sides."""
     p, q = (sum(run() for _ in range(runs)) for run in (event, other))
@@ -198,9 +205,9 @@ def loss(event: Callable[[], bool], other: Callable[[], bool], runs: int) -> flo
     return math.log(low / high) if low > 0 else -math.inf
 
 
-def test_a_replaced_record_is_seen_twice_in_a_histogram() -> None:
+def test_a_replaced_record_is_seen_twice_in_a_histogram(free: Callable[[], dict[str, Any]]) -> None:
     def seen(data: list[float]) -> bool:
-        (left, right), _ = tools.histogram(data, epsilon=1, bins=2, range=(0, 1), accountant=dp.BudgetAccountant())
+        (left, right), _ = tools.histogram(data, epsilon=1, bins=2, range=(0, 1), **free())
         return bool(left >= 10 and right <= 5)
 
     before, after, less = [0.1] * 10 + [0.9] * 5, [0.1] * 9 + [0.9] * 6, [0.1] * 9 + [0.9] * 5
@@ -208,34 +215,34 @@ def test_a_replaced_record_is_seen_twice_in_a_histogram() -> None:
     assert loss(lambda: seen(before), lambda: seen(less), 4000) <= 1  # removed: its epsilon
 
 
-def test_a_sum_shows_how_many_records_there_are() -> None:
+def test_a_sum_shows_how_many_records_there_are(free: Callable[[], dict[str, Any]]) -> None:
     def seen(count: int) -> bool:
-        total = tools.sum([1.0] * count, epsilon=0.1, bounds=(0, 1), accountant=dp.BudgetAccountant())
+        total = tools.sum([1.0] * count, epsilon=0.1, bounds=(0, 1), **free())
         return bool(total > 2.5)
 
     assert loss(lambda: seen(3), lambda: seen(2), 400) > 1  # infinite: the output ends at the number of records
 
 
-def test_the_noise_of_a_mean_shows_how_many_records_there_are() -> None:
+def test_the_noise_of_a_mean_shows_how_many_records_there_are(free: Callable[[], dict[str, Any]]) -> None:
     def seen(data: list[float]) -> bool:
-        value = tools.mean(data, epsilon=0.1, bounds=(0, 1), accountant=dp.BudgetAccountant())
+        value = tools.mean(data, epsilon=0.1, bounds=(0, 1), **free())
         return bool(0.25 < value < 0.75)
 
-    assert loss(lambda: seen([0.0, 1.0]), lambda: seen([0.0]), 12_000) > 0.2
+    assert loss(lambda: seen([0.0, 1.0]), lambda: seen([0.0]), 8000) > 0.1
 
 
-def test_a_mean_of_what_is_not_nan_has_the_noise_of_all() -> None:
+def test_a_mean_of_what_is_not_nan_has_the_noise_of_all(free: Callable[[], dict[str, Any]]) -> None:
     def seen(value: float) -> bool:
         data = np.array([value] + [np.nan] * 99)
-        return bool(tools.nanmean(data, epsilon=0.5, bounds=(0, 1), accountant=dp.BudgetAccountant()) > 0.9)
+        return bool(tools.nanmean(data, epsilon=0.5, bounds=(0, 1), **free()) > 0.9)
 
     assert loss(lambda: seen(1.0), lambda: seen(0.0), 300) > 1
 
 
-def test_a_sum_of_what_is_not_nan_has_the_noise_of_its_bounds() -> None:
+def test_a_sum_of_what_is_not_nan_has_the_noise_of_its_bounds(free: Callable[[], dict[str, Any]]) -> None:
     def seen(value: float) -> bool:
         data = np.array([value, 100.0])
-        return bool(tools.nansum(data, epsilon=0.5, bounds=(99, 100), accountant=dp.BudgetAccountant()) > 198.5)
+        return bool(tools.nansum(data, epsilon=0.5, bounds=(99, 100), **free()) > 198.5)
 
     assert loss(lambda: seen(100.0), lambda: seen(math.nan), 300) > 1
 
@@ -248,7 +255,7 @@ def test_linear_regression_adds_no_noise_to_squares_of_features_from_zero() -> N
 
 
 def test_k_means_shows_that_a_cluster_has_no_records() -> None:
-    others = np.full((5000, 2), 1.0)
+    others = np.full((2000, 2), 1.0)
 
     def moved(last: list[float], seed: int) -> bool:
         model = models.KMeans(2, epsilon=1, bounds=(-1, 1), random_state=seed, accountant=dp.BudgetAccountant())
@@ -262,16 +269,18 @@ def test_k_means_shows_that_a_cluster_has_no_records() -> None:
     assert sum(moved([-1.0, -1.0], seed) for seed in range(40)) > 10
 
 
-def test_a_changed_label_is_seen_in_the_sums_of_naive_bayes_unless_zero_is_within_the_bounds() -> None:
+def test_a_changed_label_is_seen_in_the_sums_of_naive_bayes_unless_zero_is_within_the_bounds(
+    free: Callable[[], dict[str, Any]],
+) -> None:
     labels = np.array([0] * 10 + [1] * 10)
 
     def seen(changed: int) -> bool:
         data, target = np.full((20, 1), 100.5), labels.copy()
         target[0] = changed
-        model = models.GaussianNB(epsilon=1, bounds=(100, 101), accountant=dp.BudgetAccountant()).fit(data, target)
+        model = models.GaussianNB(epsilon=1, bounds=(100, 101), **free()).fit(data, target)
         return bool(model.class_count_[0] == 10 and 100 < model.theta_[0, 0] < 101)
 
-    assert loss(lambda: seen(0), lambda: seen(1), 1300) > 2
+    assert loss(lambda: seen(0), lambda: seen(1), 1000) > 2
 
 
 def density(data: list[float], quant: float, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], float]:

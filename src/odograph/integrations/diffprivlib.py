@@ -270,8 +270,9 @@ def _for_neighbours(cost: _Cost, caller: FrameType, neighbours: str) -> _Cost:
     _check_claim(holds.names, caller.f_locals)
     times = {"add-remove": holds.added, "replace-one": holds.replaced}[neighbours]
     if times is None and holds.replaced is not None:
+        names = " or ".join(name for name in holds.names if ".nan" not in name)
         raise UnprovenComposition(
-            f"diffprivlib's {' or '.join(holds.names)} is for replaced records ({holds.reason}), and the policy's"
+            f"diffprivlib's {names} is for replaced records ({holds.reason}), and the policy's"
             f" neighbours are {neighbours!r}; make a policy with neighbours='replace-one'. Nothing was charged"
         )
     if times is None:
