@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from typing import Final
 
 from odograph.budgets import compile_policy
@@ -26,6 +26,8 @@ Setting = tuple[float, float]  # sampling rate, noise multiplier
 
 # Parts of the budget at which the odometer is to be tight: training looks at it early, and at the end.
 _LOOKS: Final = (1 / 64, 1 / 16, 1 / 4, 1.0)
+_NONE: Final = 0.01  # steps: as good as none
+_MOST_ORDERS: Final = 8  # of a plan: each costs the others a share of delta'
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,10 @@ def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
         raise InvalidPolicy(f"delta ({delta!r}) must be above delta_steps ({delta_steps!r})")
     target = (float(read(epsilon, "epsilon", InvalidPolicy)), float(level))
     single = {setting: subsampled_gaussian(*setting) for setting in settings}
-    best = {setting: _best_order(_curve(single[setting]), target) for setting in settings}
-    odometer = _odometer([(_curve(single[s]), best[s][1]) for s in settings], target)
+    curves = [_curve(single[setting]) for setting in settings]
+    odometer = _odometer([(curve, max(_steps(curve, target).values())) for curve in curves], target)
     if rule == "renyi":
-        orders = sorted({order for order, _ in best.values()})
+        orders = _orders(curves, target)
         policy = Policy(
             epsilon,
             delta,
@@ -124,14 +126,39 @@ def _curve(step: Mechanism) -> RDP:
     return step.curve
 
 
-def _best_order(curve: RDP, target: tuple[float, float]) -> tuple[Fraction, float]:
-    """Return the order whose filter admits the most steps of the curve, and how many."""
-    counts = [
-        (max(0.0, largest_rdp(float(order), *target)) / float(value), exact_of(order))
+def _steps(curve: RDP, target: tuple[float, float]) -> dict[Fraction, float]:
+    """Return how many steps of the curve the filter at each order alone admits; in parts, if it is less than one."""
+    return {
+        exact_of(order): max(0.0, largest_rdp(float(order), *target)) / float(value)
         for order, value in zip(curve.orders, curve.values, strict=True)
-    ]
-    steps, order = max(counts)
-    return order, steps
+    }
+
+
+def _orders(curves: Sequence[RDP], target: tuple[float, float]) -> list[Fraction]:
+    """Return orders, for equal shares of delta', at which the curves together get the most steps, as a product.
+
+    An order for each curve costs each a part of delta', and one order for all may suit none: curves with similar best
+    orders share one.
+    """
+    alone = [_steps(curve, target) for curve in curves]
+    by_order = sorted(range(len(curves)), key=lambda i: max(alone[i], key=lambda order: alone[i][order]))
+    choices = []
+    for count in range(1, min(len(curves), _MOST_ORDERS) + 1):
+        steps = [_steps(curve, (target[0], target[1] / count)) for curve in curves]
+        borders = [len(curves) * k // count for k in range(count + 1)]
+        orders = [_common_order([steps[i] for i in by_order[a:b]]) for a, b in pairwise(borders)]
+        choices.append((sum(_log(max(own.get(order, 0.0) for order in orders)) for own in steps), orders))
+    return sorted(set(max(choices)[1]))
+
+
+def _common_order(steps: Sequence[Mapping[Fraction, float]]) -> Fraction:
+    """Return the order at which several curves get the most steps, as a product."""
+    return max(steps[0], key=lambda order: sum(_log(own.get(order, 0.0)) for own in steps))
+
+
+def _log(steps: float) -> float:
+    """Return the logarithm of a number of steps, bounded below: a setting that fits nowhere does not decide."""
+    return math.log(max(steps, _NONE))
 
 
 def _odometer(curves: Sequence[tuple[RDP, float]], target: tuple[float, float]) -> Renyi:

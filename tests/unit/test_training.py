@@ -61,6 +61,35 @@ def test_settings_may_change_at_every_step_under_one_budget(rule: str) -> None:
     assert 0 < account.reading().loss < 10
 
 
+def parts_of_alone(noises: tuple[float, ...], epsilon: float, delta: float) -> list[float]:
+    """What each setting of a plan gets, as a part of what a plan for it alone would give it."""
+
+    def steps(*chosen: float) -> dict[tuple[float, float], int]:
+        made = odo.dpsgd_policy(epsilon, delta, sample_rates=RATES, noise_multipliers=chosen, rule="renyi")
+        return dict(made.steps)
+
+    together = steps(*noises)
+    return [together[0.01, noise] / steps(noise)[0.01, noise] for noise in noises]
+
+
+def test_similar_settings_share_an_order_and_different_ones_do_not() -> None:
+    assert min(parts_of_alone((0.8, 1.0, 1.2), 8, 1e-5)) > 0.97  # an order each would cost each a tenth
+    different = odo.dpsgd_policy(4, 1e-5, sample_rates=RATES, noise_multipliers=(0.6, 8.0), rule="renyi")
+    assert len(different.policy.orders) == 2
+    few, many = different.steps.values()
+    for order in range(2, 20):  # one order for both is worse for one of them than two are good for the other
+        common = odo.compile_policy(odo.Policy(4, 1e-5, rule="renyi", orders={order: 1}))
+        steps = [odo.how_many(common, common.start, odo.subsampled_gaussian(0.01, noise)) for noise in (0.6, 8.0)]
+        assert steps[0] * steps[1] <= few * many
+
+
+def test_a_setting_without_any_steps_does_not_decide_the_orders() -> None:
+    alone = odo.dpsgd_policy(1, 1e-6, sample_rates=RATES, noise_multipliers=(4.0,), rule="renyi").steps
+    made = odo.dpsgd_policy(1, 1e-6, sample_rates=RATES, noise_multipliers=(0.3, 4.0), rule="renyi").steps
+    assert made[0.01, 0.3] == 0
+    assert made[0.01, 4.0] >= 0.9 * alone[0.01, 4.0]
+
+
 def test_the_odometer_reads_training_and_is_licensed() -> None:
     assert isinstance(plan().policy.odometer, Renyi)
     account = odo.Accountant(plan().compiled)
