@@ -99,7 +99,7 @@ def _budget(function: Callable[..., float], *names: str) -> _Entry:
 
 _FUNCTIONS: Final[dict[str, _Entry]] = {
     "adv_comp_half_V": _bound(composition.advanced_half, "eps", "delta_prime"),
-    "adv_comp_kov_tanh_drift": _bound(composition.advanced_kov, "eps", "delta_prime"),
+    "adv_comp_kov_tanh_drift": _bound(composition.advanced_hoeffding, "eps", "delta_prime"),
     "adv_comp_tanh_V": _bound(composition.advanced_tanh, "eps", "delta_prime"),
     "dp_filter_accepts": _Entry(_filter_accepts, 0),
     "dp_filter_remaining_eps": _Entry(_remaining, -1),

@@ -9,12 +9,13 @@ from typing import TypeAlias
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from odograph.core import composition
 from odograph.core.composition import (
     advanced_half,
+    advanced_hoeffding,
     advanced_kov,
     advanced_tanh,
     basic,
@@ -30,9 +31,9 @@ from odograph.integrations.dp_accounting import heterogeneous_epsilon
 Real: TypeAlias = mpmath.mpf
 
 
-def true_delta(steps: int, epsilon: float, delta: float, target: Real) -> Real:
+def true_delta(steps: int, epsilon: float | Real, delta: float | Real, target: Real) -> Real:
     """Total delta of optimal composition by the direct sum, in as many digits as mpmath is set to."""
-    eps, reveal = mpmath.mpf(repr(epsilon)), mpmath.mpf(repr(delta))
+    eps, reveal = (mpmath.mpf(repr(value)) if isinstance(value, float) else value for value in (epsilon, delta))
     odds = mpmath.exp(eps)
     mass, total = (odds / (1 + odds)) ** steps, mpmath.mpf(0)
     for lost in range(steps + 1):
@@ -73,6 +74,29 @@ def test_kov_epsilon_is_the_root_of_the_direct_sum(
         target = mpmath.mpf(repr(delta_total))
         assert true_delta(steps, epsilon, delta, mpmath.mpf(answer)) <= target
         assert true_delta(steps, epsilon, delta, mpmath.mpf(answer) * (1 - mpmath.mpf("1e-13"))) > target
+
+
+def binary_delta(steps: int, epsilon: float, delta: float, target: Real) -> Real:
+    """As `true_delta`, with floats as the binary numbers that they are."""
+    return true_delta(steps, mpmath.mpf(epsilon), mpmath.mpf(delta), target)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.integers(1, 60),
+    epsilon=st.floats(1e-3, 2.0),
+    delta=st.sampled_from([0.0, 1e-12, 1e-7]),
+    delta_total=st.floats(1e-5, 0.9),
+)
+@example(steps=1, epsilon=0.2, delta=0.0, delta_total=1e-300)
+@example(steps=7, epsilon=0.1, delta=1e-7, delta_total=0.1)
+def test_kov_epsilon_holds_for_both_readings_of_its_floats(
+    steps: int, epsilon: float, delta: float, delta_total: float
+) -> None:
+    answer = kov_epsilon(steps, epsilon, delta, delta_total)
+    with mpmath.workdps(60 if delta_total > 1e-20 else 700):
+        assert true_delta(steps, epsilon, delta, mpmath.mpf(answer)) <= mpmath.mpf(repr(delta_total))
+        assert binary_delta(steps, epsilon, delta, mpmath.mpf(answer)) <= mpmath.mpf(delta_total)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +164,10 @@ def test_kov_epsilon_and_kov_delta_are_inverse(steps: int, epsilon: float, delta
 
 
 def test_kov_limits() -> None:
-    assert kov_epsilon(10, 0.1, 0.0, 0.0) == 1.0
+    assert kov_epsilon(10, "0.1", 0, 0) == 1.0
+    assert kov_epsilon(10, 0.1, 0.0, 0.0) == math.nextafter(1.0, 2.0)  # the float 0.1 is above one tenth
     assert kov_epsilon(10, 0.1, 1e-6, 1e-6) == math.inf
-    assert kov_epsilon(10, 0.1, 1e-301, 1e-300) == 1.0  # attainable, by the square of 1e-301 only
+    assert kov_epsilon(10, "0.1", "1e-301", "1e-300") == 1.0  # attainable, by the square of 1e-301 only
     assert kov_epsilon(1, 0.1, 1e-6, 1e-6) == 0.1
     assert kov_epsilon(100, 1e-6, 0.0, 0.01) == 0.0
     assert kov_epsilon(7, 0.1, 0.0, 1.0) == 0.0
@@ -233,13 +258,44 @@ def test_advanced_composition_against_mpmath(epsilons: list[float], delta: float
         drift = mpmath.fsum(epsilon * mpmath.tanh(epsilon / 2) for epsilon in exact)
         assert_tight(advanced_half(epsilons, delta), mpmath.sqrt(2 * ell * squares) + squares / 2)
         assert_tight(advanced_tanh(epsilons, delta), mpmath.sqrt(4 * ell * drift) + drift)
-        assert_tight(advanced_kov(epsilons, delta), mpmath.sqrt(2 * ell * squares) + drift)
+        hoeffding = mpmath.sqrt(2 * ell * squares) + drift
+        assert_tight(advanced_hoeffding(epsilons, delta), hoeffding)
+        # Kairouz, Oh and Viswanath 2015, Theorem 3.5: the least of three terms.
+        sharper = (
+            mpmath.sqrt(2 * squares * mpmath.log(mpmath.e + mpmath.sqrt(squares) / mpmath.mpf(repr(delta)))) + drift
+        )
+        assert_tight(advanced_kov(epsilons, delta), min(mpmath.fsum(exact), sharper, hoeffding))
+
+
+def test_kov_s_closed_form_has_its_sharper_term() -> None:
+    # 100 steps of 0.005 at 1e-8: log(e + sqrt(.0025)/1e-8) = 15.4249, and 1/4 of a hundredth is the drift.
+    assert advanced_kov([0.005] * 100, 1e-8) == pytest.approx(0.05 * math.sqrt(2 * 15.4249485) + 0.00125, rel=1e-6)
+    assert advanced_kov([0.005] * 100, 1e-8) < 0.92 * advanced_hoeffding([0.005] * 100, 1e-8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.integers(1, 200), epsilon=st.floats(1e-4, 2.0), delta=st.floats(1e-12, 0.5))
+def test_kov_s_closed_form_is_a_bound(steps: int, epsilon: float, delta: float) -> None:
+    with mpmath.workdps(50):
+        claimed = mpmath.mpf(advanced_kov([epsilon] * steps, delta))
+        assert true_delta(steps, epsilon, 0.0, claimed) <= mpmath.mpf(repr(delta)) * (1 + mpmath.mpf("1e-12"))
+
+
+def test_a_closed_form_below_kov_s_is_caught() -> None:
+    # The same check on a twin that divides by 100 under the logarithm: no bound any more.
+    with mpmath.workdps(50):
+        squares, drift = mpmath.mpf("0.0025"), 100 * mpmath.mpf("0.005") * mpmath.tanh(mpmath.mpf("0.0025"))
+        twin = (
+            mpmath.sqrt(2 * squares * mpmath.log(mpmath.e + mpmath.sqrt(squares) / 100 / mpmath.mpf("1e-8"))) + drift
+        )
+        assert true_delta(100, 0.005, 0.0, twin) > mpmath.mpf("1e-8")
 
 
 def test_the_baselines_are_ordered() -> None:
     epsilons, delta = [0.3] * 60, 1e-6
     optimal = kov_epsilon(60, 0.3, 0.0, delta)
-    assert optimal < advanced_tanh(epsilons, delta) < advanced_kov(epsilons, delta) < advanced_half(epsilons, delta)
+    bounds = [bound(epsilons, delta) for bound in (advanced_tanh, advanced_kov, advanced_half)]
+    assert optimal < bounds[0] < bounds[1] < bounds[2]
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True])

@@ -11,7 +11,8 @@ their loss and no reveals,
     D(t) = E_P max(0, 1 - e^(t - L)),    total delta at t = 1 - (1 - delta)^k (1 - D(t)).
 
 L lives on the knots (k - 2i) epsilon, and D is A - B e^t between two of them, so it can be inverted in closed
-form. Floats are read as the decimals that a person wrote; all results are rounded up.
+form. Floats are read as the decimals that a person wrote, by `kov_epsilon` as the binary numbers too; all results
+are rounded up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from scipy.special import expit, gammaln, xlogy
 
-from odograph.core.units import read, up
+from odograph.core.units import Numeric, read, up
 from odograph.errors import InvalidGuarantee
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "advanced_half",
+    "advanced_hoeffding",
     "advanced_kov",
     "advanced_tanh",
     "basic",
@@ -82,42 +84,49 @@ def advanced_tanh(epsilons: Iterable[float], delta: float) -> float:
     return _advanced(delta, spread=clock, drift=clock / 2)
 
 
-def advanced_kov(epsilons: Iterable[float], delta: float) -> float:
+def advanced_hoeffding(epsilons: Iterable[float], delta: float) -> float:
     """Return an epsilon that holds with `delta`: sqrt(2 log(1/delta) sum eps^2) + sum eps tanh(eps/2).
 
     Theorem: advanced composition with the exact drift of randomized response and Hoeffding's bound
-        (Kairouz, Oh and Viswanath 2015).
+        (the third term of Kairouz, Oh and Viswanath 2015, Theorem 3.5).
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
     """
-    epsilons = list(epsilons)
-    spread = _total(epsilons, lambda epsilon: epsilon * epsilon)
-    drift = _total(epsilons, lambda epsilon: epsilon * math.tanh(epsilon / 2))
+    spread, drift = _moments(epsilons)
     return _advanced(delta, spread=spread, drift=drift)
 
 
-def kov_epsilon(steps: int, epsilon: float, delta: float, delta_total: float) -> float:
+def advanced_kov(epsilons: Iterable[float], delta: float) -> float:
+    """Return the least of the three epsilons that KOV's closed form offers with `delta`.
+
+    They are the sum of the epsilons, `advanced_hoeffding`, and the same with log(e + sqrt(S)/delta) in place of
+    log(1/delta), S the sum of squares: the sharper one where S is below about 1.
+
+    Theorem: Kairouz, Oh and Viswanath 2015, Theorem 3.5 (Theorem 3.4 for equal epsilons).
+    Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
+    """
+    epsilons = list(epsilons)
+    spread, drift = _moments(epsilons)
+    hoeffding = _advanced(delta, spread=spread, drift=drift)
+    odds = math.sqrt(spread) / float(read(delta, "delta"))
+    # Past the largest float the e is far below the last digit, and the two logarithms add without cancelling.
+    level = math.log(math.e + odds) if math.isfinite(odds) else math.log(math.sqrt(spread)) + _log_inverse(delta)
+    return min(basic(epsilons, [])[0], hoeffding, up(math.sqrt(2 * level * spread) + drift, 32))
+
+
+def kov_epsilon(steps: int, epsilon: Numeric, delta: Numeric, delta_total: Numeric) -> float:
     """Return the smallest t such that `steps` (epsilon, delta)-DP steps are (t, delta_total)-DP.
 
-    Infinite where no t will do: `delta_total` is below the probability 1 - (1 - delta)^steps of a reveal.
+    Infinite where no t will do: `delta_total` is below the probability 1 - (1 - delta)^steps of a reveal. It holds
+    for both readings of floats, the decimals that were written and the binary numbers that they are.
 
     Theorem: optimal composition (Kairouz, Oh and Viswanath 2015, Theorem 3.3).
     Assumes: every step is (epsilon, delta)-DP for every outcome of the steps before it; all three are fixed.
     """
-    eps, dlt, total = read(epsilon, "epsilon"), _delta(delta, "delta"), _delta(delta_total, "delta_total")
+    written = read(epsilon, "epsilon"), _delta(delta, "delta"), _delta(delta_total, "delta_total")
+    given = zip((epsilon, delta, delta_total), written, strict=True)
+    binary = tuple(_binary(value, exact) for value, exact in given)
     count = _count(steps)
-    if total >= 1:
-        return 0.0
-    if dlt >= 1 and count:
-        return math.inf
-    with localcontext(Context(prec=_precision(dlt, total), Emin=MIN_EMIN, Emax=MAX_EMAX)):
-        # What is left for D after the reveals. Exactly 0 leaves the largest loss, steps * epsilon.
-        target = 1 - (1 - _decimal(total)) / (1 - _decimal(dlt)) ** count
-        if target < 0:
-            return math.inf
-        if target == 0:
-            return _float_up(count * eps)
-        inverse = _invert(count, _decimal(eps), target)
-        return _float_up(min(Fraction(inverse), count * eps))
+    return max(_optimal_epsilon(count, *readings) for readings in {written, binary})
 
 
 def kov_delta(steps: int, epsilon: float, delta: float, epsilon_total: float) -> float:
@@ -190,12 +199,38 @@ def heterogeneous_delta_exact(epsilons: Iterable[float], epsilon_total: float) -
 
 
 def _advanced(delta: float, *, spread: float, drift: float) -> float:
+    return up(math.sqrt(2 * _log_inverse(delta) * spread) + drift)
+
+
+def _moments(epsilons: Iterable[float]) -> tuple[float, float]:
+    """Return the sum of the squares, and the sum of the means eps tanh(eps/2) of randomized response's losses."""
+    epsilons = list(epsilons)
+    spread = _total(epsilons, lambda epsilon: epsilon * epsilon)
+    return spread, _total(epsilons, lambda epsilon: epsilon * math.tanh(epsilon / 2))
+
+
+def _log_inverse(delta: float) -> float:
     level = _delta(delta, "delta")
     if not 0 < level < 1:
         raise InvalidGuarantee(f"delta must lie strictly between 0 and 1, and {delta!r} does not")
     # Near 1 the exact complement is what determines the logarithm.
-    ell = -math.log(level) if level < Fraction(1, 2) else -math.log1p(-float(1 - level))
-    return up(math.sqrt(2 * ell * spread) + drift)
+    return -math.log(level) if level < Fraction(1, 2) else -math.log1p(-float(1 - level))
+
+
+def _optimal_epsilon(steps: int, epsilon: Fraction, delta: Fraction, total: Fraction) -> float:
+    if total >= 1:
+        return 0.0
+    if delta >= 1 and steps:
+        return math.inf
+    with localcontext(Context(prec=_precision(delta, total), Emin=MIN_EMIN, Emax=MAX_EMAX)):
+        # What is left for D after the reveals. Exactly 0 leaves the largest loss, steps * epsilon.
+        target = 1 - (1 - _decimal(total)) / (1 - _decimal(delta)) ** steps
+        if target < 0:
+            return math.inf
+        if target == 0:
+            return _float_up(steps * epsilon)
+        inverse = _invert(steps, _decimal(epsilon), target)
+        return _float_up(min(Fraction(inverse), steps * epsilon))
 
 
 def _invert(steps: int, epsilon: Decimal, target: Decimal) -> Decimal:
@@ -287,11 +322,16 @@ def _count(steps: int) -> int:
     return int(steps)
 
 
-def _delta(value: float, field: str) -> Fraction:
+def _delta(value: Numeric, field: str) -> Fraction:
     exact = read(value, field)
     if exact > 1:
         raise InvalidGuarantee(f"{field} is a probability, and {value!r} is above 1")
     return exact
+
+
+def _binary(value: object, exact: Fraction) -> Fraction:
+    """Return the binary number that a float is; any other number as it was read."""
+    return Fraction(*value.as_integer_ratio()) if isinstance(value, float | np.floating) else exact
 
 
 def _precision(*deltas: Fraction) -> int:
