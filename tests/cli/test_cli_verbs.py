@@ -18,6 +18,7 @@ from odograph.cli.app import app
 from odograph.cli.plot import chart
 
 URL = "sqlite:///privacy.db"
+LONG = "0.05000000000000000001"
 THREE = odo.parallel([odo.PureDP(0.01)] * 3)
 
 
@@ -95,6 +96,7 @@ def test_the_same_key_charges_once() -> None:
         (["--gaussian-sigma", "25", "--sensitivity", "2"], odo.gaussian(25, 2)),
         (["--laplace-scale", "30", "--sensitivity", "0.5"], odo.laplace(30, "0.5")),
         (["--json-cost", json.dumps(THREE.to_dict())], THREE),
+        (["--json-cost", '{"form": 1, "kind": "pure", "epsilon": 0.05000000000000000001}'], odo.PureDP(LONG)),
     ],
 )
 def test_every_kind_of_cost_is_read_exactly(cost: list[str], guarantee: odo.Guarantee) -> None:

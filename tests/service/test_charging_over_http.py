@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from service_server import ServiceThread
 
 from odograph.ledger import requests
+from odograph.ledger.entries import totals_from_text
 from odograph.ledger.store import Hit
 from odograph.service.limits import RateLimit
 
@@ -74,6 +76,30 @@ def test_a_request_is_the_same_however_its_numbers_and_its_key_are_written(owner
             answer = owner.post(path, json=form, headers={"Idempotency-Key": key.replace(" ", "%20")})
             assert answer.status_code in {200, 201}, answer.text
     assert steps(owner) == 1
+
+
+def charged_for(owner: httpx.Client, written: str, key: str) -> int:
+    """Spend what is written as a JSON number; return what the epsilon meter was charged, in units of 1e-15."""
+
+    def total() -> int:
+        return totals_from_text(owner.get("/v1/accounts/census/balance").json()["totals"]).amounts[1]
+
+    before = total()
+    body = f'{{"cost": {{"kind": "pure", "epsilon": {written}}}}}'
+    headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+    assert owner.post("/v1/accounts/census/spends", content=body, headers=headers).status_code == 201
+    return total() - before
+
+
+def test_a_json_number_with_more_digits_than_a_float_is_read_exactly(owner: httpx.Client) -> None:
+    # Each is above the float that is nearest to it, so a reader of floats, as here, charges a unit too few.
+    assert json.loads("0.10000000000000000001") == 0.1
+    assert charged_for(owner, "0.1", "q-1") == 10**14
+    assert charged_for(owner, "0.10000000000000000001", "q-2") == 10**14 + 1
+    assert charged_for(owner, "0.100000000000000001e0", "q-3") == 10**14 + 1
+    body = '{"cost": {"kind": "pure", "epsilon": 1e-400}}'  # nearest to the float 0, which costs nothing
+    headers = {"Idempotency-Key": "q-4", "Content-Type": "application/json"}
+    attacks.check_problem(owner.post("/v1/accounts/census/spends", content=body, headers=headers), 422)
 
 
 def test_a_key_belongs_to_its_principal_and_stays_when_the_tokens_change(

@@ -114,7 +114,7 @@ class Asked:
 def from_json(text: str) -> Guarantee:
     """Read a guarantee as its `to_dict` writes it."""
     try:
-        form = json.loads(text)
+        form = json.loads(text, parse_float=str)  # a float would lose digits
     except ValueError as problem:
         raise InvalidGuarantee(f"--json-cost is not JSON ({problem}): {text!r}") from problem
     return guarantee_from_dict(form)

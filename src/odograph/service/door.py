@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from odograph.errors import NotAuthenticated, OdographError
 from odograph.service import logs
 from odograph.service.access import Caller, Verb
+from odograph.service.forms import decoder
 from odograph.service.office import Office
 from odograph.service.problems import PROBLEM, HttpProblem, TooFast, problem_of, unexpected
 
@@ -98,7 +99,7 @@ class Endpoint:
         self._route = route
         self._read: Callable[[bytes], Any] | None = None
         if route.form is not None:
-            self._read = msgspec.json.Decoder(route.form).decode
+            self._read = decoder(route.form)
         self._largest = office.settings.largest_import if route.upload else office.settings.largest_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,8 +5,13 @@ What numbers mean is not decided here: a guarantee checks its own. The OpenAPI d
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
 __all__ = [
@@ -39,6 +44,7 @@ __all__ = [
     "VerifyForm",
     "VoidForm",
     "Zcdp",
+    "decoder",
 ]
 
 MOST_IN_BATCH: Final = 1000
@@ -272,3 +278,34 @@ class MakeKeyForm(Struct, forbid_unknown_fields=True):
     accounts: Annotated[list[Name], Meta(max_length=1000)] = []
     every_account: bool = False
     expires: Seconds | None = None
+
+
+# Fewer digits than these, and an exponent of two digits, and the number is its float's shortest decimal.
+_LONG: Final = re.compile(rb"[0-9.]{16}|[eE][+-]?[0-9]{3}")
+
+
+def decoder(form: type) -> Callable[[bytes], Any]:
+    """Return a function that reads a body of this form.
+
+    A JSON number with more digits than a float keeps is handed on as its text, so that it is read exactly, or
+    refused where only a float will do: 0.10000000000000000001 must not be charged as 0.1, nor 1e-400 as nothing.
+    """
+    plain: Callable[[bytes], Any] = msgspec.json.Decoder(form).decode
+
+    def decode(body: bytes) -> Any:  # noqa: ANN401  whatever the form is
+        value = plain(body)
+        if _LONG.search(body) is None:
+            return value
+        long: list[str] = []
+
+        def exact(text: str) -> float | str:
+            near = float(text)
+            if Decimal(text) == Decimal(repr(near)):
+                return near
+            long.append(text)
+            return text
+
+        tree = json.loads(body, parse_float=exact)
+        return msgspec.convert(tree, form) if long else value
+
+    return decode
