@@ -177,6 +177,17 @@ def test_opening_again_is_the_same_account(ledger: Ledger) -> None:
     assert ledger.checkpoint() == before
 
 
+@pytest.mark.parametrize("rule", ["basic", "exact", "renyi"])
+def test_an_account_opened_with_the_first_default_odometer_is_found_again(ledger: Ledger, rule: str) -> None:
+    policy = Policy(1, "1e-6", rule=rule)
+    first = Policy(1, "1e-6", rule=rule, odometer=odo.odometers.standard_odometer(1.0, 1e-6))
+    ledger.open_account("old", first, key="open old")
+    assert ledger.open_account("old", policy, key="open old").policy == first  # as it was opened
+    for other in (Policy(1, "2e-6", rule=rule), Policy(1, "1e-6", rule=rule, odometer=odo.odometers.Mixture(0.5))):
+        with pytest.raises(IdempotencyConflict):
+            ledger.open_account("old", other, key="open old")
+
+
 def test_keys_of_principals_are_their_own(ledger: Ledger) -> None:
     ledger.account("jan").spend(TENTH, key="q")
     ben = ledger.acting_as("ben")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ import pytest
 from scipy.stats import beta
 
 from odograph.core import boundaries
+from odograph.core.odometers import DiscreteMixture, Odometer, default_odometer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +48,21 @@ class Case(NamedTuple):
     least: float  # a crossing rate that the best adversary below must reach
 
 
+def default_boundary(v: Floats) -> Floats:
+    """Return the least of the default odometer's boundaries, each at its share of delta."""
+    return least([(share * DELTA, part) for share, part in default_odometer(TARGET, DELTA).parts], v)
+
+
+def unshared(v: Floats) -> Floats:
+    """Return the least of the default's lines, each at the whole delta: not a valid odometer."""
+    times, _ = boundaries.spread_times(TARGET / 400, TARGET / 2, 8)
+    return least([(DELTA, DiscreteMixture(time, time, 1)) for time in (*times, TARGET)], v)
+
+
+def least(parts: Sequence[tuple[float, Odometer]], v: Floats) -> Floats:
+    return np.asarray(np.min([part.boundary(v, level) for level, part in parts], axis=0))  # type: ignore[union-attr, arg-type]
+
+
 TIMES, WEIGHTS = boundaries.spread_times(UNIT, 1.0, 16)
 CASES: Final = {
     "line": Case(lambda v: boundaries.line(v, DELTA, at=TARGET), 0.026),
@@ -57,6 +73,7 @@ CASES: Final = {
     "stitched_paper": Case(lambda v: boundaries.stitched_paper(v, DELTA, start=TARGET), 0.001),
     "discrete_mixture": Case(lambda v: boundaries.discrete_mixture(v, DELTA, times=TIMES, weights=WEIGHTS), 0.020),
     "rogers": Case(lambda v: boundaries.rogers(v, DELTA, people=1000), 0.0),
+    "default": Case(default_boundary, 0.020),
 }
 
 
@@ -156,6 +173,12 @@ def test_no_adversary_passes_an_odometer_more_often_than_delta(name: str) -> Non
 @pytest.mark.parametrize(("rule", "losses"), ADVERSARIES)
 def test_pointwise_advanced_composition_is_caught(rule: Rule, losses: Losses) -> None:
     assert rejects(crossings(table(pointwise), rule, losses, seed=0))
+
+
+@pytest.mark.long
+def test_the_default_s_lines_without_shares_of_delta_are_caught() -> None:
+    counts = [crossings(table(unshared), rule, losses, seed) for seed, (rule, losses) in enumerate(ADVERSARIES)]
+    assert all(rejects(count) for count in counts)
 
 
 def test_no_step_costs_more_than_it_is_charged() -> None:

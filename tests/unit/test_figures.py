@@ -188,7 +188,7 @@ def test_the_plot_of_an_account_ends_at_its_reading_under_the_promise(axes: Axes
         account.spend(odo.PureDP(0.01))
     account.plot(axes)
     curves = {str(line.get_label()): line for line in axes.get_lines()}
-    times, losses = points(curves.pop("discrete mixture, the policy's"))
+    times, losses = points(curves.pop("best of, the policy's"))
     assert times[-1] == pytest.approx(account.totals.amounts[2] / 1e15)
     assert losses[-1] == pytest.approx(account.reading().loss)
     assert len(times) <= 202

@@ -135,7 +135,7 @@ def _reading(reading: Reading) -> dict[str, Any]:
     return {
         "loss": reading.loss if math.isfinite(reading.loss) else None,
         "delta": reading.delta,
-        "odometer": type(reading.odometer).__name__,
+        "odometer": reading.method,
         "licence": reading.licence,
     }
 

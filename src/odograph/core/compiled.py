@@ -216,15 +216,19 @@ def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None
     policy = compiled.policy
     chosen = odometer or policy.odometer
     spent = _spent(compiled.meters, totals)
-    if policy.rule == "basic":
+    if _deltas_passed(compiled, totals):
+        loss = math.inf
+    elif policy.rule == "basic":
         # Nothing of delta is left for a boundary; the sum of the epsilons needs none of it.
         loss = spent.epsilon if math.isfinite(spent.drift) else math.inf
     else:
         loss = chosen.bound(spent, float(policy.delta_rule))
     delta = float(policy.delta)
+    summed = 0.0 < loss == spent.epsilon < math.inf
     if policy.slack is not None:
         loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
-    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=_note(policy, chosen, loss))
+    note = _note(compiled, totals, chosen, loss)
+    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=note, summed=summed)
 
 
 def compare(compiled: Compiled, totals: Totals) -> tuple[Reading, ...]:
@@ -240,18 +244,32 @@ def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
     """
     if policy.rule == "basic":
         return ()
-    standard = standard_odometers(float(policy.epsilon), float(policy.delta_rule))
-    return tuple(odometer for odometer in standard if odometer != policy.odometer)
+    _, *tuned = standard_odometers(float(policy.epsilon), float(policy.delta_rule))  # the first is the general one
+    return tuple(odometer for odometer in tuned if odometer != policy.odometer)
 
 
-def _note(policy: Policy, odometer: Odometer, loss: float) -> str:
+def _note(compiled: Compiled, totals: Totals, odometer: Odometer, loss: float) -> str:
+    policy = compiled.policy
     if loss <= policy.epsilon:
         return ""
     if math.isfinite(loss):
         return "It may pass the promise, because it says more: a bound on the loss itself, at every moment."
-    renyi = isinstance(odometer, Renyi | BestOf)
-    cure = "a slack fixed in the policy" if renyi else "a Renyi odometer, or a slack, fixed in the policy"
+    if _deltas_passed(compiled, totals):
+        return "No finite reading: the sum of the steps' own deltas is above the policy's delta_steps."
+    parts = [part for _, part in odometer.parts] if isinstance(odometer, BestOf) else [odometer]
+    untimed = totals.unpriced[2] > 0  # intrinsic time is the third meter of every policy
+    cures = []
+    if untimed and not any(isinstance(part, Renyi) for part in parts):
+        cures.append("a Rényi odometer fixed in the policy")
+    if policy.slack is None and totals.amounts[0]:
+        cures.append("a slack fixed in the policy")
+    cure = " and ".join(cures) or "steps that come with their Rényi curve, at an order of its own"
     return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
+
+
+def _deltas_passed(compiled: Compiled, totals: Totals) -> bool:
+    """Say whether the steps' deltas are more than delta'' pays for: totals that no gate admitted."""
+    return totals.amounts[0] > (compiled.meters[0].limit or 0)
 
 
 def _spent(meters: Sequence[Meter], totals: Totals) -> Spent:

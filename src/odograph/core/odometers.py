@@ -34,6 +34,7 @@ __all__ = [
     "Rogers",
     "Spent",
     "Stitched",
+    "default_odometer",
     "odometer_from_dict",
     "odometer_to_dict",
     "standard_odometer",
@@ -44,6 +45,9 @@ _LICENCE: Final = (
     "For each fixed pair of neighbours, with probability at least 1 - {delta:.3g} the realised privacy loss is at "
     "most this at all times at once; it does not make the run ({loss:.3g}, {delta:.3g})-DP."
 )
+_EARLIEST: Final = 400.0  # of the default odometer: how much earlier than the filter's stop it is still tight
+_EARLY_LINES: Final = 8
+_ORDERS_AROUND: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 _LOOKING: Final = "For looking only: the policy fixed another odometer, and picking the least afterwards is not safe."
 
 
@@ -59,13 +63,22 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading: the bound on the loss, the probability that it ever fails, and what may be said of it."""
+    """One reading: the bound on the loss, the probability that it ever fails, and what may be said of it.
+
+    `summed` says that the bound is the plain sum of the epsilons, which was the least.
+    """
 
     loss: float
     delta: float
     odometer: Odometer
     licensed: bool
     note: str = ""
+    summed: bool = False
+
+    @property
+    def method(self) -> str:
+        """Where the bound comes from: the name of the odometer, or the sum of the epsilons."""
+        return "sum of epsilons" if self.summed else type(self.odometer).__name__
 
     @property
     def licence(self) -> str:
@@ -80,7 +93,7 @@ class Reading:
         return f"{sentence} {self.note}" if self.note else sentence
 
     def __str__(self) -> str:
-        return f"loss at most {self.loss:.4g} ({type(self.odometer).__name__}). {self.licence}"
+        return f"loss at most {self.loss:.4g} ({self.method}). {self.licence}"
 
 
 def _positive(odometer: object, *names: str, above: float = 0.0) -> None:
@@ -114,14 +127,15 @@ class _Clocked(ABC):
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the bound on the loss.
 
-        Theorem: odometers: P(exists n: L > B(V) + V/2 + drift) <= delta' + delta''; without drift the
-            loss is also at most the sum of the epsilons.
-        Assumes: pure, zCDP, Gaussian or two-sided pDP steps; the tuning fixed before the first step.
+        Theorem: odometers: P(exists n: L > B(V) + V/2 + drift) <= delta' + delta''; the loss is also at most the
+            sum of the epsilons unless some pDP step passes its own, which delta'' has paid for.
+        Assumes: pure, zCDP, Gaussian or two-sided pDP steps, their deltas within delta''; the tuning fixed before
+            the first step. A step known only to be (epsilon, delta)-DP makes the drift infinite, and the sum of the
+            epsilons is then no bound either (erratum E15).
         """
         if math.isinf(spent.intrinsic) or math.isinf(spent.drift):
             return math.inf
-        reading = up(self.boundary(spent.intrinsic, delta) + spent.intrinsic / 2.0 + spent.drift)
-        return min(reading, spent.epsilon) if spent.drift == 0.0 else reading
+        return min(up(self.boundary(spent.intrinsic, delta) + spent.intrinsic / 2.0 + spent.drift), spent.epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +218,7 @@ class PaperStitched(_Clocked):
 
 @dataclass(frozen=True, slots=True)
 class DiscreteMixture(_Clocked):
-    """A mixture of lines, tightest at `points` geometric times from `low` to `high`: the default."""
+    """A mixture of lines, tightest at `points` geometric times from `low` to `high`."""
 
     kind: ClassVar[str] = "discrete-mixture"
     low: float
@@ -353,8 +367,32 @@ def odometer_from_dict(form: Mapping[str, Any]) -> Odometer:
         raise InvalidPolicy(f"not an odometer: {form!r:.120} ({told(problem):.120})") from problem
 
 
+def default_odometer(time: float, delta: float, *, curves: bool = False) -> BestOf:
+    """Return the default: it reads least where a filter stops that admits `time`, and little more before.
+
+    Half of delta' pays for the line that is tightest at `time`, half for 8 lines from time/400 to time/2. With
+    `curves`, for policies that take steps with a Rényi curve and no intrinsic time, these share one half, and the
+    other pays for a Rényi odometer at orders around the one that is best at `time`.
+
+    Theorem: best of several boundaries; none is needed for the tuning, any is valid.
+    Assumes: time > 0 and delta were fixed before the first step.
+    """
+    share = 0.25 if curves else 0.5
+    # The filter whose line is tightest at `time` stops where that line is this loss.
+    stop = math.sqrt(2.0 * -math.log(share * delta) * time) + time / 2.0
+    parts: list[tuple[float, Odometer]] = [
+        (share, Filter(stop)),
+        (share, DiscreteMixture(time / _EARLIEST, time / 2.0, _EARLY_LINES)),
+    ]
+    if curves:
+        best = math.sqrt(2.0 * -math.log(0.5 * delta) / time)  # its order less 1, for Gaussians
+        orders = sorted({2.0, *(max(1.001, float(f"{1.0 + best * factor:.6g}")) for factor in _ORDERS_AROUND)})
+        parts.append((0.5, Renyi(tuple(orders), (1.0 / len(orders),) * len(orders))))
+    return BestOf(tuple(parts))
+
+
 def standard_odometer(epsilon: float, delta: float) -> DiscreteMixture:
-    """Return the default: 16 lines over six decades of intrinsic time, up to 8 times where a filter stops."""
+    """Return a general-purpose one: 16 lines over six decades of time, up to 8 times where a filter stops."""
     high = 8.0 * boundaries.filter_time(epsilon, delta)
     return DiscreteMixture(high * 1e-6, high)
 

@@ -11,7 +11,14 @@ from typing import Any, Final
 from odograph.core.exact import FAMILIES
 from odograph.core.guarantees import exact_of
 from odograph.core.menu import MenuItem
-from odograph.core.odometers import Odometer, odometer_from_dict, odometer_to_dict, standard_odometer
+from odograph.core.odometers import (
+    Filter,
+    Odometer,
+    default_odometer,
+    odometer_from_dict,
+    odometer_to_dict,
+    standard_odometer,
+)
 from odograph.core.rules import RULES
 from odograph.core.units import Number, Numeric, read, text_of, tidy
 from odograph.errors import InvalidPolicy, told
@@ -21,7 +28,7 @@ __all__ = ["Need", "Policy"]
 _FORM: Final = 1
 _LEAST_EPSILON: Final = Fraction(1, 10**9)
 _LEAST_DELTA: Final = Fraction(1, 10**300)  # floats must hold it, and shares of it
-_ANY_LEVEL: Final = 1e-6
+_MOST_LEVEL: Final = 1.0 - 2.0**-53  # a delta just below 1 must not become 1
 _NEIGHBOURS: Final = ("add-remove", "replace-one")
 
 
@@ -79,8 +86,8 @@ class Policy:
         _check_split(exact_delta, aside, basic=basic)
         _check_choices(takes, menu, unit, neighbours)
         if odometer is None:
-            # Under basic composition alone the reading is the sum of the epsilons: the tuning is never used.
-            odometer = standard_odometer(float(exact_epsilon), _ANY_LEVEL if basic else float(exact_delta - aside))
+            curves = _takes_curves(shares, menu, neighbours)
+            odometer = _default_odometer(float(exact_epsilon), exact_delta - aside, shares, curves=curves)
         if not isinstance(odometer, Odometer):
             raise InvalidPolicy(f"odometer must be one of odograph.core.odometers, and {odometer!r} is not")
         wait = None if slack is None else float(read(slack, "Policy.slack", InvalidPolicy))
@@ -134,6 +141,18 @@ class Policy:
             return self.rule
         return ", ".join(f"{name} {float(share):g}" for name, share in self.rule)
 
+    def with_first_default(self) -> Policy | None:
+        """Return the policy that 0.1.0 made of the same arguments; None where the odometer is not the default one.
+
+        The default odometer was another then, and asking for the same account again must find it.
+        """
+        shares, basic = self.shares, self.rule == "basic"
+        curves = _takes_curves(shares, self.menu, self.neighbours)
+        if self.odometer != _default_odometer(float(self.epsilon), self.delta_rule, shares, curves=curves):
+            return None
+        first = standard_odometer(float(self.epsilon), 1e-6 if basic else float(self.delta_rule))
+        return Policy.from_dict(self.to_dict() | {"odometer": odometer_to_dict(first)})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `Policy.from_dict` reads."""
         rule = self.rule if isinstance(self.rule, str) else [[name, text_of(share)] for name, share in self.rule]
@@ -165,6 +184,28 @@ class Policy:
             return cls(**values)
         except (KeyError, TypeError, ValueError) as problem:
             raise InvalidPolicy(f"not a policy: {form!r:.120} ({told(problem)})") from problem
+
+
+def _takes_curves(shares: Sequence[tuple[str, Fraction]], menu: Sequence[MenuItem], neighbours: str) -> bool:
+    """Say whether steps may come that have a Rényi curve and no intrinsic time."""
+    return any(name == "renyi" for name, _ in shares) or (bool(menu) and neighbours == "add-remove")
+
+
+def _default_odometer(
+    epsilon: float, delta: Fraction, shares: Sequence[tuple[str, Fraction]], *, curves: bool
+) -> Odometer:
+    """Return the odometer of a policy that names none: tuned where its rules stop, before anything is compiled."""
+    names = {name for name, _ in shares}
+    if names <= {"basic", "paper"}:
+        # The paper's filter stops where its own line meets epsilon. Under basic composition the reading is the sum of
+        # the epsilons, whatever the tuning.
+        return Filter(epsilon)
+    reach = max(RULES[name].reach(epsilon, _as_level(delta * share)) for name, share in shares)
+    return default_odometer(reach, _as_level(delta), curves=curves)
+
+
+def _as_level(delta: Fraction) -> float:
+    return min(float(delta), _MOST_LEVEL)
 
 
 def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from odograph.core.compiled import Compiled, compiled_from_dict
+from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
     AccountExists,
@@ -48,8 +49,16 @@ class Open(NamedTuple):
     @property
     def digest(self) -> str:
         """The policy as it was asked for, not as it was compiled: a later version may compile it otherwise."""
-        asked = text_of({**self.head._asdict(), "policy": self.compiled.policy.to_dict()})
+        return self._digest(self.compiled.policy)
+
+    def _digest(self, policy: Policy) -> str:
+        asked = text_of({**self.head._asdict(), "policy": policy.to_dict()})
         return digest_of("open", ((self.head.name, asked),))
+
+    def _same_in_0_1(self, hit: Hit) -> bool:
+        """Say whether the key was used for the same request in 0.1.0, which had another default odometer."""
+        policy = self.compiled.policy.with_first_default()
+        return policy is not None and hit.request == self._digest(policy)
 
     @property
     def wants(self) -> Wants:
@@ -65,7 +74,8 @@ class Open(NamedTuple):
         head, request = self.head, self.digest
         hit = state.keys.get((self.author.principal, self.author.key))
         if hit is not None:
-            return repeated(hit, self.author, request, "open" if self.population is None else "")
+            asked = hit.request if hit.request != request and self._same_in_0_1(hit) else request
+            return repeated(hit, self.author, asked, "open" if self.population is None else "")
         if head.name in state.balances:
             raise AccountExists(
                 f"there is an account {head.name!r} already: use ledger.account({head.name!r}). A new policy is a new"

@@ -241,8 +241,7 @@ def _promise(policy: Policy) -> PromiseForm:
 
 def _reading(reading: Reading) -> ReadingForm:
     loss = reading.loss if math.isfinite(reading.loss) else None
-    name = type(reading.odometer).__name__
-    return ReadingForm(loss, reading.delta, name, reading.licensed, reading.licence)
+    return ReadingForm(loss, reading.delta, reading.method, reading.licensed, reading.licence)
 
 
 def _entry(past: Past, caller: Caller) -> EntryForm:
