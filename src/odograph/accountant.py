@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakSet
 
-from odograph.budgets import compile_policy
-from odograph.core.compiled import Compiled, compare, compiled_from_dict, price, reading
+from odograph.budgets import Certification, certification, compile_policy
+from odograph.core.compiled import Compiled, check_compiled, compare, compiled_from_dict, price, reading
 from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
@@ -104,7 +104,11 @@ class Accountant:
             raise InvalidPolicy(f"keep must be None (all entries) or a whole number from 0, and {keep!r} is not")
         if parent is not None and not isinstance(parent, Accountant):
             raise InvalidPolicy(f"parent must be an Accountant or None, and {parent!r} is not")
-        self._compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
+        if isinstance(policy, Policy):
+            policy = compile_policy(policy)
+        else:
+            check_compiled(policy)
+        self._compiled = policy
         self._name = name
         self._parent = parent
         self._children: dict[str, Accountant] = {}
@@ -125,6 +129,11 @@ class Accountant:
     def compiled(self) -> Compiled:
         """The policy's meters and limits, compiled once."""
         return self._compiled
+
+    @property
+    def certification(self) -> Certification:
+        """How this installation knows that the limits keep the promise, or that it does not."""
+        return certification(self._compiled)
 
     @property
     def name(self) -> str:
@@ -251,7 +260,8 @@ class Accountant:
         name = f"{self._name!r}, " if self._name else ""
         part = f"{used(self._compiled, self._totals):.1%} spent in {steps} step{'s' * (steps != 1)}"
         copied = ", read-only copy" if self._tree.copied else ""
-        return f"<Accountant {name}epsilon={policy.epsilon}, delta={policy.delta}: {part}{copied}>"
+        unsure = ", limits not certified here" if self.certification is Certification.NONE else ""
+        return f"<Accountant {name}epsilon={policy.epsilon}, delta={policy.delta}: {part}{copied}{unsure}>"
 
     def _repr_html_(self) -> str:
         last = [Entry._make(entry) for entry in tuple(self._entries)[: -_SHOWN - 1 : -1]]

@@ -8,20 +8,82 @@ import json
 import os
 import tempfile
 from dataclasses import replace
+from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from odograph.core import table
 from odograph.core.compiled import Compiled, compile_meters
 from odograph.core.exact import COARSE, FAMILIES, VERSION, Budget, family_unit, solve
+from odograph.core.meters import Meter
 from odograph.core.policy import Need, Policy
 from odograph.errors import InvalidPolicy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from odograph.progress import Progress
 
-__all__ = ["cache_folder", "certified", "compile_policy", "compiled_at_hand"]
+__all__ = ["Certification", "cache_folder", "certification", "certified", "compile_policy", "compiled_at_hand"]
+
+_FINENESSES: Final = range(1, 101)
+_solved_here: dict[str, Budget] = {}  # by key: the cache folder may be one that cannot be written
+
+
+class Certification(StrEnum):
+    """How this installation knows that the limits of a compiled policy keep its promise."""
+
+    CLOSED_FORM = "closed form"
+    TABLE = "shipped table"
+    SOLVED = "solved here"
+    NONE = "not certified here"
+
+    @property
+    def warning(self) -> str:
+        """What has to be said of limits that are not certified here; nothing of others."""
+        if self is not Certification.NONE:
+            return ""
+        return (
+            "limits not certified here: they were computed elsewhere, and this installation has not checked that they"
+            " keep the promise; compile_policy with the same policy and menu does"
+        )
+
+
+def certification(compiled: Compiled) -> Certification:
+    """Say how this installation knows the limits: by a closed form, the table, or a budget that was solved here.
+
+    A document's own word on its budget is not believed. Nothing is solved: reading a cached budget takes
+    milliseconds. Limits that are known to be too large are refused before this, when a document is read.
+    """
+    need = Need.of(compiled.policy)
+    if need is None:
+        return Certification.CLOSED_FORM  # and no larger than it: `check_compiled`
+    meter = next(meter for meter in compiled.meters if meter.clock == "exact")
+    if not need.menu and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.unit)):
+        return Certification.TABLE
+    for fineness in _FINENESSES:
+        key = _key(need, fineness)
+        budget = _solved_here.get(key) or _remembered(cache_folder() / f"{key}.json", need)
+        if budget is not None and _covers(budget, need, meter):
+            return Certification.SOLVED
+    return Certification.NONE
+
+
+def _covers(budget: Budget, need: Need, meter: Meter) -> bool:
+    """Say whether a certified budget is for this target or a stricter one, for these steps, and large enough."""
+    target = budget.epsilon <= need.epsilon and budget.delta <= need.delta
+    steps = (budget.unit, budget.charges) == (meter.unit, meter.charges) and {*meter.takes} <= {*budget.takes}
+    return target and steps and (meter.limit or 0) <= budget.units
+
+
+def _stricter_rows(need: Need, unit: Fraction | None) -> Iterator[Budget]:
+    """Yield the budgets of the table for this target or a stricter one, if their unit is this one."""
+    for row in table.ROWS:
+        epsilon, delta = Fraction(row[0]), Fraction(row[1])
+        near = (epsilon / 100) ** 2 / table.FINENESS
+        if epsilon <= need.epsilon and delta <= need.delta and unit and abs(unit / near - 1) < Fraction(1, 10**6):
+            yield _of_row(row)
 
 
 def compile_policy(
@@ -53,7 +115,7 @@ def certified(
     need: Need, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
 ) -> tuple[Budget, str]:
     """Return a budget for what a policy needs, and a note on where it came from."""
-    if isinstance(fineness, bool) or not isinstance(fineness, int) or not 1 <= fineness <= 100:
+    if isinstance(fineness, bool) or not isinstance(fineness, int) or fineness not in _FINENESSES:
         raise InvalidPolicy(f"fineness must be a whole number from 1 to 100, and {fineness!r} is not")
     if not solve:
         return _listed(need, fineness) or _neighbour(need)
@@ -61,6 +123,7 @@ def certified(
     if found is not None:
         return found
     budget = _solved(need, fineness, progress)
+    _solved_here[_key(need, fineness)] = budget
     _remember(_path(need, fineness), budget)
     return budget, "budget solved for this policy"
 

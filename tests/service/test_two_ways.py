@@ -132,8 +132,8 @@ def test_charges_through_the_scribe_are_answered_as_those_of_the_worker_itself(
 def test_a_scribe_that_writes_its_receipts_in_another_way_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reversed_form(own: tuple[Entry, ...]) -> ReceiptForm:
-        return made_form(own[::-1])
+    def reversed_form(own: tuple[Entry, ...], uncertified: tuple[str, ...]) -> ReceiptForm:
+        return made_form(own[::-1], uncertified)
 
     monkeypatch.setattr(scribe, "made_form", reversed_form)
     with pytest.raises(AssertionError):

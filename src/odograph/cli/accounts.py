@@ -150,6 +150,7 @@ def _form(account: LedgerAccount, url: str, offers: Sequence[Guarantee]) -> dict
         "promise": {"epsilon": float(policy.epsilon), "delta": float(policy.delta), "text": policy.promise},
         "policy": policy.to_dict(),
         "source": account.compiled.note,
+        "certification": account.certification,
         "spent": used(account.compiled, totals),
         "steps": totals.steps,
         "meters": {name: {"spent": now.spent[name], "left": now.left[name]} for name in now.spent},
@@ -174,6 +175,8 @@ def _card(account: LedgerAccount, form: dict[str, Any], offers: Sequence[Guarant
     grid.add_row("ledger", form["url"])
     grid.add_row("promise", form["promise"]["text"])
     grid.add_row("rule", policy.rule_text + (f"; {form['source']}" if form["source"] else ""))
+    if account.certification.warning:
+        grid.add_row("warning", account.certification.warning)
     for word in ("parent", "dataset"):
         if form[word]:
             grid.add_row(word, form[word])

@@ -124,4 +124,5 @@ def verification_to_dict(found: Verification) -> dict[str, object]:
         "notes_erased": found.notes_erased,
         "principals_erased": found.principals_erased,
         "checkpoint": found.checkpoint.to_dict(),
+        "uncertified": [*found.uncertified],
     }

@@ -99,7 +99,9 @@ def receipt_of(form: Form) -> Receipt:
     )
     lifetimes = tuple(filter(None, map(lifetime_of, form["lifetimes"])))
     expires = None if form["expires"] is None else _time(form["expires"])
-    return Receipt(form["verb"], form["key"], _time(form["time"]), lines, expires, lifetimes, form["repeated"])
+    unsure = tuple(form.get("uncertified", ()))  # an earlier service did not say
+    time, again = _time(form["time"]), form["repeated"]
+    return Receipt(form["verb"], form["key"], time, lines, expires, lifetimes, again, unsure)
 
 
 @understood
@@ -162,7 +164,8 @@ def past_of(account: str, form: Form) -> Past:
 def verification_of(form: Form) -> Verification:
     """Read what a replay found."""
     checkpoint = Checkpoint.from_dict(form["checkpoint"])
-    return Verification(checkpoint, form["entries"], form["notes_erased"], form["principals_erased"])
+    unsure = tuple(form.get("uncertified", ()))  # an earlier service did not say
+    return Verification(checkpoint, form["entries"], form["notes_erased"], form["principals_erased"], unsure)
 
 
 def _time(text: str) -> int:

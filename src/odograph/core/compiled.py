@@ -7,21 +7,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Final
 
+from odograph.core.composition import kov_delta
+from odograph.core.conversions import intrinsic_to_pure
 from odograph.core.decide import Price, Totals
-from odograph.core.exact import Budget
+from odograph.core.exact import LEAST_GAUSSIAN, MOST_BLOCKS, Budget
 from odograph.core.gaussian import largest_mu
 from odograph.core.guarantees import GDP, KINDS, Guarantee, Mechanism, Parallel, exact_of
 from odograph.core.meters import CLOCKS, Meter
 from odograph.core.odometers import BestOf, Odometer, Reading, Renyi, Spent, standard_odometers
 from odograph.core.policy import Policy
 from odograph.core.rules import RULES, Target, takers
-from odograph.core.units import CEILING, DELTA_SCALE, SCALE, exactly, floor_units, up
+from odograph.core.units import CEILING, DELTA_SCALE, SCALE, down, exactly, floor_units, up
 from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition
 
 __all__ = [
     "Compiled",
+    "check_compiled",
     "compare",
     "compile_meters",
     "compiled_from_dict",
@@ -32,6 +36,7 @@ __all__ = [
 ]
 
 _FORM: Final = 1
+_MOST_STEPS: Final = 10**6  # that a refutation composes: its work grows as their square root
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,12 @@ def compiled_from_dict(form: Mapping[str, Any]) -> Compiled:
         tuple(Meter.from_dict(meter) for meter in form["meters"]),
         str(form.get("note", "")),
     )
+    check_compiled(compiled)
+    return compiled
+
+
+def check_compiled(compiled: Compiled) -> None:
+    """Raise `InvalidPolicy` unless the meters are those of the policy, and no limit is known to be too large."""
     # The first meters follow from the policy alone; the odometer's too. What is between are the rules' limits.
     if compiled.meters[:3] != _first_meters(compiled.policy):
         raise InvalidPolicy("the delta and epsilon limits of a compiled policy must be those of its policy")
@@ -70,7 +81,6 @@ def compiled_from_dict(form: Mapping[str, Any]) -> Compiled:
     if compiled.meters[3 + len(rules) :] != own or any(meter.limit is None for meter in rules):
         raise InvalidPolicy("a compiled policy ends with the meters of its odometer, and only those have no limit")
     _check_limits(compiled.policy, rules)
-    return compiled
 
 
 def _check_limits(policy: Policy, stored: Sequence[Meter]) -> None:
@@ -78,15 +88,14 @@ def _check_limits(policy: Policy, stored: Sequence[Meter]) -> None:
 
     Limits are not recompiled: a stored one may be smaller, from an earlier version of a rule.
     """
-    certified = [meter for meter in stored if meter.clock == "exact"]
-    if len(certified) != sum(name == "exact" for name, _ in policy.shares):
+    claimed = [meter for meter in stored if meter.clock == "exact"]
+    shares = [share for name, share in policy.shares if name == "exact"]
+    if len(claimed) != len(shares):
         raise InvalidPolicy("a compiled policy has one meter for its exact rule, and only then")
-    for meter in certified:
-        # No filter that takes a Gaussian, or steps as small as one unit, has more than mu^2 of intrinsic time.
-        most = 2 * exactly(largest_mu(float(policy.epsilon), float(policy.delta))) ** 2
+    for meter, share in zip(claimed, shares, strict=True):
         listed = [(item.name, item.block) for item in policy.menu]
         own = meter.takes == policy.takes and [(name, block) for name, block, _ in meter.charges] == listed
-        if not own or (meter.unit or 0) * (meter.limit or 0) > most:
+        if not own or _refuted(exact_of(policy.epsilon), policy.delta_rule * share, meter):
             raise InvalidPolicy(f"not a budget that was certified for this policy: {meter!r}")
     others = [meter for meter in stored if meter.clock != "exact"]
     expected = [m for name, share in policy.shares if name != "exact" for m in _alternatives(policy, name, share)]
@@ -95,6 +104,39 @@ def _check_limits(policy: Policy, stored: Sequence[Meter]) -> None:
     for meter, rule in zip(others, expected, strict=True):
         if (meter.limit or 0) > (rule.limit or 0) * (1 + Fraction(1, 10**12)) + 1:
             raise InvalidPolicy(f"the limit of {meter.name!r} is larger than its rule allows")
+
+
+@lru_cache(maxsize=1024)
+def _refuted(epsilon: Fraction, delta: Fraction, meter: Meter) -> bool:
+    """Say whether steps that an exact meter would admit are known to pass the target.
+
+    That none is found certifies nothing: `odograph.budgets.certification` says what does.
+
+    Theorem: a Gaussian that uses up the limit is mu-GDP with mu^2 = unit * limit; equal pure steps that use it up
+        have the divergence of optimal composition (Kairouz, Oh and Viswanath 2015).
+    Assumes: the steps are charged as by `solve`; what a menu's mechanisms lose is not known from a document.
+    """
+    limit, unit = meter.limit or 0, meter.unit or Fraction(0)
+    # Charges are rounded so that an item gets at most three times the blocks that it gets alone.
+    if any(limit // charge > 4 * MOST_BLOCKS for _, _, charge in meter.charges):
+        return True
+    if not meter.takes:
+        return False
+    generous = 1 + Fraction(1, 10**9)  # the last digits of a float decide nothing
+    most = exactly(largest_mu(float(epsilon), min(float(delta), 1.0 - 2.0**-53))) ** 2 * generous
+    if unit * limit > (most if "gaussian" in meter.takes and limit >= LEAST_GAUSSIAN else 2 * most):
+        return True
+    sizes = [1 << bit for bit in range(limit.bit_length())] if "pure" in meter.takes else []
+    return any(
+        Fraction(kov_delta(limit // size, _pure_step(size * unit), 0.0, epsilon)) > delta * generous
+        for size in sizes
+        if limit // size <= _MOST_STEPS
+    )
+
+
+def _pure_step(time: Fraction) -> float:
+    """Return an epsilon whose step is charged at most this intrinsic time."""
+    return down(intrinsic_to_pure(down(float(time))), 64)
 
 
 def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:

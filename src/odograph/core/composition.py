@@ -129,7 +129,7 @@ def kov_epsilon(steps: int, epsilon: Numeric, delta: Numeric, delta_total: Numer
     return max(_optimal_epsilon(count, *readings) for readings in {written, binary})
 
 
-def kov_delta(steps: int, epsilon: float, delta: float, epsilon_total: float) -> float:
+def kov_delta(steps: int, epsilon: Numeric, delta: Numeric, epsilon_total: Numeric) -> float:
     """Return the smallest d such that `steps` (epsilon, delta)-DP steps are (epsilon_total, d)-DP.
 
     It is rounded up, within 1e-12 relative where it is above 1e-290, and takes time of order sqrt(steps).

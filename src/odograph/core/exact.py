@@ -32,6 +32,7 @@ __all__ = [
     "FAMILIES",
     "FINE",
     "LEAST_GAUSSIAN",
+    "MOST_BLOCKS",
     "VERSION",
     "Budget",
     "blocks_alone",
@@ -49,6 +50,9 @@ FINE: Final = 25
 # The two families of steps that need no menu: any (epsilon, delta)-DP step, any Gaussian.
 FAMILIES: Final = ("gaussian", "pure")
 
+# Blocks of one item that are certified at most, alone: a mechanism that costs nothing would get any number.
+MOST_BLOCKS: Final = 20_000
+
 # A Gaussian is charged at least this many units. Any whole number from here on is a sum of numbers below twice
 # this, and Gaussians add, so those few kernels cover every Gaussian; a single unit would be too narrow for
 # the grid and cost half a percent.
@@ -59,7 +63,6 @@ _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fa
 _SLACK: Final = 0.03  # see _bands
 _LEAST_SLACK: Final = 4e-4  # keeps a solve short where delta is large, at some cost in the budget
 _CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
-_MOST_BLOCKS: Final = 20_000  # of one item: a mechanism that costs nothing would get any number
 _TRUNCATE: Final = 10.0  # standard deviations of a Gaussian kernel that are kept
 
 
@@ -190,7 +193,7 @@ def blocks_alone(epsilon: Fraction, delta: Fraction, item: MenuItem) -> int:
     Assumes: as `solve`.
     """
     grid = _menu_grid(epsilon, delta, [item])
-    found = _MOST_BLOCKS
+    found = MOST_BLOCKS
     for members in _menu_members([item], [(item.name, item.block, 1)], grid.step, delta):
         found = _largest(values(grid, float(epsilon), members, OUTWARD), delta, found)
     return found

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final, NoReturn
 
+from odograph.budgets import Certification, certification
 from odograph.core.compiled import Compiled, compare, reading
 from odograph.core.decide import Decision, Totals
 from odograph.core.guarantees import Guarantee
@@ -86,6 +87,11 @@ class LedgerAccount:
     def compiled(self) -> Compiled:
         """The policy's meters and limits, as they were compiled then."""
         return self._opened.compiled
+
+    @property
+    def certification(self) -> Certification:
+        """How this installation knows that the limits keep the promise, or that it does not."""
+        return certification(self._opened.compiled)
 
     @property
     def dataset(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from odograph.budgets import Certification, certification
 from odograph.core.compiled import Compiled, price, too_low
 from odograph.core.decide import Price, Totals, decide
 from odograph.core.units import CEILING
@@ -129,6 +130,14 @@ class Auditor:
                 f"the ledger is behind its checkpoint: entry {name}#{sequence} is missing; it was cut off or restored"
             )
         return {name: own.balance for name, own in self._accounts.items()}
+
+    def uncertified(self) -> tuple[str, ...]:
+        """Return the accounts whose limits this installation has not certified, in the order of their names."""
+        known: dict[Compiled, bool] = {}  # accounts by the thousand have one policy
+        for own in self._accounts.values():
+            if own.compiled not in known:
+                known[own.compiled] = certification(own.compiled) is not Certification.NONE
+        return tuple(sorted(name for name, own in self._accounts.items() if not known[own.compiled]))
 
     def _begin(self, entry: Entry) -> _Account:
         self._end_account()
@@ -344,7 +353,8 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
         if noted.pop((note.account, note.sequence), None) != note_digest(note.salt, note.text):
             raise LedgerCorrupt(f"the note of entry {note.account}#{note.sequence} is not the one that was written")
     heads = {name: (balance.sequence, balance.seal) for name, balance in balances.items()}
-    return Verification(Checkpoint(heads), done, len(noted), len(principals - {*snapshot.principals()}))
+    erased = len(principals - {*snapshot.principals()})
+    return Verification(Checkpoint(heads), done, len(noted), erased, auditor.uncertified())
 
 
 def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:

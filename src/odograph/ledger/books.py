@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
+from odograph.budgets import Certification, certification
 from odograph.core.compiled import Compiled, price
 from odograph.core.decide import Decision, decide
 from odograph.core.guarantees import KINDS, Guarantee
@@ -33,7 +34,7 @@ _LONG: Final = 16384  # characters of a guarantee that is not remembered: a thou
 class Opened:
     """What an account was opened with. It never changes, so it is read once."""
 
-    __slots__ = ("_asks", "compiled", "head", "origin", "path", "population")
+    __slots__ = ("_asks", "_certified", "compiled", "head", "origin", "path", "population")
 
     def __init__(
         self,
@@ -49,6 +50,14 @@ class Opened:
         self.path: tuple[Opened, ...] = (*above, self)  # from the account at the top down to this one
         self.population = population  # where the filters of its people are, if it is one
         self._asks: dict[int, Ask] = {}
+        self._certified: bool | None = None
+
+    @property
+    def certified(self) -> bool:
+        """Whether this installation knew, when it was first asked, that the limits keep the promise."""
+        if self._certified is None:
+            self._certified = certification(self.compiled) is not Certification.NONE
+        return self._certified
 
     @property
     def names(self) -> tuple[str, ...]:

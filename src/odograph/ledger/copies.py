@@ -234,7 +234,9 @@ class _Intake:
 
     def verification(self) -> Verification:
         """Say what was taken in."""
-        return Verification(self._checkpoint(), self._entries, len(self._noted), len(self._seen - {*self.principals}))
+        erased = len(self._seen - {*self.principals})
+        unsure = self._auditor.uncertified()
+        return Verification(self._checkpoint(), self._entries, len(self._noted), erased, unsure)
 
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint({name: (balance.sequence, balance.seal) for name, balance in self._balances.items()})

@@ -238,6 +238,7 @@ class LocalBooks:
         first = own[0]
         try:
             lifetimes = self._lifetimes(linked) if linked else ()
+            unsure = self.uncertified(own)
         except LedgerError as problem:
             if again:
                 raise
@@ -245,7 +246,11 @@ class LocalBooks:
                 "this is written, and its receipt could not be read; ask again with the same key to have it"
                 f" (key {first.key!r})"
             ) from problem
-        return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, lifetimes, again)
+        return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, lifetimes, again, unsure)
+
+    def uncertified(self, entries: Iterable[Entry]) -> tuple[str, ...]:
+        """Return those accounts of some entries whose limits this installation does not know to keep the promise."""
+        return tuple([entry.account for entry in entries if not self.opened(entry.account).certified])
 
     def entry(self, account: str, sequence: int) -> Entry:
         """Read one entry that must be there."""

@@ -32,6 +32,7 @@ class Receipt(NamedTuple):
     """A durable charge. It pays for one run of the mechanism, whoever shows it and how often.
 
     `repeated` says that the same key was used before: this is the first receipt again, and nothing was charged now.
+    `uncertified` names the accounts whose limits the installation that wrote it has not certified.
     """
 
     verb: str
@@ -41,6 +42,7 @@ class Receipt(NamedTuple):
     voidable_until: int | None  # the same, for a reservation that expires
     lifetimes: tuple[Lifetime, ...]
     repeated: bool
+    uncertified: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -81,6 +83,7 @@ class Receipt(NamedTuple):
             "expires": None if self.expires is None else self.expires.isoformat(),
             "lifetimes": [lifetime.to_dict() for lifetime in self.lifetimes],
             "repeated": self.repeated,
+            "uncertified": [*self.uncertified],
         }
 
     def __str__(self) -> str:
@@ -88,7 +91,8 @@ class Receipt(NamedTuple):
         costs = ", ".join(f"{line.cost} of {line.account}" for line in self.lines)
         again = " before, nothing was charged now" if self.repeated else ""
         promise = "".join(f"; lifetime promise {lifetime}" for lifetime in self.lifetimes)
-        return f"{done}{again}: {costs}; entry {self.id}, key {self.key}{promise}"
+        unsure = f"; limits not certified here: {', '.join(self.uncertified)}" if self.uncertified else ""
+        return f"{done}{again}: {costs}; entry {self.id}, key {self.key}{promise}{unsure}"
 
 
 class Past(NamedTuple):
@@ -145,12 +149,17 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a whole replay found in order."""
+    """What a whole replay found in order.
+
+    `uncertified` names the accounts whose limits this installation has not certified: their entries follow from each
+    other, and whether the limits keep the promise is not known here.
+    """
 
     checkpoint: Checkpoint
     entries: int
     notes_erased: int
     principals_erased: int
+    uncertified: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         erased = [
@@ -162,4 +171,5 @@ class Verification:
         counts = (
             f"{self.entries} entr{'ies' if self.entries != 1 else 'y'} of {accounts} account{'s' * (accounts != 1)}"
         )
-        return ", ".join([f"verified: {counts} follow from each other and add up", *erased])
+        unsure = [f"limits not certified here: {', '.join(self.uncertified)}"] if self.uncertified else []
+        return ", ".join([f"verified: {counts} follow from each other and add up", *erased, *unsure])

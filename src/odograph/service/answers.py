@@ -86,6 +86,7 @@ class ReceiptForm(Struct):
     expires: str | None
     lifetimes: list[LifetimeForm]
     repeated: bool
+    uncertified: list[str] = []  # accounts whose limits the service has not certified
 
 
 class DecisionForm(Struct):
@@ -191,7 +192,8 @@ class AccountForm(Struct):
 
     account: AccountRow
     policy: dict[str, Any]
-    source: str
+    source: str  # what the document says of its budget
+    certification: str  # what this service knows of it: "not certified here", or how it is certified
     meters: dict[str, MeterForm]
     reading: ReadingForm
     largest: list[dict[str, Any]]
@@ -279,6 +281,7 @@ class VerificationForm(Struct):
     notes_erased: int
     principals_erased: int
     checkpoint: CheckpointForm
+    uncertified: list[str]  # accounts whose limits the service has not certified
 
 
 class ErasedForm(Struct):

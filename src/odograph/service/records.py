@@ -155,4 +155,5 @@ def _verification(found: Verification) -> VerificationForm:
         notes_erased=found.notes_erased,
         principals_erased=found.principals_erased,
         checkpoint=_checkpoint(found.checkpoint),
+        uncertified=[*found.uncertified],
     )

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import IO, Final
 
@@ -77,7 +78,7 @@ class _Prices:
     """What was asked for before, and its price, by the bytes in which it came: an account's prices never change."""
 
     def __init__(self, books: LocalBooks) -> None:
-        self._books = books
+        self.books = books
         self._known: dict[bytes, tuple[Ask, ...]] = {}
         self.store = books.store
 
@@ -85,7 +86,7 @@ class _Prices:
         """Return what is asked of each account, priced."""
         asks = self._known.get(costs)
         if asks is None:
-            asks = self._books.asks(costs_of(costs_in(costs)))
+            asks = self.books.asks(costs_of(costs_in(costs)))
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             if len(costs) <= _SHORT:
@@ -97,7 +98,7 @@ def _carried_out(prices: _Prices, orders: Sequence[msgspec.Raw]) -> Answers:
     begun = perf_counter()
     requests = [_priced(prices, order) for order in orders]
     outcomes = iter(_written(prices.store, [one for one in requests if isinstance(one, Charge)]))
-    answers = [_answer(next(outcomes) if isinstance(one, Charge) else one) for one in requests]
+    answers = [_answer(prices.books, next(outcomes) if isinstance(one, Charge) else one) for one in requests]
     return Answers(perf_counter() - begun, answers)
 
 
@@ -125,10 +126,11 @@ def _written(store: Store, charges: Sequence[Charge]) -> Sequence[Outcome]:
         return [unknown] * len(charges)
 
 
-def _answer(outcome: Outcome) -> Answer:
+def _answer(books: LocalBooks, outcome: Outcome) -> Answer:
     """Return the receipt of a charge, if nothing needs to be looked up for it; else its outcome."""
     if isinstance(outcome, Made) and not outcome.linked:
-        return _ENCODER.encode(made_form(outcome.own))
+        with suppress(OdographError):  # an account that was forgotten here is read again, and that may fail
+            return _ENCODER.encode(made_form(outcome.own, books.uncertified(outcome.own)))
     return (pickle.dumps(outcome),)
 
 

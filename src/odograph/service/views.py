@@ -127,6 +127,7 @@ def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
         account=row_of(books, caller, balance),
         policy=account.policy.to_dict(),
         source=compiled.note,
+        certification=account.certification,
         meters={meter: MeterForm(spent, now.left[meter]) for meter, spent in now.spent.items()},
         reading=_reading(reading(compiled, totals)),  # of the moment of the row
         largest=[] if balance.closed else [offer.to_dict() for offer in offers_of(account)],
@@ -190,13 +191,16 @@ def decision_form(decision: Decision) -> DecisionForm:
     )
 
 
-def made_form(own: Sequence[Entry]) -> ReceiptForm:
+def made_form(own: Sequence[Entry], uncertified: Sequence[str]) -> ReceiptForm:
     """Return the receipt of a charge from the entries just written: the costs are in them as they are sent."""
     first = own[0]
     lines = [LineForm(one.account, one.sequence, Raw(one.cost.encode()), one.seal) for one in own]
     until = first.expires if first.detail else None  # every charge comes by here, and few have a detail
     expires = None if until is None else _iso(until)
-    return ReceiptForm(first.place, first.verb, first.key, _iso(first.time), lines, expires, [], repeated=False)
+    time, unsure = _iso(first.time), [*uncertified]
+    return ReceiptForm(
+        first.place, first.verb, first.key, time, lines, expires, [], repeated=False, uncertified=unsure
+    )
 
 
 def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
@@ -215,6 +219,7 @@ def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
         expires=None if receipt.voidable_until is None else _iso(receipt.voidable_until),
         lifetimes=lifetimes,
         repeated=receipt.repeated,
+        uncertified=[*receipt.uncertified],
     )
 
 
