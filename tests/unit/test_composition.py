@@ -249,7 +249,7 @@ def test_basic_is_exact() -> None:
 
 
 @pytest.mark.parametrize("epsilons", [[1e-12], [0.01] * 50, [0.5, 1.0, 1e-6], [100.0]])
-@pytest.mark.parametrize("delta", [1e-300, 1e-6, 0.9, 0.9999999999])
+@pytest.mark.parametrize("delta", [1e-307, 1e-300, 1e-6, 0.9, 0.9999999999])
 def test_advanced_composition_against_mpmath(epsilons: list[float], delta: float) -> None:
     with mpmath.workdps(50):
         exact = [mpmath.mpf(repr(epsilon)) for epsilon in epsilons]

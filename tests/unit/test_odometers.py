@@ -31,6 +31,7 @@ from odograph.core.odometers import (
     odometer_to_dict,
     standard_odometer,
 )
+from odograph.core.rules import RULES
 
 EVERY: list[Odometer] = [
     Filter(1.0),
@@ -116,6 +117,16 @@ def test_the_default_is_tuned_where_the_exact_rule_stops(epsilon: float, delta: 
     assert 0.935 <= now / general <= 0.955
     # Its best tuning with hindsight, at the limit itself, would read less by one part in a thousand at most.
     assert float(by_hand(time, delta, time)) >= 0.999 * now
+
+
+@pytest.mark.parametrize("rule", ["zcdp", "gdp", "paper"])
+def test_a_rule_s_reach_is_its_limit_where_that_is_a_closed_form(rule: str) -> None:
+    for target in ((1.0, 1e-6), (8.0, 1e-9)):
+        meters = odo.compile_policy(odo.Policy(*target, rule=rule)).meters
+        limit = next(meter.limit for meter in meters if meter.name == rule)
+        assert RULES[rule].reach(*target) == pytest.approx((limit or 0) / 10**15, rel=1e-9)
+    assert RULES["renyi"].reach(1.0, 1e-6) == RULES["zcdp"].reach(1.0, 1e-6)
+    assert RULES["exact"].reach(1.0, 1e-6) == RULES["gdp"].reach(1.0, 1e-6)
 
 
 def test_the_default_of_the_papers_rule_is_its_own_line() -> None:
