@@ -137,7 +137,7 @@ def test_other_odometers_come_only_when_asked_for_and_are_never_licensed(ledger:
     work(account, ["spend"] * 3)
     assert [line.licensed for line in drawn(account).lines] == [True]
     compared = drawn(account, compare=True).lines
-    assert [line.licensed for line in compared] == [True, False, False, False]
+    assert [line.licensed for line in compared] == [True, False, False, False, False]
     assert all(line.name.endswith("for looking only") for line in compared[1:])
     assert [line.losses[-1] for line in compared] == [one.loss for one in account.compare()]
     basic = ledger.open_account("b", odo.Policy(1, 0, rule="basic"))
@@ -175,7 +175,7 @@ def test_the_chart_is_plain_json_with_the_promise_and_no_script(ledger: Ledger, 
     )
     (span,) = parts(document, "Span")
     assert span["attributes"]["location"] == 1.0
-    assert len(parts(document, "LegendItem")) == 4
+    assert len(parts(document, "LegendItem")) == 5
     assert bool(parts(document, "DatetimeAxis")) is by_time
     # A page runs no script but its own: what would need one must not be in the document.
     assert not parts(document, "CustomJS")
@@ -194,7 +194,7 @@ def test_the_plain_picture_has_a_line_for_each_odometer_inside_its_frame(ledger:
     assert points(picture(drawn(account), by_time=by_time)) == [[(0.0, 300.0)]]
     work(account, ["spend"] * 20)
     lines = points(picture(drawn(account, compare=True), by_time=by_time))
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert all(0 <= x <= 720 and 0 <= y <= 300 for line in lines for x, y in line)
     heights = [y for _, y in lines[-1]]
     assert heights == sorted(heights, reverse=True)

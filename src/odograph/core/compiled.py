@@ -286,8 +286,8 @@ def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
     """
     if policy.rule == "basic":
         return ()
-    _, *tuned = standard_odometers(float(policy.epsilon), float(policy.delta_rule))  # the first is the general one
-    return tuple(odometer for odometer in tuned if odometer != policy.odometer)
+    standard = standard_odometers(float(policy.epsilon), float(policy.delta_rule))
+    return tuple(odometer for odometer in standard if odometer != policy.odometer)
 
 
 def _note(compiled: Compiled, totals: Totals, odometer: Odometer, loss: float) -> str:
