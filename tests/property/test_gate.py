@@ -258,7 +258,7 @@ def test_equal_steps_are_within_the_target_at_every_size(rule: str, epsilon: str
     for part in (1000, 300, 100, 60, 31, 17, 9, 5, 3, 2):
         size = str(Fraction(epsilon) / part)
         steps = most_equal_steps(compiled, size)
-        assert kov_delta(steps, size, 0.0, epsilon) <= level  # type: ignore[arg-type]
+        assert kov_delta(steps, size, 0.0, epsilon) <= level
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_limit_that_is_too_high_is_caught(rule: str, factor: float) -> None:
     """Negative control: the same check refutes the twin. (The paper's rule leaves more room than 30%.)"""
     broken = raised(at(rule), factor)
     size = "0.1" if rule == "basic" else "0.01"
-    assert kov_delta(most_equal_steps(broken, size), size, 0.0, "1") > 1e-6  # type: ignore[arg-type]
+    assert kov_delta(most_equal_steps(broken, size), size, 0.0, "1") > 1e-6
 
 
 @settings(max_examples=40)
