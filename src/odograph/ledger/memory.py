@@ -22,6 +22,8 @@ __all__ = ["MemorySnapshot", "MemoryStore"]
 class MemoryStore:
     """Dictionaries behind one lock."""
 
+    timeout = 0.0
+
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
         self._pid = os.getpid()

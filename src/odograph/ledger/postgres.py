@@ -2,6 +2,10 @@
 
 The first trip begins, locks the accounts in the order of their names, and reads; the second appends, updates and
 commits. All of it works behind a pool that shares connections between transactions.
+
+A row that another client holds for longer than a moment is not waited for: the group goes on without the requests
+that want it, and for a while the row is only taken if it is free. So a forgotten `SELECT ... FOR UPDATE` holds up the
+accounts that it locks and no others.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -22,14 +27,31 @@ from odograph.ledger.entries import Entry
 from odograph.ledger.postgres_connections import Connection, connected, line_of, shown_url
 from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.sql import SCHEMA, migrations, queries
-from odograph.ledger.store import Balance, Changes, Hit, Note, Record, State, Wants, Work, closed
+from odograph.ledger.store import (
+    OPENING,
+    Balance,
+    Changes,
+    Hit,
+    Note,
+    Record,
+    RowLocked,
+    State,
+    Wants,
+    Work,
+    closed,
+)
 
 __all__ = ["PostgresSnapshot", "PostgresStore"]
 
 _SQL: Final = {name: text.encode() for name, text in queries("postgres").items()}
 _CHUNK: Final = 4096  # rows at a time, in a walk over everything
 _RACES: Final = 20  # how often a transaction is tried again after another process was first
+_PATIENCE: Final = 0.25  # seconds that a group waits for a lock: longer than a queue of groups on a hot account takes
+_WARY: Final = 10 * _PATIENCE  # seconds in which a row that was waited for in vain is not waited for again
 _IDLE: Final = "30s"  # a client that stops in the middle of a transaction must not hold the others up for ever
+
+_FREE: Final = {name: _SQL[name] + b" SKIP LOCKED" for name in ("lock", "lock_trees")}
+_THERE: Final = {name: _SQL[name].removesuffix(b"FOR UPDATE") for name in _FREE}
 
 _NO_TRANSACTION: Final = psycopg.pq.TransactionStatus.IDLE
 
@@ -40,7 +62,7 @@ class PostgresStore:
     def __init__(self, url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> None:
         self.url = shown_url(url)
         self._conninfo = url
-        self._timeout = timeout
+        self.timeout = self._timeout = timeout
         self._accept_fsync_off = accept_fsync_off
         self._closed = False
         self._renew()
@@ -62,6 +84,8 @@ class PostgresStore:
                         self._finish(changes)
                 except (pg.UniqueViolation, pg.DeadlockDetected, pg.SerializationFailure):
                     continue
+                except pg.LockNotAvailable as problem:  # a table, or a key
+                    raise RowLocked("another client locks the ledger; nothing was charged. Try again") from problem
                 except BaseException as error:
                     if self._writer is not None and not isinstance(error, Exception):
                         self._writer.close()  # an interrupt leaves the connection anywhere in its conversation
@@ -157,6 +181,7 @@ class PostgresStore:
         self._read_lock = threading.RLock()
         self._writer: Connection | None = None
         self._reader: Connection | None = None
+        self._stuck: dict[str, float] = {}  # what was waited for in vain, and until when it is not waited for again
         self._pid = os.getpid()  # last: another thread of a forked process may be waiting for it
 
     def _leave_fork(self) -> None:
@@ -247,11 +272,32 @@ class PostgresStore:
     def _begin(self, wants: Wants) -> State:
         """Take the first trip: begin, lock, read. It has no effect yet, so a lost connection is made again, once."""
         try:
-            return _locked(self._writing(), wants, self._lock_timeout)
+            return self._lock(wants)
         except psycopg.OperationalError:
             if self._writer is None or not self._writer.closed:
                 raise
-            return _locked(self._writing(), wants, self._lock_timeout)
+            return self._lock(wants)
+
+    def _lock(self, wants: Wants) -> State:
+        """Lock what is wanted and read it; without what others hold for longer than a moment, which is then named."""
+        wait = f"{max(1, int(min(_PATIENCE, self._timeout) * 1000))}ms"
+        everything = wants.accounts | wants.trees | {OPENING}
+        stuck: frozenset[str] = frozenset()
+        if self._stuck:
+            begun = time.monotonic()
+            self._stuck = {name: until for name, until in self._stuck.items() if begun < until}
+            stuck = everything & self._stuck.keys()
+        try:
+            state = _locked(self._writing(), wants, wait, stuck)
+        except pg.LockNotAvailable:
+            self._end()
+            state = _locked(self._writing(), wants, wait, everything)
+            until = time.monotonic() + _WARY
+            self._stuck |= dict.fromkeys(state.held | (wants.trees if state.held else frozenset()), until)
+        else:
+            for name in stuck - state.held - wants.trees:
+                del self._stuck[name]
+        return state
 
     def _finish(self, changes: Changes) -> None:
         """Take the second trip: append, update, commit."""
@@ -337,25 +383,35 @@ class PostgresSnapshot:
         return dict(self._connection.execute(_SQL["principals"]).fetchall())
 
 
-def _locked(connection: Connection, wants: Wants, lock_timeout: str) -> State:
+def _locked(connection: Connection, wants: Wants, wait: str, warily: frozenset[str]) -> State:
+    """Begin, lock and read. What is taken `warily` is only taken if it is free, and last: it cannot deadlock."""
+    lock = "lock_trees" if wants.trees else "lock"
+    trees = ([*wants.trees],) if wants.trees else ()
+    queries = _FREE if wants.trees & warily else _SQL
     with connection.pipeline() as pipeline:
         execute = connection.execute
         execute(_SQL["begin"])
-        execute(_SQL["settings"], (lock_timeout, _IDLE))
+        execute(_SQL["settings"], (wait, _IDLE))
+        opening = None
         if wants.opens:
-            execute(_SQL["one_at_a_time"])
-        if wants.trees:
-            accounts = execute(_SQL["lock_trees"], ([*wants.trees], [*wants.accounts]))
-        else:
-            accounts = execute(_SQL["lock"], ([*wants.accounts],))
+            opening = execute(_SQL["one_at_a_time_if_free" if OPENING in warily else "one_at_a_time"])
+        taken = [execute(queries[lock], (*trees, [*(wants.accounts - warily)]))]
+        if wants.accounts & warily:
+            taken.append(execute(_FREE["lock"], ([*(wants.accounts & warily)],)))
+        there = execute(_THERE[lock], (*trees, [*wants.accounts])) if warily else None
         blocks = execute(_SQL["blocks"], ([*wants.datasets],)) if wants.datasets else None
         keys = execute(_SQL["keys"], _rows(wants.keys))
         now = execute(_SQL["now"])
         pipeline.sync()
-        rows = [*accounts.fetchall(), *(blocks.fetchall() if blocks else ())]
+        balances = {row[0]: Balance.read(row) for cursor in taken for row in cursor.fetchall()}
+        held = frozenset(row[0] for row in there.fetchall() if row[0] not in balances) if there else frozenset()
+        if opening is not None and opening.fetchone() == (False,):
+            held |= {OPENING}
+        for row in blocks.fetchall() if blocks else ():
+            balances.setdefault(row[0], Balance.read(row))
         hits = {(row[0], row[1]): Hit._make(row[2:]) for row in keys.fetchall()}
         moment = (now.fetchone() or (0,))[0]
-    return State(moment, {row[0]: Balance.read(row) for row in rows}, hits)
+    return State(moment, balances, hits, held)
 
 
 def _statements(changes: Changes) -> Iterator[tuple[bytes, tuple[str]]]:

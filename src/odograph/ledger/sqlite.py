@@ -48,7 +48,7 @@ class SqliteStore:
         self.url = f"sqlite:///{path}"
         self._path = path.absolute()  # the working folder may change
         self._name = str(self._path)
-        self._timeout = timeout
+        self.timeout = self._timeout = timeout
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock()
         self._writer: sqlite3.Connection | None = None

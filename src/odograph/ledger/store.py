@@ -11,10 +11,12 @@ inside one transaction to a function and stores what that returns, or nothing.
 3. **Nothing is cached** from one transaction to the next, except what never changes: entries.
 4. **Unique.** No two accounts have a name in common, and no two keys an owner and a text. Of two processes that try
    at once, one is told what the other did.
-5. **Time** is the store's, read after the locks are held.
-6. **Snapshots.** `balances` and `records` see one moment, between transactions.
-7. Entries and keys are never updated or deleted; side tables are.
-8. **Erased names.** The keys of a principal whose name was erased stay used, for every principal, as it is not known
+5. **Nothing waits for another's lock.** Accounts that another client holds for longer than a moment are named in
+   `State.held`, and the work leaves out the requests that want them; they are asked for again until `timeout`.
+6. **Time** is the store's, read after the locks are held.
+7. **Snapshots.** `balances` and `records` see one moment, between transactions.
+8. Entries and keys are never updated or deleted; side tables are.
+9. **Erased names.** The keys of a principal whose name was erased stay used, for every principal, as it is not known
    any more who that was: a wanted key that its owner has not used, and such a principal has, leads to a hit whose
    request is `ERASED`.
 """
@@ -27,17 +29,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from odograph.core.decide import Totals
-from odograph.errors import LedgerCorrupt, LedgerError
+from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
 from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, totals_to_text
 
 __all__ = [
     "ERASED",
+    "OPENING",
     "Balance",
     "Changes",
     "Head",
     "Hit",
     "Note",
     "Record",
+    "RowLocked",
     "Snapshot",
     "State",
     "Store",
@@ -69,6 +73,13 @@ def together(wants: Sequence[Wants]) -> Wants:
         nothing.union(*datasets),
         any(opens),
     )
+
+
+OPENING: Final = ""  # among the names of accounts: the lock that is taken to open or close any of them
+
+
+class RowLocked(LedgerBusy):
+    """Another client holds an account that is wanted. Nothing was charged, and the request is to be tried again."""
 
 
 class Head(NamedTuple):
@@ -165,6 +176,7 @@ class State:
     now: int
     balances: dict[str, Balance]
     keys: dict[tuple[str, str], Hit]
+    held: frozenset[str] = frozenset()  # wanted accounts that another client has locked; OPENING if it opens some
 
 
 @dataclass(slots=True)
@@ -220,13 +232,14 @@ class Store(Protocol):
     """Where a ledger is kept."""
 
     url: str  # without a password: what messages and pages may show
+    timeout: float  # seconds to wait for what others hold
 
     def create(self) -> None:
         """Make the place for a ledger if there is none; nothing else does."""
         ...
 
     def write(self, wants: Wants, work: Work) -> None:
-        """Run one durable transaction, as the contract says."""
+        """Run one durable transaction, as the contract says; raise `RowLocked` if others hold all of it."""
         ...
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:

@@ -15,16 +15,19 @@ from copy import copy
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
-from odograph.errors import OdographError, ServiceUnavailable
+from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
 from odograph.ledger.reentry import is_reentry, reentered
 from odograph.ledger.requests import Outcome, Request
-from odograph.ledger.store import Changes, State, Store, together
+from odograph.ledger.store import OPENING, Changes, RowLocked, State, Store, Wants, together
 from odograph.ledger.waiting import GROUP, Waiting
 
-__all__ = ["Writer", "carry_out"]
+__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Writer", "carry_out"]
 
 _PLACES: Final = 4096  # for requests that wait
 _GLANCE: Final = 0.5  # seconds until one who waits looks for itself: whoever was to wake it may have been interrupted
+
+FIRST_PAUSE: Final = 0.002  # seconds until a request is tried again whose account another client holds; doubled,
+LONGEST_PAUSE: Final = 0.1  # up to this; and so much for each that waits so: many of them must not fill the queue
 
 # Told of every transaction: how long it took, and how many requests were in it.
 Watch: TypeAlias = Callable[[float, int], None]
@@ -66,14 +69,36 @@ class Writer:
         _WRITERS.add(self)
 
     def submit(self, request: Request) -> Outcome:
-        """Carry a request out durably and return its outcome; raise `LedgerBusy` if too many wait, and interrupts."""
+        """Carry a request out durably and return its outcome; raise `LedgerBusy` if too many wait, and interrupts.
+
+        One whose account another client holds waits here, outside the queue, so that no other request waits with it.
+        """
         inside = self._inside.lock
         if inside.locked():  # by this thread: it would wait for itself
             raise reentered()
         with inside:
-            return self._submit(_Ticket(request))
+            begun = time.monotonic()
+            outcome = self._submit(request)
+            return self._try_again(request, outcome, begun) if isinstance(outcome, RowLocked) else outcome
 
-    def _submit(self, mine: _Ticket) -> Outcome:
+    def _try_again(self, request: Request, outcome: Outcome, begun: float) -> Outcome:
+        deadline = begun + self._store.timeout
+        pause = FIRST_PAUSE
+        self._held_up.add(threading.get_ident())
+        try:
+            while isinstance(outcome, RowLocked):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return LedgerBusy(str(outcome))
+                time.sleep(min(left, max(pause, FIRST_PAUSE * len(self._held_up))))
+                pause = min(2 * pause, LONGEST_PAUSE)
+                outcome = self._submit(request)
+        finally:
+            self._held_up.discard(threading.get_ident())
+        return outcome
+
+    def _submit(self, request: Request) -> Outcome:
+        mine = _Ticket(request)
         try:
             with self._lock:
                 if self._leader is None:
@@ -103,6 +128,7 @@ class Writer:
         self._leader = None
         self._writing = []
         self._queue: Waiting[_Ticket] = Waiting(self._places)
+        self._held_up: set[int] = set()  # threads whose request waits for what another client holds
 
     def _lead(self) -> None:
         """Write a group: one's own request if nobody else was there, else all that wait, one's own first."""
@@ -158,7 +184,10 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
 
 
 def carry_out(store: Store, requests: Sequence[Request]) -> list[Outcome]:
-    """Carry requests out in their order, in one durable transaction; what one raises is its own outcome."""
+    """Carry requests out in their order, in one durable transaction; what one raises is its own outcome.
+
+    A request whose account another client holds is left out; its outcome is `RowLocked`.
+    """
     outcomes: list[Outcome] = []
 
     def work(state: State) -> Changes:
@@ -166,6 +195,8 @@ def carry_out(store: Store, requests: Sequence[Request]) -> list[Outcome]:
         changes = Changes()
         for request in requests:
             try:
+                if state.held:
+                    _require_free(request.wants, state.held)
                 outcomes.append(request.step(state, changes))
             except OdographError as error:
                 if is_reentry(error):  # raised by a handler, perhaps in the middle of a step
@@ -176,3 +207,10 @@ def carry_out(store: Store, requests: Sequence[Request]) -> list[Outcome]:
     wants = requests[0].wants if len(requests) == 1 else together([request.wants for request in requests])
     store.write(wants, work)
     return outcomes
+
+
+def _require_free(wants: Wants, held: frozenset[str]) -> None:
+    """Raise if a request wants what another client holds; of a tree it is not known which accounts are in it."""
+    if wants.trees or not held.isdisjoint(wants.accounts) or (wants.opens and OPENING in held):
+        names = ", ".join(map(repr, sorted(held & wants.accounts))) or "the accounts"
+        raise RowLocked(f"another client of the database holds {names}; nothing was charged. Try again")

@@ -20,7 +20,9 @@ import msgspec
 
 from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
 from odograph.ledger.requests import Outcome
+from odograph.ledger.store import RowLocked
 from odograph.ledger.waiting import Waiting
+from odograph.ledger.writer import FIRST_PAUSE, LONGEST_PAUSE
 from odograph.service import logs
 from odograph.service.frames import HEAD, Answer, Packed, answers_in, framed, receipt_or_outcome
 from odograph.service.settings import Settings
@@ -96,6 +98,7 @@ class Pen:
         self._queue: Waiting[_Ticket] = Waiting(_PLACES)
         self._sent: deque[list[_Ticket]] = deque()  # frames without an answer
         self._called = False
+        self._held_up = 0  # orders that wait for what another client of the database holds
         self._link: _Link | None = None
         self._keeper = self._loop.create_task(self._keep())
 
@@ -108,6 +111,31 @@ class Pen:
         """Carry independent orders out durably: a receipt as it is sent to the caller, or what else became of it."""
         if not orders:
             return []
+        deadline = self._loop.time() + self._settings.timeout
+        outcomes = await self._write(orders)
+        if any(isinstance(one, RowLocked) for one in outcomes):
+            await self._try_again(orders, outcomes, deadline)
+        return outcomes
+
+    async def _try_again(self, orders: Sequence[Packed], outcomes: list[bytes | Outcome], deadline: float) -> None:
+        """Send those again whose account another client holds, until the time is over; all others are written."""
+        pause = FIRST_PAUSE
+        while held := [number for number, one in enumerate(outcomes) if isinstance(one, RowLocked)]:
+            left = deadline - self._loop.time()
+            if left <= 0:
+                for number in held:
+                    outcomes[number] = LedgerBusy(str(outcomes[number]))
+                return
+            self._held_up += len(held)
+            try:
+                await asyncio.sleep(min(left, max(pause, FIRST_PAUSE * self._held_up)))
+            finally:
+                self._held_up -= len(held)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            for number, one in zip(held, await self._write([orders[number] for number in held]), strict=True):
+                outcomes[number] = one
+
+    async def _write(self, orders: Sequence[Packed]) -> list[bytes | Outcome]:
         asked = _Asked(self._loop, len(orders))
         for number, (client, order) in enumerate(orders):
             try:

@@ -10,6 +10,9 @@ SELECT
 -- name: one_at_a_time
 SELECT pg_advisory_xact_lock(7310046181401);
 
+-- name: one_at_a_time_if_free
+SELECT pg_try_advisory_xact_lock(7310046181401);
+
 -- name: lock
 SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
 FROM odograph.accounts
