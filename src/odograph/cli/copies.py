@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,7 +24,7 @@ __all__ = ["backup", "export", "import_", "restore"]
 @with_options
 def backup(path: Annotated[Path, typer.Argument(metavar="FILE", help="A new SQLite file.")], *, at: At) -> None:
     """Copy the whole ledger, as it is now, into a new SQLite file."""
-    with at.ledger() as ledger, progress("copying", quiet=at.json) as report:
+    with _removing(), at.ledger() as ledger, progress("copying", quiet=at.json) as report:
         stood = ledger.backup(path, progress=report)
     _copied(path, stood, at)
 
@@ -38,7 +43,7 @@ def restore(
     kept = checkpoint_from(checkpoint)
     if not path.is_file():  # before a new ledger is made for it
         raise LedgerError(f"there is no backup at {path}")
-    with at.ledger() as ledger, progress("restoring", quiet=at.json) as report:
+    with _removing(), at.ledger() as ledger, progress("restoring", quiet=at.json) as report:
         found = ledger.restore(path, checkpoint=kept, progress=report)
         _taken_in(path, found, ledger.url, kept, at)
 
@@ -53,10 +58,10 @@ def export(
     if out is None:
         if at.json:
             raise InvalidPolicy("export prints JSON Lines, not one document: with --json, say where by --out FILE")
-        with at.ledger() as ledger:
-            ledger.export(sys.stdout)
+        with at.ledger() as ledger, progress("exporting", quiet=sys.stdout.isatty()) as report:
+            ledger.export(sys.stdout, progress=report)
         return
-    with at.ledger() as ledger, progress("exporting", quiet=at.json) as report, new_file(out) as file:
+    with _removing(), at.ledger() as ledger, progress("exporting", quiet=at.json) as report, new_file(out) as file:
         stood = ledger.export(file, progress=report)
     _copied(out, stood, at)
 
@@ -70,9 +75,31 @@ def import_(
 ) -> None:
     """Read an export into a new ledger, replaying all of it. Without a checkpoint every account is closed."""
     kept = checkpoint_from(checkpoint)
-    with path.open(encoding="utf-8") as file, at.ledger() as ledger, progress("importing", quiet=at.json) as report:
+    with (
+        path.open(encoding="utf-8") as file,
+        _removing(),
+        at.ledger() as ledger,
+        progress("importing", quiet=at.json) as report,
+    ):
         found = ledger.import_(file, checkpoint=kept, progress=report)
         _taken_in(path, found, ledger.url, kept, at)
+
+
+@contextmanager
+def _removing() -> Iterator[None]:
+    """Let a signal that ends the process end the block first, as an interrupt does: what it began is removed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature of a handler
+        raise SystemExit(128 + number)
+
+    known = threading.current_thread() is threading.main_thread()  # no other thread may set a handler
+    signals = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])] if known else []
+    before = {number: signal.signal(number, stop) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _copied(path: Path, stood: Checkpoint, at: At) -> None:

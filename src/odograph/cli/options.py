@@ -106,7 +106,14 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[str]]:
     """Make a file, as private as the ledger and never over another; what fails in the middle leaves none behind."""
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
+    try:
+        opened = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8")
+    except OSError:
+        raise
+    except BaseException:  # an interrupt, after the file was made
+        path.unlink(missing_ok=True)
+        raise
+    with opened as file:
         try:
             yield file
             file.flush()

@@ -33,7 +33,7 @@ from odograph.ledger.openings import opening_of
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.steps import ACTS, pointer_of, population_of
 from odograph.ledger.store import Balance, Head, Snapshot
-from odograph.progress import Progress
+from odograph.progress import Progress, paced
 
 __all__ = ["Auditor", "audit"]
 
@@ -335,7 +335,7 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
     used = done = 0
     noted: dict[tuple[str, int], str] = {}
     principals: set[str] = set()
-    for entry, points_to in snapshot.records():
+    for entry, points_to in paced(snapshot.records()):
         alone = auditor.take(entry)
         if entry.verb not in KEYLESS:
             used += (alone and points_to == (entry.account, entry.sequence)) or _check_key(entry, points_to)

@@ -21,7 +21,7 @@ from odograph.ledger.entries import KEYLESS, Entry, check_key, digest_of, key_ow
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
-from odograph.progress import Progress
+from odograph.progress import Progress, paced
 
 __all__ = [
     "Piece",
@@ -279,7 +279,7 @@ def _twice(entry: Entry) -> LedgerCorrupt:
 
 def pieces(snapshot: Snapshot) -> Iterator[Piece]:
     """Take a ledger apart: entries, notes, principals, and where it stands."""
-    for entry, _ in snapshot.records():
+    for entry, _ in paced(snapshot.records()):
         yield entry
     yield from snapshot.notes()
     yield from snapshot.principals().items()

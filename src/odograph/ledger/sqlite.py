@@ -35,7 +35,8 @@ __all__ = ["SqliteSnapshot", "SqliteStore"]
 _LEDGER: Final = 0x0D06_0001  # how a file says that it is a ledger
 _BACKUP: Final = 0x0D06_0003  # or a backup of one: a second file that spends would be a second budget
 _T = TypeVar("_T")
-_CHUNK: Final = 4096  # rows at a time, in a walk over everything
+_CHUNK: Final = 1024  # rows at a time, in a walk over everything
+_NO_END: Final = 2**63 - 1
 _LOST_LOG: Final = "was deleted or replaced while in use"
 _RECONNECT: Final = "Close every program that uses the ledger, and connect again"
 
@@ -80,15 +81,17 @@ class SqliteStore:
         """Store the parts in one transaction."""
 
         def transaction(connection: sqlite3.Connection) -> None:
-            if connection.execute(SQL["accounts"]).fetchone() is not None:
-                raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
-            connection.execute("PRAGMA defer_foreign_keys = ON")  # a child may come before its parent
-            connection.execute(SQL["forget_principals"])  # no entry has their identities; the copy's have
-            for part in parts:
-                store_changes(connection, part)
-            connection.executemany(SQL["add_principal"], principals.items())
-            connection.execute(SQL["mark_erased"])
-            _commit(connection)
+            with _without_foreign_keys(connection):
+                if connection.execute(SQL["accounts"]).fetchone() is not None:
+                    raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
+                connection.execute(SQL["forget_principals"])  # no entry has their identities; the copy's have
+                for part in parts:
+                    store_changes(connection, part)
+                connection.executemany(SQL["add_principal"], principals.items())
+                connection.execute(SQL["mark_erased"])
+                if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
+                    raise LedgerCorrupt("the copy contradicts itself; nothing was taken in")
+                _commit(connection)
 
         if self._there():
             self._transact(transaction)
@@ -357,7 +360,12 @@ class SqliteStore:
 
 
 class SqliteSnapshot:
-    """A whole ledger, inside one read transaction."""
+    """A whole ledger at one moment, read in short transactions.
+
+    A long one would keep SQLite from writing its log back, which grows with every charge until then. Where every
+    account stands is read in one transaction; what was written before that never changes, so it can be read later. If
+    the entries are not as many as the accounts say, or a note has none, all that there is is read in one transaction.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -367,21 +375,58 @@ class SqliteSnapshot:
                 raise LedgerCorrupt(f"the ledger's file is damaged: the table {table} contradicts its index")
         self.balances = [Balance.read(row) for row in connection.execute(SQL["accounts"])]
         self.size, self.keys = connection.execute(SQL["sizes"]).fetchone()
+        self._last = {balance.head.name: balance.sequence for balance in self.balances}
+        self._others = -1  # the last sequence of accounts that were opened later
+        whole = self.size == len(self._last) + sum(self._last.values())
+        if whole and connection.execute(SQL["stray_note"]).fetchone() is None:
+            connection.execute("ROLLBACK")
+        else:
+            self._others = _NO_END
+            names = connection.execute(SQL["accounts_of_entries"]).fetchall()
+            self._last = dict.fromkeys(sorted({*self._last, *(row[0] for row in names)}), _NO_END)
 
     def records(self) -> Iterator[Record]:
         """Every entry, account by account."""
-        cursor = self._connection.execute(SQL["records"])
-        while rows := cursor.fetchmany(_CHUNK):
-            for row in rows:
-                yield Entry._make(row[:14]), None if row[14] is None else row[14:]
+        for name, last in self._last.items():
+            first = 0
+            while first <= last:
+                rows = self._connection.execute(SQL["records"], (name, first, last, _CHUNK)).fetchall()
+                for row in rows:
+                    yield Entry._make(row[:14]), None if row[14] is None else row[14:]
+                if len(rows) < _CHUNK:
+                    break
+                first = rows[-1][2] + 1
 
     def notes(self) -> Iterator[Note]:
         """Every note that was not erased."""
-        return map(Note._make, self._connection.execute(SQL["all_notes"]))
+        after = ("", -1)
+        while rows := self._connection.execute(SQL["all_notes"], (*after, _CHUNK)).fetchall():
+            for note in map(Note._make, rows):
+                if note.sequence <= self._last.get(note.account, self._others):
+                    yield note
+            after = rows[-1][:2]
 
     def principals(self) -> dict[str, str]:
         """The names that were not erased, by identity."""
         return dict(self._connection.execute(SQL["principals"]).fetchall())
+
+
+@contextmanager
+def _without_foreign_keys(connection: sqlite3.Connection) -> Iterator[None]:
+    """Begin the transaction again without foreign keys, for the length of the block, which checks them at its end.
+
+    Accounts come after their entries. While a row that others refer to is missing, SQLite searches the referring
+    tables at every insertion, and `keys` has no index for that: a copy would take quadratic time.
+    """
+    connection.execute("ROLLBACK")  # within a transaction the setting has no effect
+    connection.execute("PRAGMA foreign_keys = OFF")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.execute("PRAGMA foreign_keys = ON")
 
 
 def _commit(connection: sqlite3.Connection) -> None:

@@ -146,8 +146,8 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
             )
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         try:
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             fill(new)
             os.link(new, path)
             sync(path.parent)  # the name must be as durable as what is in the file

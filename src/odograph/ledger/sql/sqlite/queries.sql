@@ -62,7 +62,7 @@ FROM entries WHERE account = ? AND sequence >= ? ORDER BY sequence LIMIT ?;
 
 -- name: pending
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
-FROM entries
+FROM entries INDEXED BY entries_that_reserve
 WHERE account = ? AND verb = 'reserve' AND NOT EXISTS (
     SELECT 1 FROM keys WHERE keys.owner = '' AND keys.key = substr(
         entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
@@ -72,7 +72,7 @@ ORDER BY sequence;
 
 -- name: voids
 SELECT count(*)
-FROM entries
+FROM entries INDEXED BY entries_that_reserve
 JOIN keys ON keys.owner = '' AND keys.key = substr(
     entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
 )
@@ -83,7 +83,7 @@ WHERE entries.account = ? AND entries.verb = 'reserve';
 SELECT account, sequence, salt, text FROM notes WHERE account = ? AND sequence >= ? AND sequence < ?;
 
 -- name: all_notes
-SELECT account, sequence, salt, text FROM notes ORDER BY account, sequence;
+SELECT account, sequence, salt, text FROM notes WHERE (account, sequence) > (?, ?) ORDER BY account, sequence LIMIT ?;
 
 -- name: records
 SELECT
@@ -93,7 +93,16 @@ SELECT
 FROM entries LEFT JOIN keys
     ON keys.owner = CASE WHEN entries.verb IN ('commit', 'void') THEN '' ELSE entries.principal END
     AND keys.key = entries.key
-ORDER BY entries.account, entries.sequence;
+WHERE entries.account = ? AND entries.sequence BETWEEN ? AND ?
+ORDER BY entries.sequence LIMIT ?;
+
+-- name: accounts_of_entries
+SELECT DISTINCT account FROM entries;
+
+-- name: stray_note
+SELECT notes.account, notes.sequence
+FROM notes LEFT JOIN entries ON entries.account = notes.account AND entries.sequence = notes.sequence
+WHERE entries.account IS NULL LIMIT 1;
 
 -- name: sizes
 SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM keys);
