@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +10,10 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import odograph as odo
 from odograph import (
     Accountant,
     AccountClosed,
@@ -26,6 +30,8 @@ from odograph import (
     ReservationResolved,
     session,
 )
+from odograph.ledger import requests
+from odograph.ledger.entries import stamp
 
 pytest_plugins = ("ledgers",)
 
@@ -399,3 +405,75 @@ def test_a_mechanism_that_raises_names_its_entry(account: LedgerAccount) -> None
     entry = next(past.entry for past in account.history() if past.entry.verb == "reserve")
     (note,) = caught.value.__notes__
     assert f"charged to 'ana' (entry {entry.place}, key {entry.key}) before" in note
+
+
+def days_ahead(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Let the clock jump ahead once, then use every verb; return by how many days the later entries are ahead."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 73 * 365 * 86400 * 10**9)
+    ledger.spend({"ana": TENTH}, key="ahead")
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**6)
+    other = ledger.open_account("other", BASIC, dataset="")
+    ledger.spend({"other": TENTH, "ana": TENTH})
+    account = ledger.account("ana")
+    account.reserve(TENTH, expires=60).void("in time")
+    account.reserve(TENTH, expires=60).commit()
+    with pytest.raises(BudgetExceeded):
+        account.spend(PureDP(7))
+    account.close()
+    later = [*account.history(2), *other.history()]
+    assert {past.entry.verb for past in later} == {"open", "spend", "reserve", "void", "commit", "refuse", "close"}
+    return max(past.entry.time - now // 1000 for past in later) / 86400e6
+
+
+@pytest.fixture
+def jumping(where: str, account: LedgerAccount, ledger: Ledger) -> Ledger:
+    if where.startswith("postgresql"):
+        pytest.skip("PostgreSQL has its server's clock, and a test cannot set that")
+    assert account.name == "ana"
+    return ledger
+
+
+def test_a_clock_that_jumped_ahead_once_does_not_stamp_later_entries(
+    jumping: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert days_ahead(jumping, monkeypatch) < 1 / 24
+    found = jumping.verify()
+    assert found.set_back == ("ana#2", "top#2")
+    assert "the clock was set back before ana#2 and 1 more: times before or after it are wrong" in str(found)
+    file = io.StringIO()
+    jumping.export(file)
+    with odo.connect("memory://") as copy:
+        assert copy.import_(io.StringIO(file.getvalue()), checkpoint=found.checkpoint).set_back == ("ana#2", "top#2")
+        assert copy.verify() == found
+
+
+def test_a_ledger_whose_time_never_goes_back_is_caught(jumping: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "stamp", lambda now, before: max([now, *before]))
+    assert days_ahead(jumping, monkeypatch) > 365
+
+
+def test_a_reservation_that_expired_cannot_be_voided_by_setting_the_clock_back(
+    jumping: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account, now = jumping.account("ana"), time.time_ns()
+    held = account.reserve(TENTH, expires=60)
+    monkeypatch.setattr(time, "time_ns", lambda: now + 2 * 3600 * 10**9)
+    account.spend(TENTH)
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    with pytest.raises(ReservationResolved, match="expired"):
+        held.void("too late")
+
+
+@given(now=st.integers(0, 10**17), before=st.lists(st.integers(0, 10**17), max_size=6))
+def test_the_time_of_an_entry_is_bounded_and_goes_back_by_more_than_an_hour_or_not_at_all(
+    now: int, before: list[int]
+) -> None:
+    time_ = stamp(now, before)
+    assert now <= time_ <= now + 3_600_000_000 * len(before)
+    assert all(last <= time_ or last - time_ > 3_600_000_000 for last in before)
+
+
+@given(st.integers(0, 10**17), st.lists(st.integers(0, 3_600_000_000), max_size=6))
+def test_the_time_of_an_entry_is_the_last_one_s_after_a_small_correction(now: int, ahead: list[int]) -> None:
+    assert stamp(now, [now + one for one in ahead]) == max([now, *(now + one for one in ahead)])

@@ -15,6 +15,7 @@ from odograph.cli.budget import budget
 from odograph.cli.charges import commit, decide, largest, reserve, spend, void
 from odograph.cli.copies import backup, export, import_, restore
 from odograph.cli.demo import demo
+from odograph.cli.doctor import doctor
 from odograph.cli.figures import figures
 from odograph.cli.keys import keys_app
 from odograph.cli.plot import plot
@@ -92,7 +93,7 @@ app = typer.Typer(
 _PANELS: Final = {
     "Accounts": (open_, show, accounts, close),
     "Charges": (decide, spend, reserve, commit, void, largest),
-    "Records": (history, verify, checkpoint, plot, erase),
+    "Records": (history, verify, checkpoint, doctor, plot, erase),
     "Copies": (backup, restore, export, import_),
     "Service": (serve,),
     "Without a ledger": (demo, budget, figures),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,6 +22,7 @@ from odograph.cli.options import (
     with_options,
 )
 from odograph.errors import LedgerError
+from odograph.ledger.doctor import examine_clock
 from odograph.ledger.receipts import Verification
 
 __all__ = ["checkpoint", "erase", "history", "verification_to_dict", "verify"]
@@ -76,8 +78,11 @@ def verify(*, at: At, checkpoint: CheckpointFile = None) -> None:
     kept = checkpoint_from(checkpoint)
     with at.ledger() as ledger, progress("verifying", quiet=at.json) as report:
         found = ledger.verify(checkpoint=kept, progress=report)
+        clock = examine_clock(ledger.books.balances().values(), time.time_ns() // 1000)
     since = "" if kept is None else ", and nothing was removed or rewritten since the checkpoint"
-    say(verification_to_dict(found), f"{found}{since}\nhead {found.checkpoint.head}", as_json=at.json)
+    ahead = f"\n{clock.found}: {clock.advice}" if clock.advice else ""
+    form = verification_to_dict(found) | {"clock": clock.to_dict()}
+    say(form, f"{found}{since}{ahead}\nhead {found.checkpoint.head}", as_json=at.json)
 
 
 @with_options
@@ -123,6 +128,7 @@ def verification_to_dict(found: Verification) -> dict[str, object]:
         "accounts": len(found.checkpoint.accounts),
         "notes_erased": found.notes_erased,
         "principals_erased": found.principals_erased,
+        "set_back": [*found.set_back],
         "checkpoint": found.checkpoint.to_dict(),
         "uncertified": [*found.uncertified],
     }

@@ -164,8 +164,14 @@ def past_of(account: str, form: Form) -> Past:
 def verification_of(form: Form) -> Verification:
     """Read what a replay found."""
     checkpoint = Checkpoint.from_dict(form["checkpoint"])
-    unsure = tuple(form.get("uncertified", ()))  # an earlier service did not say
-    return Verification(checkpoint, form["entries"], form["notes_erased"], form["principals_erased"], unsure)
+    return Verification(
+        checkpoint,
+        form["entries"],
+        form["notes_erased"],
+        form["principals_erased"],
+        uncertified=tuple(form.get("uncertified", ())),  # a service of version 0.1 sends neither
+        set_back=tuple(form.get("set_back", ())),
+    )
 
 
 def _time(text: str) -> int:

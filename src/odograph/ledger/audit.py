@@ -18,6 +18,7 @@ from odograph.core.decide import Price, Totals, decide
 from odograph.core.units import CEILING
 from odograph.errors import LedgerCorrupt, OdographError, told
 from odograph.ledger.entries import (
+    AHEAD,
     CHARGES,
     KEYLESS,
     RESOLUTIONS,
@@ -81,6 +82,7 @@ class Auditor:
         self._paths: dict[tuple[str, ...], str] = {}  # as legs name them, with an entry that does
         self._checkpoint = {} if checkpoint is None else dict(checkpoint.accounts)
         self._current: _Account | None = None
+        self.set_back: list[str] = []  # entries with an earlier time than the one before them
 
     def take(self, entry: Entry) -> bool:
         """Take the next entry in, or raise `LedgerCorrupt` and name it; say whether its request wrote no other."""
@@ -89,6 +91,7 @@ class Auditor:
             own = self._begin(entry)
         balance = own.balance
         _check_follows(entry, balance)
+        self._note_time(entry, balance)
         verb = entry.verb
         alone = entry.legs == entry.place
         if verb in CHARGES:
@@ -109,6 +112,10 @@ class Auditor:
         if self._checkpoint:
             self._compare(entry)
         return alone
+
+    def _note_time(self, entry: Entry, before: Balance) -> None:
+        if entry.time < before.time:
+            self.set_back.append(entry.place)
 
     def finish(self) -> dict[str, Balance]:
         """Return every balance as the entries tell it, once they agree with each other and with the checkpoint."""
@@ -257,8 +264,8 @@ def _check_follows(entry: Entry, before: Balance) -> None:
         raise _bad(entry, f"its version is {entry.version}, and this version of Odograph knows {VERSION}")
     if entry.reseal(before.seal) != entry.seal:
         raise _bad(entry, "its seal does not follow from its content and the entry before it")
-    if not before.time <= entry.time <= _LATEST:
-        raise _bad(entry, "it is earlier than the entry before it, or later than any date")
+    if before.time - AHEAD <= entry.time < before.time or not 0 <= entry.time <= _LATEST:
+        raise _bad(entry, "it is earlier than the entry before it by an hour or less, or no date")
 
 
 def _step(own: _Account, entry: Entry) -> None:
@@ -354,7 +361,14 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
             raise LedgerCorrupt(f"the note of entry {note.account}#{note.sequence} is not the one that was written")
     heads = {name: (balance.sequence, balance.seal) for name, balance in balances.items()}
     erased = len(principals - {*snapshot.principals()})
-    return Verification(Checkpoint(heads), done, len(noted), erased, auditor.uncertified())
+    return Verification(
+        Checkpoint(heads),
+        done,
+        len(noted),
+        erased,
+        uncertified=auditor.uncertified(),
+        set_back=tuple(auditor.set_back),
+    )
 
 
 def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:

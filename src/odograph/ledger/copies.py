@@ -17,7 +17,17 @@ from typing import IO, Any, Final
 
 from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError, told
 from odograph.ledger.audit import Auditor
-from odograph.ledger.entries import KEYLESS, Entry, check_key, digest_of, key_owner, note_digest, shown, text_of
+from odograph.ledger.entries import (
+    KEYLESS,
+    Entry,
+    check_key,
+    digest_of,
+    key_owner,
+    note_digest,
+    shown,
+    stamp,
+    text_of,
+)
 from odograph.ledger.receipts import Checkpoint, Verification
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.store import Balance, Changes, Hit, Note, Snapshot, Store
@@ -235,8 +245,14 @@ class _Intake:
     def verification(self) -> Verification:
         """Say what was taken in."""
         erased = len(self._seen - {*self.principals})
-        unsure = self._auditor.uncertified()
-        return Verification(self._checkpoint(), self._entries, len(self._noted), erased, unsure)
+        return Verification(
+            self._checkpoint(),
+            self._entries,
+            len(self._noted),
+            erased,
+            uncertified=self._auditor.uncertified(),
+            set_back=tuple(self._auditor.set_back),
+        )
 
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint({name: (balance.sequence, balance.seal) for name, balance in self._balances.items()})
@@ -268,7 +284,7 @@ class _Intake:
                 place = f"{name}#{balance.sequence + 1}"
                 request = digest_of("close", ((name, ""),))
                 fields = ("close", place, "", "", "", request, "", text_of({"copy": "without a checkpoint"}))
-                part.entries.append(balance.write(max(now, balance.time), identity, fields))
+                part.entries.append(balance.write(stamp(now, [balance.time]), identity, fields))
                 balance.closed = True
                 self._entries += 1
 

@@ -23,6 +23,7 @@ from odograph.core.guarantees import Guarantee, guarantee_from_dict
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, ReservationNotFound, told
 
 __all__ = [
+    "AHEAD",
     "CHARGES",
     "KEYLESS",
     "RESOLUTIONS",
@@ -44,12 +45,14 @@ __all__ = [
     "price_to_text",
     "sealed",
     "shown",
+    "stamp",
     "text_of",
     "totals_from_text",
     "totals_to_text",
 ]
 
 VERSION: Final = 1
+AHEAD: Final = 3_600_000_000  # microseconds that an entry's time may be ahead of the clock: an hour
 START: Final = "0" * 64  # the seal before an account's first entry
 CHARGES: Final = ("spend", "reserve")
 RESOLUTIONS: Final = ("commit", "void")
@@ -72,7 +75,7 @@ class Entry(NamedTuple):
     version: int
     account: str
     sequence: int  # 0, 1, 2, ... in this account
-    time: int  # microseconds since 1970, UTC, by the store's clock; never earlier than the entry before
+    time: int  # microseconds since 1970, UTC, by the store's clock; see `stamp`
     principal: str  # a random identity; the name is kept beside the ledger, where it can be erased
     verb: str  # open, spend, reserve, commit, void, refuse, close; step, of a population
     legs: str  # every account and sequence that the request wrote to
@@ -211,6 +214,20 @@ def checkpoint_of(heads: Iterable[tuple[str, int, str]]) -> str:
 def key_owner(verb: str, principal: str) -> str:
     """Return whose key it is: a reservation is resolved once, whoever does it."""
     return "" if verb in RESOLUTIONS else principal
+
+
+def stamp(now: int, before: Iterable[int]) -> int:
+    """Return the time of the next entries of accounts whose last entries have the times `before`.
+
+    It is the clock's, or the last entry's where that is later by up to an hour, so that time does not go back when a
+    clock is corrected. An entry that is further ahead was written by a clock that was wrong, and does not hold up the
+    time of all later ones: those go back by more than an hour, and `verify` says so.
+    """
+    time = now
+    for last in sorted(before):
+        if time < last <= time + AHEAD:
+            time = last
+    return time
 
 
 def moment(time: int) -> datetime:

@@ -159,7 +159,8 @@ class Verification:
     entries: int
     notes_erased: int
     principals_erased: int
-    uncertified: tuple[str, ...] = ()
+    uncertified: tuple[str, ...] = ()  # accounts whose limits nothing in this installation certifies
+    set_back: tuple[str, ...] = ()  # entries whose time is over an hour before that of the entry before them
 
     def __str__(self) -> str:
         erased = [
@@ -171,5 +172,13 @@ class Verification:
         counts = (
             f"{self.entries} entr{'ies' if self.entries != 1 else 'y'} of {accounts} account{'s' * (accounts != 1)}"
         )
-        unsure = [f"limits not certified here: {', '.join(self.uncertified)}"] if self.uncertified else []
-        return ", ".join([f"verified: {counts} follow from each other and add up", *erased, *unsure])
+        found = [f"verified: {counts} follow from each other and add up", *erased]
+        if self.uncertified:
+            found.append(f"limits not certified here: {', '.join(self.uncertified)}")
+        if self.set_back:
+            found.append(
+                f"the clock was set back before {self.set_back[0]}"
+                + (f" and {len(self.set_back) - 1} more" if len(self.set_back) > 1 else "")
+                + ": times before or after it are wrong"
+            )
+        return ", ".join(found)

@@ -30,6 +30,7 @@ from odograph.ledger.entries import (
     note_digest,
     price_from_text,
     price_to_text,
+    stamp,
     text_of,
 )
 from odograph.ledger.store import ERASED, Balance, Changes, Hit, Note, State, Wants
@@ -184,18 +185,22 @@ class Charge(NamedTuple):
     def _write(self, state: State, changes: Changes, request: str, prices: list[str]) -> Made:
         author, verb, asks, expires = self
         balances, time = state.balances, state.now
+        later: list[int] = []
         following: dict[str, int] = {}
         places: list[str] = []
         for ask in asks:
             leg: list[str] = []
             for stop in ask.stops:
                 name, balance = stop.name, balances[stop.name]
-                time = max(time, balance.time)  # one time for all the entries of a request, never an earlier one
+                if balance.time > time:
+                    later.append(balance.time)
                 following[name] = number = following.get(name, balance.sequence) + 1
                 leg.append(f"{name}#{number}")
             leg.reverse()
             places.append("/".join(leg))
         legs = " ".join(places)
+        if later:
+            time = stamp(time, later)  # one time for all the entries of a request
         detail = "" if expires is None else text_of({"expires": str(time + expires)})
         own: list[Entry] = []
         linked: list[str] = []
@@ -259,7 +264,9 @@ class Resolve(NamedTuple):
         paths = [[name for name, _ in reversed(leg.places)] for leg in self.legs]
         time = time_of(state, paths)
         expires = self.reserved[0].expires
-        if self.verb == "void" and expires is not None and time > expires:
+        # By the latest of the times, even if the clock has been set back since: it may have run by then.
+        latest = max(time, *[state.balances[entry.account].time for entry in self.reserved])
+        if self.verb == "void" and expires is not None and latest > expires:
             raise ReservationResolved(
                 f"reservation {self.author.key} expired at {moment(expires):%Y-%m-%d %H:%M:%S} UTC: its"
                 " mechanism may have run, so it can be committed and no longer voided"
@@ -329,8 +336,8 @@ def _totals(state: State, asks: Sequence[Ask]) -> dict[str, Totals]:
 
 
 def time_of(state: State, paths: Sequence[Sequence[str]]) -> int:
-    """The store's time, or the last entry's where that is later: one time for all the entries of a request."""
-    return max(state.now, *[state.balances[name].time for path in paths for name in path])
+    """Return one time for all the entries of a request: the store's, or the last entry's where that is later."""
+    return stamp(state.now, [state.balances[name].time for path in paths for name in path])
 
 
 def _legs(state: State, paths: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from odograph.errors import AccountClosed, AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError
-from odograph.ledger.entries import Entry, text_of
+from odograph.ledger.entries import Entry, stamp, text_of
 from odograph.ledger.requests import Author, Made, Outcome, keep_note, remember, repeated
 from odograph.ledger.store import Changes, Hit, State, Wants
 
@@ -83,7 +83,7 @@ class Step(NamedTuple):
         note = keep_note(changes, balance, author)
         place = f"{name}#{balance.sequence + 1}"
         fields = ("step", place, self.cost, "", author.key, self.request, note, detail)
-        entry = balance.write(max(state.now, balance.time), author.principal, fields)
+        entry = balance.write(stamp(state.now, [balance.time]), author.principal, fields)
         balance.totals = balance.totals._replace(steps=self.pointer.version)
         changes.moved[name] = balance
         changes.entries.append(entry)

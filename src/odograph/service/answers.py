@@ -280,6 +280,7 @@ class VerificationForm(Struct):
     accounts: int
     notes_erased: int
     principals_erased: int
+    set_back: list[str]
     checkpoint: CheckpointForm
     uncertified: list[str]  # accounts whose limits the service has not certified
 

@@ -154,6 +154,7 @@ def _verification(found: Verification) -> VerificationForm:
         accounts=len(found.checkpoint.accounts),
         notes_erased=found.notes_erased,
         principals_erased=found.principals_erased,
+        set_back=[*found.set_back],
         checkpoint=_checkpoint(found.checkpoint),
         uncertified=[*found.uncertified],
     )
