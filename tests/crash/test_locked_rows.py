@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, cast
 
 import httpx
 import psycopg
@@ -19,7 +19,9 @@ import odograph as odo
 from odograph.errors import LedgerBusy, OdographError
 from odograph.ledger import postgres as store
 from odograph.ledger.ledger import Ledger
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.sql import queries
+from odograph.ledger.store import OPENING
 
 TIMEOUT = 1.0  # seconds until a spend on the locked row gives up
 QUIET = 0.8  # seconds of spending without, and
@@ -189,9 +191,13 @@ def test_who_opens_waits_for_another_that_opens_and_who_spends_does_not(direct: 
         locker.execute(queries("postgres")["one_at_a_time"].encode())
         with pytest.raises(LedgerBusy, match="nothing was charged"):
             direct.open_account("other", policy(1))
+        with pytest.raises(LedgerBusy, match="nothing was charged"):
+            direct.account("c").close()
         begun = time.monotonic()
         direct.spend({"b": COST}, key="meanwhile")
         assert time.monotonic() - begun < TIMEOUT
+        # Who closes next does not make the others wait again so soon.
+        assert OPENING in cast("LocalBooks", direct.books).store._stuck  # type: ignore[attr-defined]  # noqa: SLF001
     direct.open_account("other", policy(1))
 
 

@@ -281,7 +281,7 @@ class PostgresStore:
     def _lock(self, wants: Wants) -> State:
         """Lock what is wanted and read it; without what others hold for longer than a moment, which is then named."""
         wait = f"{max(1, int(min(_PATIENCE, self._timeout) * 1000))}ms"
-        everything = wants.accounts | wants.trees | {OPENING}
+        everything = wants.accounts | wants.trees | ({OPENING} if wants.opens else frozenset())
         stuck: frozenset[str] = frozenset()
         if self._stuck:
             begun = time.monotonic()
