@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from peoples import ENGINES, Peoples, current, ledger_in, location_of, read_stat
 from peoples_killed import KILLED, PEOPLE, SYNCS, charged, prices_of
 
 from odograph import Policy, Population, compile_policy
-from odograph.errors import OdographError
+from odograph.errors import LedgerError, OdographError
 
 pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
@@ -217,3 +218,19 @@ def test_a_step_that_fails_leaves_everything_as_it_was(dense: Peoples, monkeypat
         assert (versions_in(location_of(people)), dense.state(people)) == before
     assert not people.charge(prices_of(0), key="b").receipt.repeated
     dense.ledger.verify()
+
+
+def test_a_disk_that_is_almost_full_leaves_no_half_of_a_version(dense: Peoples) -> None:
+    """It takes the beginning of the last write, and says nothing: half of the totals would be current."""
+    people = dense.create(100_000, compiled=ROOMY)
+    people.charge(prices_of(0), key="a")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (799_999, 700_000, 400_000):  # of 800,000 bytes of totals; the ledger needs less
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            with pytest.raises(LedgerError, match="nothing was charged"):
+                people.charge(prices_of(0), key="b")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not people.charge(prices_of(0), key="b").receipt.repeated
+    assert dense.state(people)[99_999] == (0, 2)

@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
 from odograph.population.engines import Site
+from odograph.population.files import keep_file, make_file, write_file
 from odograph.population.kernel import SPENT, Amounts, Column, Mask, admit, admit_some, admitting
 from odograph.population.prices import Priced
-from odograph.population.versions import keep_file
 from odograph.progress import Progress
 
 __all__ = ["Dense"]
@@ -181,10 +181,8 @@ class Dense:
         olds = [_Old.of((before or after) / _name(i), people) for i in range(count)]
         linked = [before is not None and people == state.people and not charged[i] for i in range(count)]
         with ExitStack() as stack:
-            files = [
-                None if linked[i] else stack.enter_context((after / _name(i)).open("wb", 0)) for i in range(count)
-            ]
-            took = stack.enter_context((after / "took").open("wb", 0))
+            files = [None if linked[i] else stack.enter_context(make_file(after / _name(i))) for i in range(count)]
+            took = stack.enter_context(make_file(after / "took"))
             for block in _blocks(state.people, olds):
                 work(block)
                 for file, column in zip(files, block.totals, strict=True):
@@ -196,7 +194,8 @@ class Dense:
         for i in range(count):
             if before is not None and linked[i]:
                 keep_file(before / _name(i), after / _name(i))
-        (after / "state.json").write_text(json.dumps({"form": 1, "people": state.people, "most": state.most}))
+        form = {"form": 1, "people": state.people, "most": state.most}
+        write_file(after / "state.json", json.dumps(form).encode())
 
 
 class _Block:

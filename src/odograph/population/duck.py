@@ -21,9 +21,9 @@ from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, Ledg
 from odograph.extras import load
 from odograph.population.duck_sql import MARK, charged, fits, keys_of, select, totals_of
 from odograph.population.engines import Site
+from odograph.population.files import keep_file, make_file, make_folder, write_file
 from odograph.population.kernel import SPENT
 from odograph.population.prices import Priced
-from odograph.population.versions import keep_file
 from odograph.progress import Progress
 
 __all__ = ["Duck"]
@@ -34,7 +34,8 @@ _PEOPLE: Final = "people.parquet"
 _REMOVED: Final = "removed.parquet"
 _STATE: Final = "state.json"
 # Version 2 packs whole numbers by their differences: half the bytes, and as fast to write.
-_FORMAT: Final = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION snappy)"
+# Without a temporary file, DuckDB writes into the one that is there, which only its owner can read.
+_FORMAT: Final = "(FORMAT parquet, PARQUET_VERSION v2, COMPRESSION snappy, USE_TMP_FILE false)"
 _SIZES: Final = ("tinyint", "smallint", "integer", "bigint", "hugeint")
 _KINDS: Final = {
     **{f"{sign}{size}": "BIGINT" for sign in ("", "u") for size in _SIZES},
@@ -96,7 +97,7 @@ class Duck:
             rows, columns = _rows(asked), ["id", "which"]
             if rows is None:
                 return site.versions.digest(*parts)
-        with self._opened(site.versions.location) as work:
+        with self._opened() as work:
             found = work.relation(rows)
             # The same number, or the same text, is the same whatever type a table keeps it in.
             kinds = [_check(found, columns) or "BIGINT", "BIGINT"]
@@ -169,18 +170,18 @@ class Duck:
 
     def count(self, site: Site, folder: Path, amounts: Sequence[int]) -> int:
         """Count in one pass."""
-        with self._opened(folder) as work:
+        with self._opened() as work:
             work.view("people", folder / _PEOPLE)
             return work.count("people", f"took AND {fits(site, amounts)}")
 
     def nobody(self, records: Any) -> Any:  # noqa: ANN401  what DuckDB reads
         """Return a relation without rows."""
         with _private():
-            return _Work(_duckdb.connect(":memory:", config=self._settings), Path()).relation(records).limit(0)
+            return _Work(_duckdb.connect(":memory:", config=self._settings)).relation(records).limit(0)
 
     def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as above
         """Raise unless records have ids of the population's kind: DuckDB would say so with somebody's id in it."""
-        with self._opened(folder) as work:
+        with self._opened() as work:
             own, kind = _check(work.relation(records), ["id"]), _kind(folder)
         if kind is not None and own != kind:
             raise InvalidGuarantee(f"ids of records must be {_WORDS[kind]} for this population; nothing was charged")
@@ -188,31 +189,36 @@ class Duck:
     def records(self, site: Site, folder: Path, records: Any) -> Any:  # noqa: ANN401, ARG002  as above
         """Return a DuckDB relation of the records whose `id` took part, which is read when it is used."""
         with _private():
-            found = _Work(self._connected(_spill(folder)), Path()).relation(records)
+            found = _Work(self._connected(_spill(folder))).relation(records)
             people = str(folder / _PEOPLE).replace("'", "''")
             active = select(["id"], f"read_parquet('{people}', hive_partitioning = false) WHERE took")
             return found.query("records", select(["*"], f"records SEMI JOIN ({active}) USING (id)"))
 
-    def _connected(self, spill: Path) -> Any:  # noqa: ANN401  untyped library
+    def _connected(self, spill: Path | str) -> Any:  # noqa: ANN401  untyped library
         return _duckdb.connect(":memory:", config=self._settings | {"temp_directory": str(spill)})
 
     @contextmanager
-    def _opened(self, folder: Path) -> Iterator[_Work]:
-        """Open DuckDB for one step, and let none of its own errors out."""
-        spill = _spill(folder)
-        with _private():
-            connection = self._connected(spill)
-            try:
-                yield _Work(connection, spill)
-            finally:
-                connection.close()
+    def _opened(self, after: Path | None = None) -> Iterator[_Work]:
+        """Open DuckDB, and let none of its own errors out; a step may spill into the folder that it writes."""
+        spill = None if after is None else _spill(after)
+        if spill is not None:
+            make_folder(spill)  # or DuckDB would, and let others in
+        try:
+            with _private():
+                connection = self._connected(spill or "")
+                try:
+                    yield _Work(connection, spill)
+                finally:
+                    connection.close()
+        finally:
+            if spill is not None:
                 shutil.rmtree(spill, ignore_errors=True)
 
 
 class _Work:
     """One step: a connection, and a folder for what is removed when it is over."""
 
-    def __init__(self, connection: Any, spill: Path) -> None:  # noqa: ANN401  untyped library
+    def __init__(self, connection: Any, spill: Path | None = None) -> None:  # noqa: ANN401  untyped library
         self._connection = connection
         self._spill = spill
         self.register = connection.register
@@ -252,9 +258,8 @@ class _Work:
             columns += ["TRY_CAST(which AS BIGINT) AS which"]
             checks += ["count(which)", "count(DISTINCT id)", "min(which)", "max(which)"]
         found = found.project(", ".join(columns))
-        if isinstance(asked, _duckdb.DuckDBPyRelation):
+        if isinstance(asked, _duckdb.DuckDBPyRelation) and self._spill is not None:
             # It is of another connection, and can be read from this one only as a file.
-            self._spill.mkdir(exist_ok=True)
             copy = self._spill / "given.parquet"
             found.write_parquet(str(copy))
             found = self._read(copy)
@@ -297,6 +302,7 @@ class _Work:
         self, source: str, path: Path, keys: Mapping[str, bytes] = _NO_KEYS, progress: Progress | None = None
     ) -> None:
         """Write what a query finds to a file, and say how far it has come."""
+        make_file(path).close()
         statement, values = f"COPY ({source}) TO $path {_FORMAT}", {"path": str(path), **keys}
         if progress is None:
             self._connection.execute(statement, values)
@@ -392,4 +398,4 @@ def _finish(after: Path, kind: str | None, before: Path | None = None) -> None:
     """Write what a version says of itself, and keep who was removed."""
     if before is not None and (before / _REMOVED).exists():
         keep_file(before / _REMOVED, after / _REMOVED)
-    (after / _STATE).write_text(json.dumps({"form": 1, "ids": kind}))
+    write_file(after / _STATE, json.dumps({"form": 1, "ids": kind}).encode())

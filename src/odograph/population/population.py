@@ -177,6 +177,7 @@ class Population:
         if location:
             with suppress(AccountClosed):  # it takes no steps, and still answers old keys
                 found._current()
+        versions.restrict()
         return found
 
     @property

@@ -24,6 +24,7 @@ import numpy as np
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
 from odograph.extras import load
 from odograph.population.engines import Site
+from odograph.population.files import keep_file, make_folder, restrict, write_file
 from odograph.population.kernel import SPENT
 from odograph.population.prices import Priced
 from odograph.population.spark_tables import (
@@ -37,7 +38,6 @@ from odograph.population.spark_tables import (
     secret_of,
     uri,
 )
-from odograph.population.versions import keep_file
 from odograph.progress import Progress
 
 __all__ = ["Spark"]
@@ -199,7 +199,7 @@ class _Step:
         self._state = state
         self._before = before or after
         for folder in (_PEOPLE, _REMOVED, _HANDED):
-            (after / folder).mkdir()
+            make_folder(after / folder)  # or what executors make in it could be read by others
 
     def people(self) -> Frame:
         """Return the table of the version before."""
@@ -258,7 +258,7 @@ class _Step:
             for name in self._state.removed:
                 keep_file(self._before / _REMOVED / name, self._after / _REMOVED / name)
         files = {part: sorted(path.name for path in (self._after / part).iterdir()) for part in (_PEOPLE, _REMOVED)}
-        (self._after / _STATE).write_text(json.dumps({"form": 1, **self._state._asdict(), **files}))
+        write_file(self._after / _STATE, json.dumps({"form": 1, **self._state._asdict(), **files}).encode())
 
     def mark(self, named: Frame) -> None:
         """Write keyed hashes of the ids of those who are named and there, beside those of the version before."""
@@ -280,7 +280,7 @@ class _Step:
     def _handed(self, name: str, schema: str, columns: Mapping[str, Any]) -> Frame:
         """Hand columns to the executors, in a file that is gone when the step is over."""
         path = self._after / _HANDED / name
-        path.write_text("".join(_lines(columns)))
+        write_file(path, "".join(_lines(columns)).encode())
         return self._session.read.options(**READ).schema(schema).json(uri(path))
 
     def _write(self, rows: Frame, part: str) -> None:
@@ -293,6 +293,7 @@ class _Step:
                 path.rename(folder / f"part_{rest[: rest.index('-')]}.parquet")  # as Spark reads the number from it
             else:
                 path.unlink()  # checksums, under the name that was
+        restrict(folder)
 
 
 def _charged(site: Site, asked: Frame) -> Frame:

@@ -2,7 +2,7 @@
 
 Every step writes a folder of its own. It is on the disk before the ledger points to it, so a crash leaves the version
 before or the one after, and at worst a folder that nothing points to. The current version and the one before it are
-kept, others are removed.
+kept, others are removed. They are the owner's alone: what is in them is as private as the data.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Collection
@@ -19,11 +20,14 @@ from typing import Final
 
 from odograph.errors import LedgerError
 from odograph.ledger.sqlite_files import sync
+from odograph.population.files import make_folder, restrict, write_file
 
-__all__ = ["Versions", "keep_file"]
+__all__ = ["Versions"]
 
 _SECRET: Final = "secret"  # noqa: S105  the file's name
 _BYTES: Final = 32
+_VERSION: Final = re.compile(r"[0-9]{8,}-[0-9a-f]{16}")
+_OWN: Final = re.compile(rf"secret|spill-[0-9a-f]{{16}}|{_VERSION.pattern}")  # names of what is in the folder
 
 
 class Versions:
@@ -34,20 +38,39 @@ class Versions:
 
     def create(self) -> None:
         """Make the folder, and the secret without which digests of ids and requests say nothing."""
-        try:
-            self.location.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.location / _SECRET, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        except OSError as problem:
-            if (self.location / _SECRET).exists():
+        for parent in self.location.resolve().parents:
+            if _is_population(parent):
                 raise LedgerError(
-                    f"there is a population in {self.location} already: open it, or pass another location. If making"
-                    " it was interrupted, so that no ledger knows it, remove the folder"
-                ) from None
-            raise LedgerError(f"no population can be made in {self.location}: {problem.strerror}") from problem
-        with os.fdopen(file, "wb") as opened:
-            opened.write(secrets.token_bytes(_BYTES))
+                    f"location must not be within the folder of another population, {parent}, which removes what it"
+                    " does not know. Pass the path of a new folder elsewhere"
+                )
+        try:
+            self._make()
+        except FileExistsError:  # another process was first
+            raise LedgerError(self._taken()) from None
+        except OSError as problem:
+            raise LedgerError(
+                f"no population can be made in {self.location}: {problem.strerror}. Pass the path of a new folder"
+            ) from problem
         sync(self.location / _SECRET)
         sync(self.location)
+
+    def _make(self) -> None:
+        try:
+            make_folder(self.location, parents=True)
+        except FileExistsError:
+            if any(self.location.iterdir()):
+                raise LedgerError(self._taken()) from None
+            restrict(self.location.resolve())
+        write_file(self.location / _SECRET, secrets.token_bytes(_BYTES))
+
+    def _taken(self) -> str:
+        if (self.location / _SECRET).exists():
+            return (
+                f"there is a population in {self.location} already: open it, or pass another location. If making"
+                " it was interrupted, so that no ledger knows it, remove the folder"
+            )
+        return f"location must be a new folder, or an empty one, and there is something in {self.location}"
 
     def undo(self, folder: Path) -> None:
         """Leave the place as it was before `create`; for a population that did not come to be."""
@@ -55,6 +78,26 @@ class Versions:
         (self.location / _SECRET).unlink(missing_ok=True)
         with suppress(OSError):  # what else is there is not ours
             self.location.rmdir()
+
+    def restrict(self) -> None:
+        """Close the files of a population to other users, as a release that left it to the umask made them.
+
+        The folder itself keeps its mode if there is more in it than the population.
+        """
+        if not _is_population(self.location):
+            return  # or not to be read by this user: the first step says so
+        names = sorted(path.name for path in self.location.iterdir())
+        own = [name for name in names if _OWN.fullmatch(name)]
+        try:
+            if own == names:
+                restrict(self.location.resolve())
+            for name in own:
+                restrict(self.location / name)
+        except OSError as problem:
+            raise LedgerError(
+                f"the population in {self.location} may be read by others, and its files cannot be closed to them:"
+                f" {problem.strerror}. Let their owner run: chmod -R go= {self.location}"
+            ) from problem
 
     def digest(self, *parts: bytes | memoryview) -> str:
         """Return a digest that nobody can guess from who has not the secret."""
@@ -77,7 +120,7 @@ class Versions:
     def begin(self, version: int) -> Path:
         """Make the folder of a version that nothing points to yet."""
         folder = self.location / f"{version:08}-{secrets.token_hex(8)}"
-        folder.mkdir()
+        make_folder(folder)
         return folder
 
     def folder(self, state: str) -> Path:
@@ -103,9 +146,10 @@ class Versions:
                 self.discard(folder)
 
 
-def keep_file(old: Path, new: Path) -> None:
-    """Let a file be in the next version too: under a second name, or as a copy where files have one only."""
+def _is_population(folder: Path) -> bool:
+    """Say whether a folder holds a population that this user can read."""
     try:
-        os.link(old, new)
+        whole = (folder / _SECRET).stat().st_size == _BYTES
+        return whole and any(_VERSION.fullmatch(one.name) for one in folder.iterdir())
     except OSError:
-        shutil.copyfile(old, new)
+        return False
