@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def written(path: Path, query: str, *values: Any) -> Path:
     return path
 
 
+STOPPED = 100 if os.environ.get("ODOGRAPH_FULL") == "1" else 3  # times; one of some dozens hung without the setting
 LISTED = "SELECT unnest($1) AS id"
 # The same ids, each time in a form of its own.
 FORMS: dict[str, Callable[[list[Any], Path], Any]] = {
@@ -355,7 +357,8 @@ def test_whoever_stops_a_charge_while_it_runs_hears_of_their_own_error(tmp_path:
     def stop(done: int, expected: int) -> None:
         raise KeyboardInterrupt(done, expected)
 
-    with pytest.raises(KeyboardInterrupt):
-        people.charge(Prices([DEAR], table=pd.DataFrame({"id": ["a"], "which": [0]})), stop)
+    for _ in range(STOPPED):
+        with pytest.raises(KeyboardInterrupt):
+            people.charge(Prices([DEAR], table=pd.DataFrame({"id": ["a"], "which": [0]})), stop)
     assert not list(people.site.versions.location.rglob("spill-*"))
     assert people.took() == set()

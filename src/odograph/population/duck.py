@@ -64,6 +64,8 @@ class Duck:
 
     def __init__(self, memory_limit: str | None = None) -> None:
         self._settings: dict[str, Any] = {
+            # A COPY that is stopped, or fails, while it writes in the background can hang in DuckDB 2.0.
+            "async_threads": 0,
             "autoinstall_known_extensions": False,
             "preserve_insertion_order": False,
             "python_enable_replacements": False,
