@@ -23,6 +23,7 @@ pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 
 BASIC = compiled_for("basic")
+COUNTED = 7731  # people, of which nothing may say the number
 Array = NDArray[np.float64]
 
 
@@ -345,3 +346,184 @@ def test_a_count_that_costs_nothing_or_cannot_be_priced_is_refused_before_anybod
         with pytest.raises(OdographError):
             people.count_able(PureDP("0.1"), cost, key="a")  # type: ignore[arg-type]
     assert len(people.history()) == 1
+
+
+def mean_of(records: Any) -> float:  # noqa: ANN401  an array, as it needs
+    """A mechanism that an array answers, and a list does not."""
+    return float(records.sum() / max(1, records.size))
+
+
+def test_a_series_reaches_prices_and_mechanism_as_an_array(dense: Peoples) -> None:
+    """Also for a mechanism that was tried with an array before, and under the first key."""
+    people, watched = half_spent(dense), Watched()
+    people.run(watched, np.arange(10.0), PureDP("0.01"), key="array")
+    series = pd.Series(np.arange(1.0, 11) / 100)
+    assert people.run(mean_of, np.arange(10.0), PureDP("0.01"), key="a") == 5
+    assert people.run(mean_of, series, PureDP("0.01"), key="b") == pytest.approx(0.06)
+    assert people.run(watched, series, odo.rowwise(PureDP)(lambda own, _: own / 10), key="c") == 5
+    assert people.run(watched, series, lambda own, _: PureDP(round(float(own) / 10, 6)), key="d") == 5
+    for given, _ in watched.seen:
+        assert type(given) is np.ndarray
+        assert given.dtype == np.float64
+    words = pd.Series([f"record {one}" for one in range(10)], dtype="string")
+    people.run(watched, words, PureDP("0.01"), key="e")
+    assert watched.seen[-1][0].tolist() == [f"record {one}" for one in range(1, 10, 2)]
+
+
+def test_a_series_whose_labels_are_not_the_order_of_ids_is_refused(dense: Peoples) -> None:
+    """Sorted, or read with other labels, a record would be taken for another person's."""
+    people = half_spent(dense)
+    series = pd.Series(np.arange(10.0))
+    for wrong in (series[::-1], series.set_axis(range(1, 11)), series.set_axis(list("abcdefghij"))):
+        with pytest.raises(InvalidGuarantee, match=r"to_numpy\(\).*nothing was charged"):
+            people.run(mean_of, wrong, PureDP("0.01"), key="a")
+        assert people.run(mean_of, wrong.to_numpy(), PureDP(0), key=f"of {wrong.index[0]}") >= 0
+    shuffled = series.sample(10, random_state=1)
+    people.run(mean_of, shuffled.sort_index(), PureDP("0.01"), key="a")
+
+
+class Unread:
+    """A container of which nothing is known: it has a length and items."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, place: int) -> float:
+        return ([7731.0] * 10)[place]
+
+
+CONTAINERS: dict[str, Any] = {
+    "DataFrame": pd.DataFrame({"value": np.full(10, 7731.0)}),
+    "Unread": Unread(),
+    "dict": dict.fromkeys(range(10), 7731.0),
+    "set": {7731.0 + one for one in range(10)},
+    "str": "7731773177",
+    "bytes": b"7731773177",
+    "generator": (7731.0 for _ in range(10)),
+    "NoneType": None,
+    "float": 7731.0,
+    "ndarray": np.array(7731.0),
+    "Index": pd.Index(np.full(10, 7731.0)),
+}
+
+
+def check_refused(dense: Peoples, name: str) -> None:
+    people, watched = dense.create(10, compiled=BASIC), Watched()
+    people.run(watched, np.ones(10), PureDP("0.1"), key="a")  # it was tried on nobody, with another type
+    with pytest.raises(InvalidGuarantee) as caught:
+        people.run(watched, CONTAINERS[name], PureDP("0.1"), key="b")
+    said = str(caught.value)
+    assert f"got a {name}" in said
+    assert "nothing was charged" in said
+    assert "7731" not in said
+    assert "10" not in said
+    assert len(people.history()) == 2, "a step was charged that could not run"
+    assert people.run(watched, np.ones(10), PureDP("0.1"), key="b") == 10, "the key is burnt"
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_records_in_a_container_that_is_not_understood_are_refused_by_its_name(dense: Peoples, name: str) -> None:
+    check_refused(dense, name)
+
+
+def test_an_engine_that_takes_whatever_has_a_length_is_caught(
+    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: it hands over keys, and not records."""
+    monkeypatch.setattr(Dense, "accept", lambda _, records: [*records])
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        check_refused(dense, "dict")
+
+
+def test_a_frame_is_refused_with_the_ways_that_work(dense: Peoples) -> None:
+    people, frame = dense.create(10, compiled=BASIC), pd.DataFrame({"value": np.ones(10)})
+    with pytest.raises(InvalidGuarantee, match=r"got a DataFrame.*to_numpy\(\).*'duckdb'"):
+        people.run(mean_of, frame, PureDP("0.1"), key="a")
+    assert people.run(mean_of, frame.to_numpy(), PureDP("0.1"), key="a") == 1
+
+
+def columns_of(records: Any) -> int:  # noqa: ANN401  an array, or a list
+    return int(records.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (np.ones((4, 2)), [[1.0, 1.0]] * 4),
+        (np.ones((4, 2)), np.ones(4)),
+        (np.ones((4, 2)), pd.Series([1.0] * 4)),
+        (np.ones((4, 2)), ((1.0, 1.0),) * 4),
+    ],
+    ids=["a list", "another shape", "a series", "a tuple"],
+)
+def test_a_mechanism_is_tried_on_nobody_again_for_each_type_of_records(
+    dense: Peoples,
+    first: Any,  # noqa: ANN401  records
+    second: Any,  # noqa: ANN401  records
+) -> None:
+    people = dense.create(4, compiled=BASIC)
+    assert people.run(columns_of, first, PureDP("0.1"), key="a") == 2
+    with pytest.raises((AttributeError, IndexError)):
+        people.run(columns_of, second, PureDP("0.1"), key="b")
+    assert len(people.history()) == 2, "a step was charged that could not run"
+    assert people.run(columns_of, first, PureDP("0.1"), key="b") == 2
+
+
+def test_a_mechanism_is_tried_on_nobody_again_for_other_constants_and_not_for_the_same(dense: Peoples) -> None:
+    people = dense.create(4, compiled=BASIC)
+    calls: list[int] = []
+
+    def scaled(records: Array, scale: float) -> float:
+        calls.append(len(records))
+        return float(records.sum()) * scale / 1
+
+    for key, scale in (("a", 2.0), ("b", 3.0)):
+        people.run(scaled, np.ones(4), PureDP("0.1"), key=key, constants={"scale": scale})
+    assert calls == [0, 4, 4]
+    for wrong in ({}, {"scale": None}, {"scale": 2.0, "bound": 1}):
+        with pytest.raises(TypeError):
+            people.run(scaled, np.ones(4), PureDP("0.1"), key="c", constants=wrong)
+    assert len(people.history()) == 3
+    people.run(scaled, np.ones(4), PureDP("0.1"), key="c", constants={"scale": 2.0})
+
+
+@pytest.mark.parametrize("engine", ["duckdb", "spark"])
+def test_tables_are_tried_again_for_other_columns_and_what_is_no_table_is_refused_by_its_name(
+    peoples: Peoples,
+) -> None:
+    people = peoples.create(4, compiled=BASIC)
+
+    def table(**columns: Any) -> Any:  # noqa: ANN401  a data frame of pandas or Spark
+        frame = pd.DataFrame({"id": range(4), **columns})
+        if peoples.session is None:
+            return frame
+        names = [*frame.columns]
+        return peoples.session.createDataFrame([tuple(row) for row in frame.to_numpy().tolist()], names)
+
+    def total(records: Any) -> int:  # noqa: ANN401  a relation or a data frame
+        if hasattr(records, "collect"):
+            return len(records.select("value").collect())
+        return len(records.project("value").fetchall())
+
+    assert people.run(total, table(value=range(4)), PureDP("0.1"), key="a") == 4
+    with pytest.raises(Exception, match="value") as caught:
+        people.run(total, table(other=range(4)), PureDP("0.1"), key="b")
+    assert not isinstance(caught.value, AssertionError)
+    for name, wrong in (("Series", pd.Series([7731] * 4)), ("Unread", Unread()), ("set", {7731}), ("float", 0.7731)):
+        with pytest.raises(InvalidGuarantee, match=rf"records must be .*\(got a {name}\)") as refused:
+            people.run(total, wrong, PureDP("0.1"), key="b")
+        assert "7731" not in str(refused.value)
+    assert len(people.history()) == 2
+    assert people.run(total, table(value=range(4)), PureDP("0.1"), key="b") == 4
+
+
+def test_a_mechanism_that_raises_says_what_stays_charged_and_how_to_go_on(dense: Peoples) -> None:
+    people = dense.create(COUNTED, compiled=BASIC)
+    with pytest.raises(ZeroDivisionError) as caught:
+        people.run(lambda records: 1 / (len(records) - COUNTED), np.ones(COUNTED), PureDP("0.1"), key="monday")
+    (note,) = caught.value.__notes__
+    assert note.startswith("Step 1 of 'people' stays charged under key 'monday'")
+    assert "another key" in note
+    assert str(COUNTED) not in note
+    assert len(people.history()) == 2
+    assert people.outputs == []

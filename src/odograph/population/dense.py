@@ -8,7 +8,8 @@ asks who took part.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import compress
 from pathlib import Path
@@ -147,21 +148,45 @@ class Dense:
             found += int(np.count_nonzero(admitting(site.gate, block.totals, amounts) & own))
         return found
 
-    def nobody(self, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
+    def accept(self, records: Any) -> Any:  # noqa: ANN401  an array, a series, or a sequence
+        """Return an array or a list: a pandas Series is an array, if its labels are the ids in their order."""
+        pandas = sys.modules.get("pandas")  # or it is no Series
+        if pandas is not None and isinstance(records, pandas.Series):
+            if not records.index.equals(pandas.RangeIndex(len(records))):
+                raise InvalidGuarantee(
+                    "records must be in the order of ids, and the labels of this Series are not 0, 1, 2, ...: sort it"
+                    " by id, or pass records.to_numpy() if it is in that order; nothing was charged"
+                )
+            return records.to_numpy()
+        if isinstance(records, np.ndarray) and records.ndim:
+            return records
+        if isinstance(records, Sequence) and not isinstance(records, str | bytes | bytearray | memoryview):
+            return records if isinstance(records, list) else [*records]
+        raise InvalidGuarantee(
+            "records must be an array, a list or a pandas Series, with one record for each person in the order of ids"
+            f" (got a {type(records).__name__}); nothing was charged. Pass the rows of a table as table.to_numpy();"
+            " populations of the engine 'duckdb' take tables with the column id"
+        )
+
+    def form(self, records: Any) -> Hashable:  # noqa: ANN401  an array, or a list
+        """Return the type of an array and of what is in a row of it; an empty list says nothing of its items."""
+        return (type(records), records.dtype, records.shape[1:]) if isinstance(records, np.ndarray) else list
+
+    def nobody(self, records: Any) -> Any:  # noqa: ANN401  an array, or a list
         """Return an empty array or list."""
-        return records[:0] if isinstance(records, np.ndarray) else []
+        return records[:0]
 
     def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as engines have it
         """Raise unless there is a record for each person."""
-        if not hasattr(records, "__len__") or len(records) != _read(folder).people:
+        if len(records) != _read(folder).people:
             # How many there are says how many people there are, which is nobody's to see.
             raise InvalidGuarantee(
                 "records must be one for each person who is or was here, in the order of ids, and these are more, or"
-                " fewer, or not to be counted; nothing was charged"
+                " fewer; nothing was charged"
             )
 
-    def records(self, site: Site, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a sequence
-        """Return the rows of an array, or the items of a sequence, in the order of the ids."""
+    def records(self, site: Site, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a list
+        """Return the rows of an array, or the items of a list, in the order of the ids."""
         mask = self.mask(site, folder)
         return records[mask] if isinstance(records, np.ndarray) else [*compress(records, mask)]
 

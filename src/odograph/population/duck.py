@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,6 +175,26 @@ class Duck:
         with self._opened() as work:
             work.view("people", folder / _PEOPLE)
             return work.count("people", f"took AND {fits(site, amounts)}")
+
+    def accept(self, records: Any) -> Any:  # noqa: ANN401  what DuckDB reads
+        """Return what was passed, if DuckDB reads it as a table."""
+        try:
+            with self._opened() as work:
+                work.relation(records)
+        except (LedgerError, RuntimeError):
+            if isinstance(records, str | Path):  # a file that is not there, or not Parquet
+                raise
+            raise InvalidGuarantee(
+                "records must be a table with the column id: a data frame, a relation or the path of a Parquet file"
+                f" (got a {type(records).__name__}); nothing was charged"
+            ) from None
+        return records
+
+    def form(self, records: Any) -> Hashable:  # noqa: ANN401  as above
+        """Return the names and types of the columns."""
+        with self._opened() as work:
+            found = work.relation(records)
+            return tuple(found.columns), tuple(map(str, found.types))
 
     def nobody(self, records: Any) -> Any:  # noqa: ANN401  what DuckDB reads
         """Return a relation without rows."""

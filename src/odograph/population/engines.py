@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -63,6 +63,14 @@ class Engine(Protocol):
 
     def count(self, site: Site, folder: Path, amounts: Sequence[int]) -> int:
         """Count those who took part and would admit a charge now; the number is private until it has noise."""
+        ...
+
+    def accept(self, records: Any) -> Any:  # noqa: ANN401  as above
+        """Return records as this engine works on them; raise `InvalidGuarantee`, with their type, if it cannot."""
+        ...
+
+    def form(self, records: Any) -> Hashable:  # noqa: ANN401  as above
+        """Return what a mechanism can tell of records without any: the container, and the types in it."""
         ...
 
     def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401  as above

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -107,7 +107,8 @@ class Population:
         self._site = Site(versions, gate_of(opened.compiled), str(_about(opened)["unknown"]))
         #: What was answered so far; prices may depend on it.
         self.outputs: list[Any] = []
-        self._tried: dict[int, Callable[..., Any]] = {}  # mechanisms that answered for nobody, by identity
+        # Mechanisms that answered for nobody, by their identity and the types that they were called with.
+        self._tried: dict[Hashable, Callable[..., Any]] = {}
 
     @classmethod
     def create(  # noqa: PLR0913  the choices that are made once
@@ -227,13 +228,17 @@ class Population:
 
         `prices` is a guarantee for everybody, or a function of one record and the past outputs (`rowwise`: many at
         once). The mechanism is called with the records of those who take part, and with the constants by name; it is
-        called with no records first, and must answer. A key that was used before is refused: its step ran, or may
-        have, and a second run is a second answer.
+        called with no records first, and must answer: once for every type of records and constants. A pandas Series
+        is handed on as an array. A key that was used before is refused: its step ran, or may have, and a second run
+        is a second answer.
         """
         known = {**(constants or {})}
-        if id(mechanism) not in self._tried:
+        records = self._engine.accept(records)
+        types = frozenset((name, type(value)) for name, value in known.items())
+        trial = (id(mechanism), self._engine.form(records), types)
+        if trial not in self._tried:
             mechanism(self._engine.nobody(records), **known)
-            self._tried[id(mechanism)] = mechanism
+            self._tried[trial] = mechanism
         self._engine.check(self._site, self._current(), records)
         if not isinstance(prices, (Prices, *KINDS)) and not self._engine.in_order:
             raise InvalidGuarantee(
@@ -243,7 +248,14 @@ class Population:
         step = self.charge(asked, key=key, note=note)
         if step.receipt.repeated:
             raise _used(key, step)
-        answer = mechanism(self._engine.records(self._site, step.folder, records), **known)
+        try:
+            answer = mechanism(self._engine.records(self._site, step.folder, records), **known)
+        except BaseException as problem:
+            problem.add_note(
+                f"Step {step.receipt.version} of {self.name!r} stays charged under key {key!r}: the mechanism may"
+                " have drawn its answer. Another run needs another key, and is charged."
+            )
+            raise
         self.outputs.append(answer)
         return answer
 

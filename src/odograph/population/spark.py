@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -170,17 +170,28 @@ class Spark:
             found = table.parquet(uri(folder / _PEOPLE)).where("took").where(_fits(site, asked))
             return int(found.count())
 
-    def check(self, site: Site, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  a DataFrame
-        """Raise unless records are a DataFrame with ids of the population's kind."""
+    def accept(self, records: Any) -> Frame:  # noqa: ANN401  a DataFrame
+        """Return what was passed, if it is a DataFrame of Spark."""
+        if not isinstance(records, _sql.DataFrame):
+            raise InvalidGuarantee(
+                f"records must be a DataFrame of Spark with the column id (got a {type(records).__name__}); nothing"
+                " was charged. Make one with session.createDataFrame"
+            )
+        return records
+
+    def form(self, records: Frame) -> Hashable:
+        """Return the names and types of the columns."""
+        return str(records.schema.simpleString())
+
+    def check(self, site: Site, folder: Path, records: Frame) -> None:  # noqa: ARG002  as engines have it
+        """Raise unless records have ids of the population's kind."""
         own = _read(folder).ids
-        if not isinstance(records, _sql.DataFrame) or _kind(records, ["id"]) != (own or _kind(records, ["id"])):
+        if _kind(records, ["id"]) != (own or _kind(records, ["id"])):
             kinds = _WORDS[own] if own else " or ".join(_WORDS.values())
             raise InvalidGuarantee(f"records must be a DataFrame whose ids are {kinds}; nothing was charged")
 
-    def nobody(self, records: Any) -> Frame:  # noqa: ANN401  a DataFrame
+    def nobody(self, records: Frame) -> Frame:
         """Return no rows."""
-        if not isinstance(records, _sql.DataFrame):
-            raise InvalidGuarantee("records must be a DataFrame of Spark with the column id; nothing was charged")
         return records.limit(0)
 
     def records(self, site: Site, folder: Path, records: Frame) -> Frame:
