@@ -35,7 +35,7 @@ from odograph.population.engines import UNKNOWN, Engine, Site, engine_named
 from odograph.population.kernel import gate_of
 from odograph.population.prices import Prices, priced
 from odograph.population.running import Pricing, RowWise, prices_for
-from odograph.population.versions import Versions
+from odograph.population.versions import Versions, parse_location
 from odograph.progress import Progress
 
 __all__ = ["Population", "StepReceipt", "TakingPart"]
@@ -136,7 +136,7 @@ class Population:
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
         gate, chosen = gate_of(compiled), engine_named(engine, session, memory_limit)
         head = Head(check_name(name), "", "", "", compiled.policy.unit, compiled.policy.neighbours)
-        versions = Versions(Path(location).absolute())
+        versions = Versions(parse_location(location))
         versions.create()
         folder = versions.begin(0)
         about = {"engine": engine, "location": str(versions.location), "state": folder.name, "unknown": unknown}
@@ -173,9 +173,9 @@ class Population:
         """Come back to a population; pass its location if its files were moved."""
         books = _local(ledger)
         about = _about(books.opened(name))
-        versions = Versions(Path(location or str(about["location"])).absolute())
+        versions = Versions(Path(str(about["location"])) if location is None else parse_location(location))
         found = cls(books, name, engine_named(str(about["engine"]), session, memory_limit), versions)
-        if location:
+        if location is not None:
             with suppress(AccountClosed):  # it takes no steps, and still answers old keys
                 found._current()
         versions.restrict()

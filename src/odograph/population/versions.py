@@ -18,16 +18,47 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from odograph.errors import LedgerError
+from odograph.errors import InvalidPolicy, LedgerError
 from odograph.ledger.sqlite_files import sync
 from odograph.population.files import make_folder, restrict, write_file
 
-__all__ = ["Versions"]
+__all__ = ["Versions", "parse_location"]
 
 _SECRET: Final = "secret"  # noqa: S105  the file's name
 _BYTES: Final = 32
 _VERSION: Final = re.compile(r"[0-9]{8,}-[0-9a-f]{16}")
 _OWN: Final = re.compile(rf"secret|spill-[0-9a-f]{{16}}|{_VERSION.pattern}")  # names of what is in the folder
+# As of an address. Path makes one slash of two.
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)[/\\]")
+
+
+def parse_location(location: object) -> Path:
+    """Return the absolute path of a folder, or raise `InvalidPolicy`: all engines keep a population in one.
+
+    Otherwise an address such as s3a://bucket would be a folder of that name, where the program happens to run.
+    """
+    text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise InvalidPolicy(f"location must be the path of a folder (got a {type(location).__name__})")
+    scheme = _SCHEME.match(text)
+    if scheme is not None and not (os.name == "nt" and len(scheme[1]) == len("C:")):
+        # The rest of it may have a password in it.
+        raise InvalidPolicy(
+            f"location must be the path of a folder (got an address that begins with {scheme[1]!r}): no engine"
+            " reads or writes at addresses. Mount it as a folder, and pass the path of that"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        plain = False
+    else:
+        plain = bool(text) and "\0" not in text and text[0] != "~"
+    if not plain:
+        raise InvalidPolicy(
+            f"location must be the path of a folder (got {text!r}): write out where the home folder is, and use no"
+            " characters that are not in Unicode"
+        )
+    return Path(text).absolute()
 
 
 class Versions:
@@ -38,12 +69,6 @@ class Versions:
 
     def create(self) -> None:
         """Make the folder, and the secret without which digests of ids and requests say nothing."""
-        for parent in self.location.resolve().parents:
-            if _is_population(parent):
-                raise LedgerError(
-                    f"location must not be within the folder of another population, {parent}, which removes what it"
-                    " does not know. Pass the path of a new folder elsewhere"
-                )
         try:
             self._make()
         except FileExistsError:  # another process was first
@@ -56,12 +81,19 @@ class Versions:
         sync(self.location)
 
     def _make(self) -> None:
+        real = Path(os.path.realpath(self.location))  # which takes a link to itself, too
+        around = next(filter(_is_population, real.parents), None)
+        if around is not None:
+            raise LedgerError(
+                f"location must not be within the folder of another population, {around}, which removes what it does"
+                " not know. Pass the path of a new folder elsewhere"
+            )
         try:
             make_folder(self.location, parents=True)
         except FileExistsError:
             if any(self.location.iterdir()):
                 raise LedgerError(self._taken()) from None
-            restrict(self.location.resolve())
+            restrict(real)
         write_file(self.location / _SECRET, secrets.token_bytes(_BYTES))
 
     def _taken(self) -> str:
