@@ -1,4 +1,4 @@
-"""Where a population may be: in a folder that every engine reaches. What else is passed is refused, and makes nothing."""
+"""Where a population may be: in a folder that every engine reaches. Anything else is refused, and makes nothing."""
 
 from __future__ import annotations
 

@@ -289,15 +289,22 @@ class Population:
 
     def _step(self, act: str, cost: str, asked: Any, work: _Work, author: Author) -> TakingPart:  # noqa: ANN401
         request = self._site.versions.digest(act.encode(), self._engine.digest(self._site, asked).encode())
-        hit = self._books.found(author.principal, author.key)
-        if hit is not None:
-            return self._again(repeated(hit, author, request).hit.sequence)
+        made = self._found(author, request)
+        if made is not None:
+            return made
         for _ in range(_RACES):
-            last = self._last()
-            made = self._try(last, act, cost, request, work, author)
+            with self._site.versions.lease() as waited:
+                # Another process may have asked with the same key meanwhile.
+                made = self._found(author, request) if waited else None
+                made = made or self._try(self._last(), act, cost, request, work, author)
             if made is not None:
                 return made
         raise LedgerBusy(f"other processes were first {_RACES} times in a row; nothing was charged. Try again")
+
+    def _found(self, author: Author, request: str) -> TakingPart | None:
+        """Return the step that was made under a key, if there is one."""
+        hit = self._books.found(author.principal, author.key)
+        return None if hit is None else self._again(repeated(hit, author, request).hit.sequence)
 
     def _try(  # noqa: PLR0913, PLR0917  the parts of a step
         self, last: Entry, act: str, cost: str, request: str, work: _Work, author: Author

@@ -14,20 +14,21 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final
 
 from odograph.errors import InvalidPolicy, LedgerError
 from odograph.ledger.sqlite_files import sync
 from odograph.population.files import make_folder, restrict, write_file
+from odograph.population.lease import LOCKS, leased
 
 __all__ = ["Versions", "parse_location"]
 
 _SECRET: Final = "secret"  # noqa: S105  the file's name
 _BYTES: Final = 32
 _VERSION: Final = re.compile(r"[0-9]{8,}-[0-9a-f]{16}")
-_OWN: Final = re.compile(rf"secret|spill-[0-9a-f]{{16}}|{_VERSION.pattern}")  # names of what is in the folder
+_OWN: Final = re.compile("|".join(["secret", *map(re.escape, LOCKS), _VERSION.pattern]))  # what is in the folder
 # As of an address. Path makes one slash of two.
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)[/\\]")
 
@@ -148,6 +149,10 @@ class Versions:
         if len(found) != _BYTES:
             raise LedgerError(f"the secret of the population in {self.location} is damaged; restore it from a copy")
         return found
+
+    def lease(self) -> AbstractContextManager[bool]:
+        """Return what lets one process step at a time, as far as it can; it says whether another one was first."""
+        return leased(self.location)
 
     def begin(self, version: int) -> Path:
         """Make the folder of a version that nothing points to yet."""
