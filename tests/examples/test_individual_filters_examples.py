@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +20,14 @@ Masks = list[NDArray[np.bool_]]
 def masks(monkeypatch: pytest.MonkeyPatch) -> Masks:
     """Who took part in each step that a population was charged for."""
     found: Masks = []
-    charge = odo.Population.charge
+    charge = odo.Population._charge  # noqa: SLF001  of every step, also of a run
 
-    def watched(self: odo.Population, prices: odo.Prices | odo.Guarantee, *, key: str, note: str = "") -> object:
-        step = charge(self, prices, key=key, note=note)
+    def watched(self: odo.Population, *asked: Any, **choices: Any) -> object:
+        step = charge(self, *asked, **choices)
         found.append(step.mask)
         return step
 
-    monkeypatch.setattr(odo.Population, "charge", watched)
+    monkeypatch.setattr(odo.Population, "_charge", watched)
     return found
 
 

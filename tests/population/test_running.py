@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
-from peoples import Peoples, compiled_for, prices_of, took
+from peoples import Peoples, compiled_for, location_of, prices_of, took, versions_in
 
 import odograph as odo
 from odograph import GDP, Population, Prices, PureDP
@@ -527,3 +527,54 @@ def test_a_mechanism_that_raises_says_what_stays_charged_and_how_to_go_on(dense:
     assert str(COUNTED) not in note
     assert len(people.history()) == 2
     assert people.outputs == []
+
+
+def check_kept(peoples: Peoples, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let others make steps after a charge, before its mechanism is handed the records, and again while it runs."""
+    people, other, keys = peoples.create(4, compiled=BASIC), peoples.open(), iter("abcdefghijkl")
+    engine = type(people._engine)  # noqa: SLF001  where the records come from
+    handed, counted = engine.records, engine.count
+
+    def steps() -> None:
+        for _ in range(3):
+            other.charge(PureDP("0.01"), key=next(keys))
+
+    def late_records(*asked: Any) -> Any:  # noqa: ANN401  as `records`
+        steps()
+        return handed(*asked)
+
+    def late_count(*asked: Any) -> int:
+        steps()
+        return counted(*asked)
+
+    def size(records: Any) -> int:  # noqa: ANN401  an array or a relation
+        if not isinstance(records, np.ndarray):
+            steps()
+            return len(records.fetchall())
+        return len(records)
+
+    monkeypatch.setattr(engine, "records", late_records)
+    monkeypatch.setattr(engine, "count", late_count)
+    records = np.ones(4) if peoples.engine == "numpy" else pd.DataFrame({"id": range(4)})
+    assert people.run(size, records, PureDP("0.1"), key="run") == 4
+    assert isinstance(people.count_able(PureDP("0.1"), PureDP("0.1"), key="count"), int)
+    other.charge(PureDP("0.01"), key="after")
+    assert len(versions_in(location_of(people))) == 2, "a version is kept after the mechanism has run"
+
+
+@pytest.mark.parametrize("engine", ["numpy", "duckdb"])
+def test_who_takes_part_is_kept_while_a_mechanism_runs_however_many_steps_others_make(
+    peoples: Peoples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the answer would be lost, and its step stay charged."""
+    check_kept(peoples, monkeypatch)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "duckdb"])
+def test_a_version_that_is_removed_while_a_mechanism_runs_is_caught(
+    peoples: Peoples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    monkeypatch.setattr("odograph.population.versions.is_pinned", lambda _: False)
+    with pytest.raises((OSError, OdographError)):
+        check_kept(peoples, monkeypatch)

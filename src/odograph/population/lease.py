@@ -7,6 +7,8 @@ be locked, and once the process in front has been at the same step for too long,
 Files are locked in the population's folder, which everything that charges it reaches, wherever the ledger is: on one
 machine, and on a network file system that locks files for all its machines. The locks end with their process. As in
 front of a ledger, there are two places in a row, so that whoever has just made a step cannot overtake the others.
+
+A version is pinned in the same way while a mechanism runs on it, so that others do not remove it meanwhile.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ try:
 except ImportError:  # Windows: everything goes on without
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCKS", "leased"]
+__all__ = ["LOCKS", "is_pinned", "leased", "pinned"]
 
 LOCKS: Final = ("next.lock", "step.lock")
 PATIENCE: Final = 600.0  # seconds for one step of another process
@@ -51,6 +53,29 @@ def leased(folder: Path, patience: float | None = None) -> Iterator[bool]:
         yield waited
 
 
+@contextmanager
+def pinned(folder: Path) -> Iterator[None]:
+    """Let others see that a folder is in use, while this process lives; where files have no locks, they do not."""
+    with ExitStack() as stack:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(_opened(stack, folder, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def is_pinned(folder: Path) -> bool:
+    """Say whether a folder is in use, by this process or another one."""
+    with ExitStack() as stack:
+        if fcntl is not None:
+            try:
+                fcntl.flock(_opened(stack, folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+        return False
+
+
 def _acquire(stack: ExitStack, folder: Path, patience: float) -> bool:
     """Lock both files, then let the next process have the first of them; raise `OSError` if files have no locks."""
     following, own = (_opened(stack, folder / name) for name in LOCKS)
@@ -64,8 +89,8 @@ def _acquire(stack: ExitStack, folder: Path, patience: float) -> bool:
     return waits != [False, False]
 
 
-def _opened(stack: ExitStack, path: Path) -> int:
-    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+def _opened(stack: ExitStack, path: Path, how: int = os.O_CREAT | os.O_RDWR) -> int:
+    file = os.open(path, how | os.O_NOFOLLOW, 0o600)
     stack.callback(_close, file)
     return file
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -33,6 +33,7 @@ from odograph.ledger.steps import Pointer, Step, pointer_of
 from odograph.ledger.store import Head
 from odograph.population.engines import UNKNOWN, Engine, Site, engine_named
 from odograph.population.kernel import gate_of
+from odograph.population.lease import pinned
 from odograph.population.prices import Prices, priced
 from odograph.population.running import Pricing, RowWise, prices_for
 from odograph.population.versions import Versions, parse_location
@@ -190,10 +191,23 @@ class Population:
         self, prices: Prices | Guarantee, *, key: str, note: str = "", progress: Progress | None = None
     ) -> TakingPart:
         """Charge everybody whose filter admits it, durably, and say who takes part. The same key charges once."""
+        return self._charge(prices, key, note, progress)
+
+    def _charge(
+        self,
+        prices: Prices | Guarantee,
+        key: str,
+        note: str,
+        progress: Progress | None = None,
+        use: ExitStack | None = None,
+    ) -> TakingPart:
+        """Charge; what is in use is kept until it is no longer, and otherwise as the last two steps are."""
         asked = priced(self._opened.compiled, self._site.gate, prices)
         cost = "" if isinstance(prices, Prices) else text_of(prices.to_dict())
 
         def work(before: Path, after: Path) -> None:
+            if use is not None:
+                use.enter_context(pinned(after))
             self._engine.charge(self._site, before, after, asked, progress)
 
         return self._step("charge", cost, asked, work, self._books.author(key, note))
@@ -245,17 +259,18 @@ class Population:
                 "prices by a function need people in an order, as the numpy engine has them: pass Prices with a table"
             )
         asked = prices if isinstance(prices, Prices) else prices_for(prices, records, tuple(self.outputs))
-        step = self.charge(asked, key=key, note=note)
-        if step.receipt.repeated:
-            raise _used(key, step)
-        try:
-            answer = mechanism(self._engine.records(self._site, step.folder, records), **known)
-        except BaseException as problem:
-            problem.add_note(
-                f"Step {step.receipt.version} of {self.name!r} stays charged under key {key!r}: the mechanism may"
-                " have drawn its answer. Another run needs another key, and is charged."
-            )
-            raise
+        with ExitStack() as use:
+            step = self._charge(asked, key, note, use=use)
+            if step.receipt.repeated:
+                raise _used(key, step)
+            try:
+                answer = mechanism(self._engine.records(self._site, step.folder, records), **known)
+            except BaseException as problem:
+                problem.add_note(
+                    f"Step {step.receipt.version} of {self.name!r} stays charged under key {key!r}: the mechanism may"
+                    " have drawn its answer. Another run needs another key, and is charged."
+                )
+                raise
         self.outputs.append(answer)
         return answer
 
@@ -272,10 +287,11 @@ class Population:
             raise InvalidGuarantee(f"cost must be PureDP of more than 0, and {cost!r} is not; nothing was charged")
         epsilon = float(cost.epsilon)
         noisy([0], 1, epsilon)  # what is wrong with the cost is found before anybody is charged
-        step = self.charge(cost, key=key, note=note)
-        if step.receipt.repeated:
-            raise _used(key, step)
-        (answer,) = noisy([self._engine.count(self._site, step.folder, amounts)], 1, epsilon)
+        with ExitStack() as use:
+            step = self._charge(cost, key, note, use=use)
+            if step.receipt.repeated:
+                raise _used(key, step)
+            (answer,) = noisy([self._engine.count(self._site, step.folder, amounts)], 1, epsilon)
         self.outputs.append(answer)
         return answer
 

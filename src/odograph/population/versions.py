@@ -21,7 +21,7 @@ from typing import Final
 from odograph.errors import InvalidPolicy, LedgerError
 from odograph.ledger.sqlite_files import sync
 from odograph.population.files import make_folder, restrict, write_file
-from odograph.population.lease import LOCKS, leased
+from odograph.population.lease import LOCKS, is_pinned, leased
 
 __all__ = ["Versions", "parse_location"]
 
@@ -177,9 +177,9 @@ class Versions:
         shutil.rmtree(folder, ignore_errors=True)
 
     def clean(self, version: int, kept: Collection[str]) -> None:
-        """Remove what is older than a version and not among those kept, and what never became one."""
+        """Remove what is older than a version, and not among those kept or in use, and what never became one."""
         for folder in self.location.glob("[0-9]" * 8 + "-*"):
-            if folder.name not in kept and int(folder.name[:8]) <= version:
+            if folder.name not in kept and int(folder.name[:8]) <= version and not is_pinned(folder):
                 self.discard(folder)
 
 
