@@ -196,9 +196,12 @@ def test_who_has_just_made_a_step_does_not_overtake_those_who_wait(dense: People
 def check_nested(dense: Peoples) -> None:
     """Charge from what a step is told how far it has come by, and from a signal handler: the one within is first."""
     people, keys = dense.create(70_000, compiled=ROOMY), iter(["within", "in a handler"])
+    link = dense.folder / "link"
+    link.symlink_to(location_of(people))
+    other = dense.open(location=link)
 
     def charge(*_: object) -> None:
-        people.charge(PRICE, key=next(keys))
+        other.charge(PRICE, key=next(keys))
 
     def once(work: Callable[[], None]) -> Callable[[int, int], None]:
         left = [work]

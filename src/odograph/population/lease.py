@@ -43,6 +43,7 @@ def leased(folder: Path, patience: float | None = None) -> Iterator[bool]:
     itself.
     """
     held: set[Path] = _THREAD.__dict__.setdefault("held", set())
+    folder = Path(os.path.realpath(folder))  # it may have another name, through a link
     with ExitStack() as stack:
         waited = False
         if fcntl is not None and folder not in held:

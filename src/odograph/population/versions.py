@@ -178,8 +178,10 @@ class Versions:
 
     def clean(self, version: int, kept: Collection[str]) -> None:
         """Remove what is older than a version, and not among those kept or in use, and what never became one."""
-        for folder in self.location.glob("[0-9]" * 8 + "-*"):
-            if folder.name not in kept and int(folder.name[:8]) <= version and not is_pinned(folder):
+        for folder in self.location.iterdir():
+            if folder.name in kept or not _VERSION.fullmatch(folder.name):
+                continue
+            if int(folder.name.partition("-")[0]) <= version and not is_pinned(folder):
                 self.discard(folder)
 
 
