@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from odograph.errors import AccountNotFound, LedgerCorrupt, LedgerError, ServiceUnavailable
 from odograph.ledger.entries import Entry
@@ -384,7 +384,7 @@ class SqliteSnapshot:
         else:
             self._others = _NO_END
             names = connection.execute(SQL["accounts_of_entries"]).fetchall()
-            self._last = dict.fromkeys(sorted({*self._last, *(row[0] for row in names)}), _NO_END)
+            self._last = dict.fromkeys(sorted({*self._last, *(row[0] for row in names)}, key=str), _NO_END)
 
     def records(self) -> Iterator[Record]:
         """Every entry, account by account."""
@@ -392,11 +392,18 @@ class SqliteSnapshot:
             first = 0
             while first <= last:
                 rows = self._connection.execute(SQL["records"], (name, first, last, _CHUNK)).fetchall()
+                whole = len(rows) < _CHUNK
+                self._check_index(name, first, last if whole else rows[-1][2], rows)
                 for row in rows:
                     yield Entry._make(row[:14]), None if row[14] is None else row[14:]
-                if len(rows) < _CHUNK:
+                if whole:
                     break
                 first = rows[-1][2] + 1
+
+    def _check_index(self, name: str, first: int, last: int, rows: Sequence[tuple[Any, ...]]) -> None:
+        indexed = self._connection.execute(SQL["indexed_reservations"], (name, first, last)).fetchall()
+        if [sequence for (sequence,) in indexed] != [row[2] for row in rows if row[5] == "reserve"]:
+            raise LedgerCorrupt(f"the ledger's file is damaged: the index of {name!r}'s reservations is wrong")
 
     def notes(self) -> Iterator[Note]:
         """Every note that was not erased."""

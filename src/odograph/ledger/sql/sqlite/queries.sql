@@ -96,6 +96,12 @@ FROM entries LEFT JOIN keys
 WHERE entries.account = ? AND entries.sequence BETWEEN ? AND ?
 ORDER BY entries.sequence LIMIT ?;
 
+-- name: indexed_reservations
+-- As the index has them, which `pending` and `voids` believe.
+SELECT sequence FROM entries INDEXED BY entries_that_reserve
+WHERE account = ? AND verb = 'reserve' AND sequence BETWEEN ? AND ?
+ORDER BY sequence;
+
 -- name: accounts_of_entries
 SELECT DISTINCT account FROM entries;
 
