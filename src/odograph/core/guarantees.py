@@ -6,6 +6,7 @@ float is that number (`Fraction(1, 3)`) the fraction itself is kept.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass
@@ -19,6 +20,8 @@ from odograph.errors import InvalidGuarantee
 __all__ = [
     "GDP",
     "KINDS",
+    "MOST_DIFFERENT",
+    "MOST_POINTS",
     "RDP",
     "SIZED",
     "ZCDP",
@@ -36,6 +39,9 @@ __all__ = [
 
 _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
+_MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
+MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
+MOST_POINTS: Final = 200  # of the curve of a `Mechanism` for which fewer steps are searched and offered
 
 
 def _number(guarantee: object, field: str) -> None:
@@ -201,14 +207,18 @@ class RDP(_Written):
         Theorem: (a - 1) D_a is convex in a and 0 at a = 1, so its chord lies above it (van Erven, Harremoës).
         Assumes: each given value bounds the divergence at its own order, in both directions.
         """
-        low_order, low = Fraction(1), Fraction(0)
-        for high_order, value in zip(map(exact_of, self.orders), map(exact_of, self.values), strict=True):
-            high = (high_order - 1) * value
-            if order <= high_order:
-                chord = low + (high - low) * (order - low_order) / (high_order - low_order)
-                return chord / (order - 1)
-            low_order, low = high_order, high
-        return None
+        after = bisect_left(self.orders, order, key=exact_of)
+        if after == len(self.orders):
+            return None
+        low_order, low = (Fraction(1), Fraction(0)) if after == 0 else self._moment(after - 1)
+        high_order, high = self._moment(after)
+        chord = low + (high - low) * (order - low_order) / (high_order - low_order)
+        return chord / (order - 1)
+
+    def _moment(self, i: int) -> tuple[Fraction, Fraction]:
+        """Return an order a, and (a - 1) times the value there."""
+        order = exact_of(self.orders[i])
+        return order, (order - 1) * exact_of(self.values[i])
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -255,9 +265,20 @@ class Parallel(_Written):
             raise InvalidGuarantee("Parallel.parts must not be parallel themselves: list all the parts at once")
         object.__setattr__(self, "parts", parts)
 
+    @property
+    def different(self) -> Counter[Guarantee]:
+        """The different parts in their order, and how many there are of each."""
+        # The same object is mostly there many times, and equal parts are told by how they are printed: objects first.
+        found: Counter[Guarantee] = Counter()
+        objects = {id(part): part for part in self.parts}
+        for key, count in Counter(map(id, self.parts)).items():
+            found[objects[key]] += count
+        return found
+
     def __str__(self) -> str:
-        counts = Counter(map(str, self.parts))
-        return f"Parallel({', '.join(f'{count} x {part}' for part, count in counts.most_common())})"
+        shown = [f"{count} x {part}" for part, count in self.different.most_common(_MOST_SHOWN)]
+        more = len(self.different) - len(shown)
+        return f"Parallel({', '.join(shown)}{f', and {more} other parts' if more else ''})"
 
 
 Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism | Parallel

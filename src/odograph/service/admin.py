@@ -62,7 +62,7 @@ async def metrics(call: Call) -> File:
     """Send what the service counts, for Prometheus."""
     office = call.office
     office.metrics.fold()  # here, where nothing is counted meanwhile
-    return File(CONTENT_TYPE.encode(), BytesIO(await office.run(office.metrics.render, office.ledger)))
+    return File(CONTENT_TYPE.encode(), BytesIO(await office.compute(office.metrics.render, office.ledger)))
 
 
 def health() -> HealthForm:

@@ -28,8 +28,8 @@ __all__ = [
     "framed",
     "order_in",
     "orders_in",
+    "outcome_in",
     "packed",
-    "receipt_or_outcome",
 ]
 
 HEAD: Final = struct.Struct("!I")
@@ -112,9 +112,7 @@ def answers_in(frame: bytes) -> Answers:
     return _ANSWERS.decode(frame)
 
 
-def receipt_or_outcome(answer: Answer) -> bytes | Outcome:
-    """Return a receipt as it is, and an outcome unpacked."""
-    if isinstance(answer, bytes):
-        return answer
+def outcome_in(answer: tuple[bytes]) -> Outcome:
+    """Unpack an outcome. It may hold a refusal with all of its meters, so this is not for the event loop."""
     outcome: Outcome = pickle.loads(answer[0])  # noqa: S301  from our own process
     return outcome

@@ -7,30 +7,33 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from odograph.connect import store_at
-from odograph.errors import LedgerBusy, NotAuthenticated
+from odograph.errors import LedgerBusy, NotAuthenticated, OdographError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.writer import Writer
 from odograph.service import logs
 from odograph.service.access import ApiKey, Caller, digest_of_token, looks_like_token, same
+from odograph.service.answers import Problem
 from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.limits import RateLimit
 from odograph.service.metrics import Metrics
 from odograph.service.pen import Pen, Start, start_process
+from odograph.service.problems import problem_of
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
+from odograph.service.threads import Threads
 
 __all__ = ["Office"]
 
-_THREADS: Final = 8
-_WAITING: Final = 256  # calls that may wait for a thread
+# Threads share one interpreter, and the event loop waits for it with them: few for what waits for the ledger, one for
+# what computes, one for what reads all of it. Keys have their own: whatever the others do, a caller is known.
+_READERS: Final = 4
+_KEY_READERS: Final = 2
 _FRESH: Final = 1.0  # seconds for which a key is believed: a revoked one opens nothing after that
 _REMEMBERED: Final = 10_000
 _SQLITE: Final = "sqlite:///"
@@ -72,8 +75,10 @@ class Office:
         self.pen = Pen(settings, self._watch_frames, start)
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="odograph")
-        self._busy = 0
+        self._readers = Threads("readers", _READERS)
+        self._computer = Threads("computer", 1)
+        self._auditor = Threads("auditor", 1)
+        self._key_readers = Threads("keys", _KEY_READERS)
         self._auditing = False
         self._places = _places(self._books.url)
         self._known: dict[str, _Known] = {}
@@ -100,15 +105,20 @@ class Office:
         return Ledger(self.books_of(caller))
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call blocking work in a thread; if too much waits already, raise `LedgerBusy`."""
-        if self._busy >= _THREADS + _WAITING:
-            raise LedgerBusy("the service has as much to do as it can hold; nothing was changed. Try again")
-        self._busy += 1
-        try:
-            call = partial(function, *args, **kwargs)
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        finally:
-            self._busy -= 1
+        """Call what waits for the ledger in a thread; if too much waits already, raise `LedgerBusy`."""
+        return await self._readers.run(function, *args, **kwargs)
+
+    async def compute(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what may take the processor for a while, one after the other; raises as `run` does."""
+        return await self._computer.run(function, *args, **kwargs)
+
+    async def audit(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what reads the whole ledger, one after the other; raises as `run` does."""
+        return await self._auditor.run(function, *args, **kwargs)
+
+    async def look_up(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what looks a key or a browser session up, in threads of its own; raises as `run` does."""
+        return await self._key_readers.run(function, *args, **kwargs)
 
     @contextmanager
     def auditing(self) -> Iterator[None]:
@@ -149,7 +159,7 @@ class Office:
         """Look a key up, and remember it from the moment at which that began."""
         known = None
         try:
-            key = await self.run(self._find, digest)
+            key = await self.look_up(self._find, digest)
             known = None if key is None else _Known(begun, key, Caller.of(key))
         finally:
             look = self._looking.get(digest)
@@ -185,14 +195,17 @@ class Office:
         """Look every principal's identity up again: a name was erased here, or a copy was read in."""
         self._books_of.clear()
 
-    def discreet(self, text: str) -> str:
-        """Return a message without where the ledger is: that is the operator's business."""
-        return self._places.sub("the ledger", text)
+    def problem(self, error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
+        """Return an error as it is told to this caller, without where the ledger is."""
+        problem = problem_of(error, caller, request_id)
+        problem.detail = self._places.sub("the ledger", problem.detail)
+        return problem
 
     async def close(self) -> None:
         """Finish what was accepted and let go of everything."""
         await self.solver.close()
-        await asyncio.to_thread(self._pool.shutdown, wait=True)
+        for threads in (self._readers, self._computer, self._auditor, self._key_readers):
+            await asyncio.to_thread(threads.shutdown)
         await self.pen.close()
         self.keys.close()
         self._books.leave()

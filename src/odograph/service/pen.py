@@ -19,10 +19,9 @@ from typing import Final, TypeAlias, cast
 import msgspec
 
 from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
-from odograph.ledger.requests import Outcome
 from odograph.ledger.waiting import Waiting
 from odograph.service import logs
-from odograph.service.frames import HEAD, Answer, Packed, answers_in, framed, receipt_or_outcome
+from odograph.service.frames import HEAD, Answer, Packed, answers_in, framed
 from odograph.service.settings import Settings
 
 __all__ = ["PROGRAM", "Ended", "Pen", "Start", "start_process"]
@@ -104,7 +103,7 @@ class Pen:
         """Whether a scribe is at work."""
         return self._link is not None
 
-    async def write(self, orders: Sequence[Packed]) -> list[bytes | Outcome]:
+    async def write(self, orders: Sequence[Packed]) -> list[Answer | OdographError]:
         """Carry independent orders out durably: a receipt as it is sent to the caller, or what else became of it."""
         if not orders:
             return []
@@ -118,7 +117,7 @@ class Pen:
             self._called = True
             self._loop.call_soon(self._send)  # when the loop has read all that is there
         await asked.future
-        return [one if isinstance(one, OdographError) else receipt_or_outcome(one) for one in asked.answers]
+        return asked.answers
 
     def take_in(self, frame: bytes) -> None:
         """Hand out the answers to the first frame that has none."""

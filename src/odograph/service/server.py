@@ -27,6 +27,7 @@ from odograph.service.settings import Settings
 __all__ = ["owner_key_file", "serve", "worker", "write_first_key"]
 
 _PATIENCE: Final = 30  # seconds in which what was accepted is finished
+_SWITCH: Final = 0.0005  # seconds for which a thread that computes keeps the interpreter from the event loop
 _A_MOMENT: Final = 2.0  # seconds in which a process that has made the file makes its key
 
 
@@ -78,6 +79,7 @@ def worker() -> App:
 def _app(settings: Settings) -> App:
     logs.configure(settings.log_level)
     look_seldom()
+    sys.setswitchinterval(_SWITCH)
     return App(settings)
 
 

@@ -55,7 +55,7 @@ async def visit_of(office: Office, request: Request) -> Visit | None:
     secret = request.cookies.get(COOKIE, "")
     if len(secret) != _SECRET:
         return None
-    visit = await office.run(_visit, office.keys, digest_of_token(secret))
+    visit = await office.look_up(_visit, office.keys, digest_of_token(secret))
     request.state.visit = visit
     return visit
 
@@ -123,7 +123,7 @@ async def sign_in(office: Office, request: Request) -> Response:
     visitor = request.cookies.get(_VISITOR, "")
     check_sent(form, digest_of_token(visitor) if visitor else "")
     then = _local(form.get("then", ""))
-    begun = await office.run(_begin, office.keys, form.get("token", "").strip())
+    begun = await office.look_up(_begin, office.keys, form.get("token", "").strip())
     if begun is None:
         return _sign_in_page(office, request, then, _REFUSED)
     secret, session = begun
@@ -163,7 +163,7 @@ async def sign_out(office: Office, request: Request) -> Response:
     visit = await visit_of(office, request)
     if visit is not None:
         check_sent(await form_of(request), visit.csrf)
-        await office.run(office.keys.end_session, visit.digest)
+        await office.look_up(office.keys.end_session, visit.digest)
     answer = RedirectResponse("/sign-in", 303, HEADERS)
     _give(office, answer, COOKIE, "", 0)
     return answer
