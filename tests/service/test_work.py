@@ -135,7 +135,7 @@ def bodies(route: Route) -> list[Form]:  # noqa: PLR0911  a line for each
         small = [attacks.pure(f"0.000{i:03}1") for i in range(MOST_QUOTED)]
         return [{"costs": small}, {"costs": [curve("0"), parallel(900)]}]
     if path == "largest":
-        known = {"kind": "mechanism", "name": "m", "steps": 10**12, "curve": curve("1")}
+        known: Form = {"kind": "mechanism", "name": "m", "steps": 10**12, "curve": curve("1")}
         short = {field: known["curve"][field][:MOST_POINTS] for field in ("orders", "values")}
         return [{"like": like} for like in (*COSTS, known, known | {"curve": known["curve"] | short})]
     if route.path == "/v1/accounts":
@@ -172,10 +172,10 @@ def most_expensive(service: ServiceThread) -> dict[str, float]:
         for route in sorted(ROUTES, key=lambda route: (route.method == "DELETE", route.path)):
             path = attacks.path_of(route, **names) + ("?count=1000" if route.path.endswith("entries") else "")
             for i, form in enumerate(bodies(route)):
-                content = {} if route.form is None else {"json": form}
+                content = None if route.form is None else form
                 headers = {"Idempotency-Key": f"{route.path.encode().hex()}{i}"}
                 cost, status = costing(
-                    lambda: owner.request(route.method, path, headers=headers, **content)  # noqa: B023  at once
+                    lambda: owner.request(route.method, path, headers=headers, json=content)  # noqa: B023  at once
                 )
                 assert (
                     status not in (400, 401, 403, 405, 413, 415, 422) or route.upload or route.method == "DELETE"
@@ -263,7 +263,7 @@ def raw_request(service: Service, token: str, path: str, form: Form) -> bytes:
 @contextmanager
 def flooded(service: Service, token: str) -> Iterator[None]:
     """Have eight of the most expensive requests asked again and again, by another process."""
-    asked = [
+    asked: list[tuple[str, Form]] = [
         ("/v1/accounts/r/decide", {"cost": parallel(MOST_TERMS, MOST_TERMS)}),
         ("/v1/accounts/r/decide", {"cost": parallel(MOST_DIFFERENT)}),
         ("/v1/accounts/r/largest", {"like": parallel(MOST_DIFFERENT, 100)}),

@@ -18,6 +18,7 @@ from odograph.service.door import Endpoint, Headers, reply, request_id_of
 from odograph.service.office import Office
 from odograph.service.pen import Start, start_process
 from odograph.service.problems import PROBLEM, HttpProblem, problem_of
+from odograph.service.protocol import Connections
 from odograph.service.settings import Settings
 
 __all__ = ["App"]
@@ -31,6 +32,9 @@ class App:
     def __init__(self, settings: Settings, start: Start = start_process) -> None:
         self._settings = settings
         self._start = start  # of scribes
+        self.connections = Connections(
+            settings.connections, settings.connections_per_address, settings.receive_timeout
+        )
         self._table: _Table | None = None
         self._router = Router()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from odograph.service.settings import Settings
 __all__ = ["owner_key_file", "serve", "worker", "write_first_key"]
 
 _PATIENCE: Final = 30  # seconds in which what was accepted is finished
+_OTHER_FILES: Final = 256  # that a worker may have open beside its connections
 _SWITCH: Final = 0.0005  # seconds for which a thread that computes keeps the interpreter from the event loop
 _A_MOMENT: Final = 2.0  # seconds in which a process that has made the file makes its key
 
@@ -54,9 +56,11 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         "proxy_headers": False,
         "date_header": False,
         "timeout_graceful_shutdown": _PATIENCE,
+        "limit_concurrency": settings.connections + 1,  # also of requests whose callers have gone
         "ssl_certfile": settings.tls_cert,
         "ssl_keyfile": settings.tls_key,
     }
+    _allow_files(settings.connections + _OTHER_FILES)
     # Uvicorn finishes what was accepted and raises the signal again, which would end the process by it. Not in
     # `_app`: workers call that when uvicorn's own handler is in place already.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -81,6 +85,14 @@ def _app(settings: Settings) -> App:
     look_seldom()
     sys.setswitchinterval(_SWITCH)
     return App(settings)
+
+
+def _allow_files(count: int) -> None:
+    """Raise how many files this process and its workers may have open, as far as they may themselves."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def write_first_key(settings: Settings) -> Path | None:
