@@ -62,7 +62,7 @@ CREATE TRIGGER trouble BEFORE INSERT ON odograph.entries FOR EACH ROW EXECUTE FU
         ("40001", LedgerBusy, "were first 20 times"),  # serialization failure
         ("23505", LedgerBusy, "were first 20 times"),  # unique violation
         ("57014", LedgerBusy, "another process holds"),  # cancelled
-        ("53100", LedgerError, "cannot be written"),  # disk full
+        ("53100", LedgerBusy, "Make room and try again"),  # disk full
         ("XX001", LedgerCorrupt, "is damaged"),
         ("XX002", LedgerCorrupt, "is damaged"),  # of an index
         ("22012", LedgerError, "could not be used"),  # anything else

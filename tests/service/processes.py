@@ -194,6 +194,9 @@ def break_service(twin: str) -> None:
     if twin == "impatient":
         pen._GRACE = 1.0  # type: ignore[misc]  # noqa: SLF001  not to be set otherwise
         return
+    if twin == "prompt":  # a second and a half for a charge, and for a scribe to end
+        pen._MARGIN, pen._GRACE = -8.5, 1.5  # type: ignore[misc]  # noqa: SLF001  as above
+        return
     if twin == "crowded":  # as many threads compute as there are requests
         office._READERS = 8  # type: ignore[misc]  # noqa: SLF001  as above
         for work in ("compute", "look_up"):

@@ -55,6 +55,9 @@ class MemoryStore:
             keys = {key: self._keys[key] for key in wants.keys if key in self._keys}
             self._store(work(State(time.time_ns() // 1000, self._copies(names), keys)))
 
+    def probe(self) -> None:
+        """Memory can always be written."""
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Take all the parts in, or none."""
         with self._lock:

@@ -6,6 +6,7 @@ its `Route`, so that nothing is forgotten, and the description of the API is mad
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from odograph.core.guarantees import Parallel
-from odograph.errors import BudgetExceeded, NotAuthenticated, OdographError
+from odograph.errors import ERROR_TABLE, BudgetExceeded, NotAuthenticated, OdographError, listed_as
 from odograph.service import logs
 from odograph.service.access import Caller, Verb
 from odograph.service.answers import Problem
@@ -286,7 +287,9 @@ def headers_of(error: OdographError) -> Headers:
     if isinstance(error, NotAuthenticated):
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, TooFast):
-        return ((b"retry-after", b"%d" % max(1, round(error.seconds))),)
+        return ((b"retry-after", b"%d" % max(1, math.ceil(error.seconds))),)
+    if ERROR_TABLE[listed_as(error)].retryable:
+        return ((b"retry-after", b"1"),)
     return ()
 
 

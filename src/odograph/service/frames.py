@@ -17,6 +17,7 @@ from odograph.service.forms import CostForm
 
 __all__ = [
     "HEAD",
+    "PROBE",
     "READY",
     "Answer",
     "Answers",
@@ -34,6 +35,7 @@ __all__ = [
 
 HEAD: Final = struct.Struct("!I")
 READY: Final = HEAD.pack(0)
+PROBE: Final = msgspec.Raw(msgspec.msgpack.encode(None))  # an order to write and change nothing
 
 # A receipt as it is sent to the caller, or a pickled outcome of which more must be said than that.
 Answer: TypeAlias = bytes | tuple[bytes]

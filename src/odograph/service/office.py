@@ -36,6 +36,7 @@ _READERS: Final = 4
 _KEY_READERS: Final = 2
 _FRESH: Final = 1.0  # seconds for which a key is believed: a revoked one opens nothing after that
 _REMEMBERED: Final = 10_000
+_READY_TIME: Final = 3.0  # seconds after which a ledger that does not answer is not ready
 _SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # who reads for the metrics; it writes nothing
 
@@ -80,12 +81,16 @@ class Office:
         self._auditor = Threads("auditor", 1)
         self._key_readers = Threads("keys", _KEY_READERS)
         self._auditing = False
+        self._checking: asyncio.Task[None] | None = None
+        self._ready_at = -math.inf
+        self._unready = ""
         self._places = _places(self._books.url)
         self._known: dict[str, _Known] = {}
         self._looking: dict[str, _Look] = {}
 
     def _watch_frames(self, seconds: float, orders: int, waiting: int) -> None:
-        self.metrics.committed(seconds, orders)
+        if orders:
+            self.metrics.committed(seconds, orders)
         self.metrics.queued(waiting)
 
     @property
@@ -130,6 +135,29 @@ class Office:
             yield
         finally:
             self._auditing = False
+
+    async def readiness(self) -> str:
+        """Say what keeps charges from being written, "" if nothing does; asked again once a second at most."""
+        if time.monotonic() > self._ready_at + _FRESH:
+            if self._checking is None or self._checking.done():
+                self._checking = asyncio.create_task(self._check())
+            if not (await asyncio.wait({self._checking}, timeout=_READY_TIME))[0]:
+                return "the ledger does not answer"
+        return self._unready
+
+    async def _check(self) -> None:
+        """Look whether keys and accounts can be read, and have the writer process write something."""
+        unready = "the keys cannot be read"
+        try:
+            await self.look_up(self.keys.find, "0" * 64)
+            unready = "the ledger cannot be read"
+            await self.run(self.ledger.books.balances, [])
+            unready = "the ledger cannot be written"
+            await self.pen.probe()
+            unready = ""
+        except OdographError:
+            pass
+        self._ready_at, self._unready = time.monotonic(), unready
 
     async def admit(self, token: str) -> Caller:
         """Return the caller behind a token, or raise `NotAuthenticated`, which does not say why."""
@@ -203,6 +231,8 @@ class Office:
 
     async def close(self) -> None:
         """Finish what was accepted and let go of everything."""
+        if self._checking is not None:
+            self._checking.cancel()
         await self.solver.close()
         for threads in (self._readers, self._computer, self._auditor, self._key_readers):
             await asyncio.to_thread(threads.shutdown)

@@ -22,15 +22,16 @@ CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
 
 
 class Threads:
-    """A few threads, and at most `places` calls that wait for one. Made and used in one event loop."""
+    """A few threads, and at most `places` calls that wait for one, so many seconds. For one event loop."""
 
-    def __init__(self, name: str, threads: int, places: int = 256) -> None:
+    def __init__(self, name: str, threads: int, *, places: int = 256, patience: float = 15.0) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"odograph-{name}")
         self._idle = threads
+        self._patience = patience
         self._queue: Waiting[asyncio.Future[None]] = Waiting(places)
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call blocking work in a thread; if too much waits already, raise `LedgerBusy`."""
+        """Call blocking work in a thread; raise `LedgerBusy` if too much waits, or no thread is free in time."""
         loop = asyncio.get_running_loop()
         if self._idle:
             self._idle -= 1
@@ -51,15 +52,18 @@ class Threads:
         try:
             self._queue.add(client, turn)
         except LedgerBusy:
-            raise LedgerBusy("the service has as much to do as it can hold; nothing was changed. Try again") from None
+            raise _busy() from None
         try:
-            await turn
+            done, _ = await asyncio.wait({turn}, timeout=self._patience)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the thread was handed to a call that has gone
+            if turn.done():  # the thread was handed to a call that has gone
                 self._hand_on()
             else:
                 self._queue.remove(client, turn)
             raise
+        if not done:
+            self._queue.remove(client, turn)
+            raise _busy()
 
     def _hand_on(self) -> None:
         group: list[asyncio.Future[None]] = []
@@ -68,3 +72,7 @@ class Threads:
             group[0].set_result(None)
         else:
             self._idle += 1
+
+
+def _busy() -> LedgerBusy:
+    return LedgerBusy("the service has as much to do as it can hold; nothing was changed. Try again")
