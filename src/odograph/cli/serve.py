@@ -30,6 +30,9 @@ def serve(  # noqa: PLR0913  each is one option
     receive_timeout: Annotated[
         float, typer.Option(help="Seconds in which the head of a request, and then its body, must have arrived.")
     ] = 20.0,
+    start_timeout: Annotated[
+        float, typer.Option(help="Seconds to wait at the start for a database that cannot be reached.")
+    ] = 300.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     owner_key_file: Annotated[
         Path | None, typer.Option(help="Where the first owner's key is written; beside the ledger if left out.")
@@ -59,6 +62,7 @@ def serve(  # noqa: PLR0913  each is one option
         connections=connections,
         connections_per_address=connections_per_address,
         receive_timeout=receive_timeout,
+        start_timeout=start_timeout,
         log_level=log_level,
         owner_key_file=owner_key_file,
         tls_cert=tls_cert,

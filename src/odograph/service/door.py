@@ -113,6 +113,7 @@ class Endpoint:
         request_id = request_id_of(headers)
         caller: Caller | None = None
         extra: Headers = ()
+        code = ""
         answer: msgspec.Struct | msgspec.Raw | Answer | File
         status, content_type = self._route.status, _JSON
         try:
@@ -123,7 +124,7 @@ class Endpoint:
                 status, answer = answer
         except OdographError as error:
             answer = problem = await self._problem(error, caller, request_id)
-            status, content_type, extra = problem.status, PROBLEM, headers_of(error)
+            status, content_type, extra, code = problem.status, PROBLEM, headers_of(error), problem.code
         except Exception as error:  # noqa: BLE001  whatever it is, its text must not leave
             logs.failure(error, request_id=request_id)
             answer, status, content_type = unexpected(request_id), 500, PROBLEM
@@ -144,6 +145,7 @@ class Endpoint:
             account=name if caller is not None and caller.sees(name) else "",
             principal="" if caller is None else caller.principal,
             key="" if caller is None else caller.key,
+            error=code,
         )
 
     async def _problem(self, error: OdographError, caller: Caller | None, request_id: str) -> Problem:

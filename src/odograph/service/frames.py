@@ -35,7 +35,7 @@ __all__ = [
 
 HEAD: Final = struct.Struct("!I")
 READY: Final = HEAD.pack(0)
-PROBE: Final = msgspec.Raw(msgspec.msgpack.encode(None))  # an order to write and change nothing
+PROBE: Final = msgspec.Raw(msgspec.msgpack.encode("probe"))  # an order to write and change nothing
 
 # A receipt as it is sent to the caller, or a pickled outcome of which more must be said than that.
 Answer: TypeAlias = bytes | tuple[bytes]

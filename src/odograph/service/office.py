@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from odograph.connect import store_at
-from odograph.errors import LedgerBusy, NotAuthenticated, OdographError
+from odograph.errors import AccountNotFound, LedgerBusy, NotAuthenticated, OdographError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.writer import Writer
@@ -23,7 +23,7 @@ from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.limits import RateLimit
 from odograph.service.metrics import Metrics
 from odograph.service.pen import Pen, Start, start_process
-from odograph.service.problems import problem_of
+from odograph.service.problems import is_unusable, key_in, problem_of
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
 from odograph.service.threads import Threads
@@ -36,6 +36,7 @@ _READERS: Final = 4
 _KEY_READERS: Final = 2
 _FRESH: Final = 1.0  # seconds for which a key is believed: a revoked one opens nothing after that
 _REMEMBERED: Final = 10_000
+_RECOVERY: Final = 2.0  # seconds between two looks whether a ledger can be used again
 _READY_TIME: Final = 3.0  # seconds after which a ledger that does not answer is not ready
 _SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # who reads for the metrics; it writes nothing
@@ -81,7 +82,11 @@ class Office:
         self._auditor = Threads("auditor", 1)
         self._key_readers = Threads("keys", _KEY_READERS)
         self._auditing = False
+        self._loop = asyncio.get_running_loop()
         self._checking: asyncio.Task[None] | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        self._failed = 0
+        self._closing = False
         self._ready_at = -math.inf
         self._unready = ""
         self._places = _places(self._books.url)
@@ -151,12 +156,15 @@ class Office:
         try:
             await self.look_up(self.keys.find, "0" * 64)
             unready = "the ledger cannot be read"
-            await self.run(self.ledger.books.balances, [])
+            try:
+                await self.run(self._books.balances, [])
+            except AccountNotFound:  # the database was away when this worker started
+                await self.run(self._books.store.create)
             unready = "the ledger cannot be written"
             await self.pen.probe()
             unready = ""
-        except OdographError:
-            pass
+        except OdographError as error:
+            self._fails(f"{unready}: {str(error).removesuffix(key_in(error))}")
         self._ready_at, self._unready = time.monotonic(), unready
 
     async def admit(self, token: str) -> Caller:
@@ -207,9 +215,14 @@ class Office:
             task.exception()
 
     def _find(self, digest: str) -> ApiKey | None:
-        """Look a key up, and whether its principal's name was erased elsewhere: by another worker or program."""
+        """Look a valid key up, and whether its principal's name was erased elsewhere: by another worker or program.
+
+        One that is revoked or expired is as one that never was: no more is done for it, and it is not remembered.
+        """
         key = self.keys.find(digest)
-        books = None if key is None else self._books_of.get(key.principal)
+        if key is None or not key.valid_at(self.keys.now()):
+            return None
+        books = self._books_of.get(key.principal)
         if books is not None and books.identified and books.identity() != books.store.principal(books.principal):
             books.forget()
         return key
@@ -225,14 +238,37 @@ class Office:
 
     def problem(self, error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
         """Return an error as it is told to this caller, without where the ledger is."""
+        if is_unusable(error):
+            self._loop.call_soon_threadsafe(self._fails, str(error).removesuffix(key_in(error)))
         problem = problem_of(error, caller, request_id)
         problem.detail = self._places.sub("the ledger", problem.detail)
         return problem
 
+    def _fails(self, reason: str) -> None:
+        """Write into the log that the ledger cannot be used, when that begins; and watch until it can."""
+        self._failed += 1
+        if self._recovery is None and not self._closing:
+            self._failed = 1
+            logs.state("error", "unusable", reason)
+            self._recovery = self._loop.create_task(self._recover(self._loop.time()))
+
+    async def _recover(self, since: float) -> None:
+        """Look now and then whether the ledger can be used again, and write that into the log."""
+        while True:
+            await asyncio.sleep(_RECOVERY)
+            if not await self.readiness():
+                break
+        self._recovery = None
+        lasted = self._loop.time() - since
+        logs.state(
+            "warning", "usable", f"the ledger can be used again, after {lasted:.0f} s and {self._failed} errors"
+        )
+
     async def close(self) -> None:
         """Finish what was accepted and let go of everything."""
-        if self._checking is not None:
-            self._checking.cancel()
+        self._closing = True
+        for task in filter(None, (self._checking, self._recovery)):
+            task.cancel()
         await self.solver.close()
         for threads in (self._readers, self._computer, self._auditor, self._key_readers):
             await asyncio.to_thread(threads.shutdown)

@@ -26,7 +26,8 @@ class Settings:
     `rate` is requests a second for one key, 0 for any number, and `burst` how many may come at once: twice the rate,
     if it is left out. Sizes are bytes. `timeout` is seconds to wait for the ledger, `receive_timeout` seconds until a
     request must have arrived. `connections` is how many a worker has at most, `connections_per_address` how many of
-    them may come from one address, 0 for any number.
+    them may come from one address, 0 for any number. `start_timeout` is seconds to wait for a ledger that cannot be
+    reached when the service starts.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -38,6 +39,7 @@ class Settings:
     largest_body: int = 1 << 20
     largest_import: int = 1 << 30
     timeout: float = 10.0
+    start_timeout: float = 300.0
     receive_timeout: float = 20.0
     connections: int = 2000
     connections_per_address: int = 256
@@ -109,6 +111,7 @@ class Settings:
             ("largest_body", 1024, 1 << 40),
             ("largest_import", 1024, 1 << 50),
             ("timeout", 0.001, 3600),
+            ("start_timeout", 0, 1e9),
             ("receive_timeout", 0.1, 3600),
             ("connections", 1, 1_000_000),
             ("connections_per_address", 0, 1_000_000),
