@@ -43,7 +43,7 @@ def tls_in_front(tmp_path: Path) -> Iterator[ServiceThread]:
 def spellings(path: str) -> Iterator[str]:
     """Encode the first letter of a part, or a slash that does not follow a name: there it would belong to it."""
     for i in range(1, len(path)):
-        before, sign = path[i - 1 : i + 1]
+        before, sign = path[i - 1], path[i]
         if (before == "/" and sign.isalnum()) or (sign == "/" and before != "}"):
             yield f"{path[:i]}%{ord(sign):02X}{path[i + 1 :]}"
 

@@ -143,6 +143,8 @@ class Office:
 
     async def readiness(self) -> str:
         """Say what keeps charges from being written, "" if nothing does; asked again once a second at most."""
+        if not self.pen.ready:
+            return "the process that writes is being started"
         if time.monotonic() > self._ready_at + _FRESH:
             if self._checking is None or self._checking.done():
                 self._checking = asyncio.create_task(self._check())

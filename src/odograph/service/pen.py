@@ -96,6 +96,13 @@ class _Ticket(NamedTuple):
     client: str
 
 
+class _Frame(NamedTuple):
+    """Orders that were sent together, and when."""
+
+    at: float
+    tickets: list[_Ticket]
+
+
 class Pen:
     """One per worker, made in its event loop."""
 
@@ -105,8 +112,7 @@ class Pen:
         self._start = start
         self._loop = asyncio.get_running_loop()
         self._queue: Waiting[_Ticket] = Waiting(_PLACES)
-        self._sent: deque[list[_Ticket]] = deque()  # frames without an answer
-        self._sent_at: deque[float] = deque()
+        self._sent: deque[_Frame] = deque()  # without an answer
         self._called = False
         self._time = settings.timeout + _MARGIN
         self._asked: deque[_Asked] = deque()  # in the order in which their time is over
@@ -115,9 +121,14 @@ class Pen:
         self._keeper = self._loop.create_task(self._keep())
 
     @property
+    def ready(self) -> bool:
+        """Whether there is a scribe; whether it writes, `probe` asks."""
+        return self._link is not None
+
+    @property
     def waiting(self) -> int:
         """How many orders have no answer, sent or not."""
-        return len(self._queue) + sum(map(len, self._sent))
+        return len(self._queue) + sum(len(frame.tickets) for frame in self._sent)
 
     async def probe(self) -> None:
         """Have the scribe write something that changes nothing, after all that waits; or raise why it could not."""
@@ -154,8 +165,7 @@ class Pen:
     def take_in(self, frame: bytes) -> None:
         """Hand out the answers to the first frame that has none."""
         found = answers_in(frame)
-        self._sent_at.popleft()
-        group = self._sent.popleft()
+        group = self._sent.popleft().tickets
         for (asked, number, *_), answer in zip(group, found.answers, strict=True):
             asked.answer(number, answer)
         self._watch(found.seconds, sum(ticket.order is not PROBE for ticket in group), self.waiting)
@@ -174,8 +184,7 @@ class Pen:
         while self._link is not None and self._queue and len(self._sent) < _AHEAD:
             group: list[_Ticket] = []
             self._queue.take(group)
-            self._sent.append(group)
-            self._sent_at.append(self._loop.time())
+            self._sent.append(_Frame(self._loop.time(), group))
             self._link.send(framed([ticket.order for ticket in group]))
 
     def _look_at_time(self) -> None:
@@ -190,12 +199,12 @@ class Pen:
         if over:
             self._forget_answered()
         self._watch(0.0, 0, self.waiting)
-        if self._link is not None and self._sent_at and self._sent_at[0] + 2 * self._time <= now:
+        if self._link is not None and self._sent and self._sent[0].at + 2 * self._time <= now:
             self._link.give_up()
         self._look = self._loop.call_later(_OFTEN, self._look_at_time) if asked or self._sent else None
 
     def _give_up(self, asked: _Asked) -> None:
-        sent = {number for group in self._sent for other, number, *_ in group if other is asked}
+        sent = {ticket.number for frame in self._sent for ticket in frame.tickets if ticket.asked is asked}
         for number, answer in enumerate(asked.answers):
             if answer is None and number in sent:
                 unknown = "the process that writes does not answer; ask again with the same key to know the outcome"
@@ -255,8 +264,7 @@ class Pen:
     def _tell_unknown(self) -> None:
         """Answer what was sent to a scribe that is gone."""
         sent, self._sent = self._sent, deque()
-        self._sent_at.clear()
-        for asked, number, *_ in chain.from_iterable(sent):
+        for asked, number, *_ in chain.from_iterable(frame.tickets for frame in sent):
             unknown = "the process that was writing has ended; ask again with the same key to know the outcome"
             asked.answer(number, ServiceUnavailable(unknown))
 
