@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 _FEW: Final = 50  # entries read at once, at first
-_LONGEST_PAGE: Final = 1 << 21  # characters of costs and notes on a page of entries
+_LONGEST_PAGE: Final = 1 << 19  # characters of costs and notes on a page of entries
 
 
 def require_seen(caller: Caller, names: Iterable[str]) -> None:
