@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 import attacks
 import httpx
+import psycopg
 import pytest
 from postgres_server import PostgresServer
 from processes import Service, wait_until
@@ -28,7 +30,6 @@ def server() -> Iterator[PostgresServer]:
     """A server of this file's own: its tests kill it."""
     with PostgresServer() as running:
         yield running
-        running.kill()
 
 
 @pytest.fixture
@@ -36,6 +37,15 @@ def mortal(server: PostgresServer) -> PostgresServer:
     """The server, running."""
     server.restart()
     return server
+
+
+@pytest.fixture
+def database(mortal: PostgresServer) -> str:
+    """The URL of a new, empty database in it."""
+    name = f"ledger_{secrets.token_hex(8)}"
+    with psycopg.connect(mortal.url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return mortal.url.removesuffix("postgres") + name
 
 
 def lines(service: Service, *events: str) -> list[dict[str, Any]]:
@@ -64,10 +74,10 @@ def strangers(service: Service, count: int) -> list[httpx.Response]:
 
 
 def test_of_a_database_that_is_away_strangers_are_told_a_code_and_the_log_the_reason_once(
-    mortal: PostgresServer, tmp_path: Path
+    mortal: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     options = ("--accept-fsync-off", "--log-level", "info")
-    with Service(mortal.url, tmp_path, *options) as service:
+    with Service(database, tmp_path, *options) as service:
         owner = httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {service.token()}"}, timeout=60)
         attacks.open_account(owner, "a")
         mortal.kill()
@@ -109,10 +119,10 @@ def test_a_problem_that_is_told_as_it_is_would_be_caught(
 
 
 def test_a_service_that_starts_while_the_database_is_away_says_so_and_waits(
-    mortal: PostgresServer, tmp_path: Path
+    mortal: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     mortal.kill()
-    service = Service(mortal.url, tmp_path, "--accept-fsync-off")
+    service = Service(database, tmp_path, "--accept-fsync-off")
     process = service.launch()
     try:
         wait_until(lambda: len(lines(service, "waiting")) >= 2, patience=30)
@@ -128,10 +138,10 @@ def test_a_service_that_starts_while_the_database_is_away_says_so_and_waits(
 
 
 def test_a_service_waits_for_the_database_no_longer_than_it_is_told_to(
-    mortal: PostgresServer, tmp_path: Path
+    mortal: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     mortal.kill()
-    service = Service(mortal.url, tmp_path, "--accept-fsync-off", "--start-timeout", "1")
+    service = Service(database, tmp_path, "--accept-fsync-off", "--start-timeout", "1")
     begun = time.monotonic()
     assert service.launch().wait(60) != 0
     assert time.monotonic() - begun < 40
