@@ -27,20 +27,22 @@ _KNOWN: Final = (
 )
 
 
-def connect(
+def connect(  # noqa: PLR0913  each is one sentence about the way there
     url: str,
     *,
     token: str | None = None,
     principal: str | None = None,
     timeout: float = 10.0,
     accept_fsync_off: bool = False,
+    accept_plain_http: bool = False,
 ) -> Ledger:
     """Return the ledger at a URL; it is reached when it is first used, and made when its first account is opened.
 
     `principal` is who writes: the operating system's user, if it is left out. A service knows who writes by the
     `token`, an API key. `timeout` is how many seconds to wait for another process before `LedgerBusy`, or for a
     service before `ServiceUnavailable`. A PostgreSQL server that does not sync its disk loses what it acknowledged,
-    and is refused; tests may pass `accept_fsync_off`.
+    and is refused; tests may pass `accept_fsync_off`. The token would go in the clear to a service at http:// on
+    another machine, which is refused without `accept_plain_http`.
     """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _LONGEST_WAIT:
         raise LedgerError(f"timeout must be seconds, above 0 and at most {_LONGEST_WAIT}, and {timeout!r} is not")
@@ -49,7 +51,7 @@ def connect(
             raise LedgerError("a service knows who writes by the token; leave principal out")
         load("httpx")
         client = import_module("odograph.client")
-        books: Books = client.RemoteBooks(client.Wire(url, token, timeout))
+        books: Books = client.RemoteBooks(client.Wire(url, token, timeout, accept_plain_http=accept_plain_http))
         return Ledger(books)
     if token is not None:
         raise LedgerError("a token is for a service, such as https://budgets.example.org; leave it out here")

@@ -16,11 +16,12 @@ import pytest
 import odograph as odo
 from odograph import Ledger, LedgerCorrupt, LedgerError, Policy, PureDP
 from odograph.errors import LedgerBusy
+from odograph.ledger.local import LocalBooks
 from odograph.ledger.postgres import PostgresStore
 from odograph.ledger.sql import SCHEMA, migrations
 from odograph.ledger.sqlite_errors import translated
 from odograph.ledger.sqlite_files import make_file
-from odograph.ledger.store import Changes, State, Wants
+from odograph.ledger.store import Changes, State, Store, Wants
 
 BASIC = Policy(1, 0, rule="basic")
 TENTH = PureDP("0.1")
@@ -63,7 +64,7 @@ CREATE TRIGGER trouble BEFORE INSERT ON odograph.entries FOR EACH ROW EXECUTE FU
         ("40001", LedgerBusy, "were first 20 times"),  # serialization failure
         ("23505", LedgerBusy, "were first 20 times"),  # unique violation
         ("57014", LedgerBusy, "another process holds"),  # cancelled
-        ("53100", LedgerError, "cannot be written"),  # disk full
+        ("53100", LedgerBusy, "Make room and try again"),  # disk full
         ("XX001", LedgerCorrupt, "is damaged"),
         ("XX002", LedgerCorrupt, "is damaged"),  # of an index
         ("22012", LedgerError, "could not be used"),  # anything else
@@ -82,6 +83,30 @@ def test_an_error_of_the_server_is_told_as_what_it_means_and_charges_nothing(
         ledger.verify()
 
 
+def test_a_probe_changes_nothing_and_fails_where_a_charge_would(url: str) -> None:
+    with odo.connect(url) as ledger:
+        store = store_of(ledger)
+        ledger.open_account("a", BASIC).spend(TENTH)
+        before = exported(ledger)
+        for _ in range(3):
+            store.probe()
+        assert exported(ledger) == before
+        ledger.verify()
+
+
+def test_a_probe_of_a_backup_is_refused(tmp_path: Path) -> None:
+    with odo.connect(f"sqlite:///{tmp_path}/ledger.db") as ledger:
+        ledger.open_account("a", BASIC)
+        ledger.backup(tmp_path / "copy.db")
+    with odo.connect(f"sqlite:///{tmp_path}/copy.db") as copy, pytest.raises(LedgerError, match="is a backup"):
+        store_of(copy).probe()
+
+
+def store_of(ledger: Ledger) -> Store:
+    assert isinstance(ledger.books, LocalBooks)
+    return ledger.books.store
+
+
 def test_a_database_that_is_read_only_takes_no_charge(postgres_url: str) -> None:
     name = postgres_url.rpartition("/")[2]
     with odo.connect(postgres_url) as ledger:
@@ -92,6 +117,8 @@ def test_a_database_that_is_read_only_takes_no_charge(postgres_url: str) -> None
         assert ledger.account("a").size == 1
         with pytest.raises(LedgerError, match=r"cannot be written|could not be used"):
             ledger.account("a").spend(TENTH)
+        with pytest.raises(LedgerError, match=r"cannot be written|could not be used"):
+            store_of(ledger).probe()
         assert ledger.account("a").totals.steps == 0
 
 

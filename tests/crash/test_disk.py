@@ -54,7 +54,7 @@ def test_a_full_disk_charges_nothing_and_says_so(shim: Path, tmp_path: Path, roo
     path, lines = faulty(shim, tmp_path, f"SHIM_FULL={room}:*.db*")
     errors = [line for line in lines if len(line) == 3]
     assert errors
-    assert all(name == "LedgerError" for _, name, _ in errors)
+    assert all(name == "LedgerBusy" for _, name, _ in errors)
     assert all("disk is full; nothing was charged. Make room and try again" in text for _, _, text in errors)
     assert all([key, "made"] in lines for key, _, _ in errors)  # it had said the truth
     all_there(path, lines)

@@ -186,13 +186,22 @@ def has_ended(pid: int) -> bool:
 def break_service(twin: str) -> None:
     """Let the service of this process, and its scribes, be as the twin is; this file starts them."""
     from odograph.connect import store_at  # noqa: PLC0415  for the program alone
-    from odograph.service import office, pen, scribe  # noqa: PLC0415  as above
+    from odograph.service import office, pen, scribe, server  # noqa: PLC0415  as above
 
     pen.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]
     if twin == "barred":
         return
     if twin == "impatient":
         pen._GRACE = 1.0  # type: ignore[misc]  # noqa: SLF001  not to be set otherwise
+        return
+    if twin == "prompt":  # a second and a half for a charge, and for a scribe to end
+        pen._MARGIN, pen._GRACE = -8.5, 1.5  # type: ignore[misc]  # noqa: SLF001  as above
+        return
+    if twin == "crowded":  # as many threads compute as there are requests
+        office._READERS = 8  # type: ignore[misc]  # noqa: SLF001  as above
+        for work in ("compute", "look_up"):
+            setattr(office.Office, work, office.Office.run)
+        server._SWITCH = 0.005  # type: ignore[misc]  # noqa: SLF001  as above
         return
     from twins import AnswersEarly, DecidesOutside  # noqa: PLC0415  found by the program alone
 

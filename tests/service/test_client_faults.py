@@ -330,7 +330,7 @@ def test_a_service_that_does_not_speak_tls_is_named_at_once(service: ServiceThre
 
 def test_a_name_that_nobody_has_is_what_the_error_is_about() -> None:
     with (
-        odo.connect("http://nowhere.invalid", token="odo_x", timeout=0.2) as ledger,  # noqa: S106  no secret
+        odo.connect("https://nowhere.invalid", token="odo_x", timeout=0.2) as ledger,  # noqa: S106  no secret
         pytest.raises(LedgerBusy, match=r"cannot be reached .*[Nn]ame"),
     ):
         ledger.accounts()
@@ -403,3 +403,20 @@ def test_a_process_forked_while_another_thread_connects_can_charge(
 ) -> None:
     assert run(FORKED_BUSY, service, own.name) == 0
     assert own.totals.steps == 1
+
+
+@pytest.mark.parametrize("host", ["budgets.example.org", "10.0.0.5", "[2001:db8::1]", "localhost.example.org"])
+def test_a_token_is_not_sent_in_the_clear_to_another_machine(host: str) -> None:
+    for port in ("", ":8300"):
+        url = f"http://{host}{port}"
+        with pytest.raises(LedgerError, match=r"in the clear.*nothing was sent.*accept_plain_http=True"):
+            odo.connect(url, token="odo_x")  # noqa: S106  no secret
+        with odo.connect(url, token="odo_x", accept_plain_http=True) as ledger:  # noqa: S106  as above
+            assert ledger.url == url
+    with odo.connect(f"https://{host}", token="odo_x") as ledger:  # noqa: S106  as above
+        assert ledger.url == f"https://{host}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "[::1]", "localhost", "LOCALHOST"])
+def test_a_service_on_this_machine_needs_no_tls(host: str) -> None:
+    odo.connect(f"http://{host}:8300", token="odo_x").close()  # noqa: S106  as above

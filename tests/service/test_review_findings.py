@@ -62,7 +62,7 @@ def test_a_stranger_is_not_told_where_the_ledger_is_however_its_path_is_written(
         with attacks.reach(service, new_token()) as stranger:
             answer = stranger.get("/v1/me")
     assert answer.status_code == 500
-    assert "the ledger-access was moved or replaced" in answer.json()["detail"]
+    assert "the ledger cannot be used" in answer.json()["detail"]
     assert folder.name not in answer.text
     assert "privacy.db" not in answer.text
 
@@ -94,7 +94,7 @@ def test_a_principal_with_a_slash_in_its_name_can_be_erased_over_http(
 
 def test_an_encoded_slash_does_not_part_a_path(owner: httpx.Client) -> None:
     assert owner.get("/v1/accounts").status_code == 200
-    assert owner.get("/v1/%61ccounts").status_code == 200
+    assert owner.get("/v1/%61ccounts").status_code == 404  # a path has one spelling
     for path in (
         "/v1%2Faccounts",
         "/v1/accounts%2Fcensus",

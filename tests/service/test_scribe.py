@@ -102,7 +102,7 @@ class Mortal:
 
 def tell_nothing_happened(pen: Pen) -> None:
     """Answer what a scribe that is gone may have written as if it had not."""
-    for asked, number, _ in chain.from_iterable(pen._sent):  # noqa: SLF001  the twin breaks it
+    for asked, number, *_ in chain.from_iterable(frame.tickets for frame in pen._sent):  # noqa: SLF001  the twin breaks it
         asked.answer(number, LedgerBusy("the process that was writing has ended; nothing was charged. Try again"))
     pen._sent.clear()  # noqa: SLF001  as above
 

@@ -47,6 +47,7 @@ class ServiceThread:
             ws="none",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)

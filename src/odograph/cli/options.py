@@ -66,6 +66,14 @@ class At:
             help="A file with the API key of a service; or put the key into ODOGRAPH_TOKEN.",
         ),
     ] = None
+    plain_http: Annotated[
+        bool,
+        typer.Option(
+            "--plain-http",
+            envvar="ODOGRAPH_PLAIN_HTTP",
+            help="Send the API key in the clear, to a service at http://HOST on another machine.",
+        ),
+    ] = False
     principal: Annotated[
         str | None,
         typer.Option(envvar="ODOGRAPH_PRINCIPAL", help="Who asks; the user of the operating system if left out."),
@@ -79,7 +87,7 @@ class At:
         if not self.url.startswith(("http://", "https://")):
             return connect(self.url, principal=self.principal)
         token = os.environ.get("ODOGRAPH_TOKEN") if self.token_file is None else self.token_file.read_text().strip()
-        return connect(self.url, token=token, principal=self.principal)
+        return connect(self.url, token=token, principal=self.principal, accept_plain_http=self.plain_http)
 
 
 def say(form: Mapping[str, Any], text: RenderableType, *, as_json: bool) -> None:

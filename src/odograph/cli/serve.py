@@ -23,6 +23,16 @@ def serve(  # noqa: PLR0913  each is one option
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 8300,
     workers: Annotated[int, typer.Option(help="Processes; more than one needs PostgreSQL.")] = 1,
     rate: Annotated[float, typer.Option(help="Requests a second for one key; 0 for any number.")] = 1000.0,
+    connections: Annotated[int, typer.Option(help="Connections to one worker, at most.")] = 2000,
+    connections_per_address: Annotated[
+        int, typer.Option(help="Of them, from one address; 0 for any number, as behind a proxy.")
+    ] = 256,
+    receive_timeout: Annotated[
+        float, typer.Option(help="Seconds in which the head of a request, and then its body, must have arrived.")
+    ] = 20.0,
+    start_timeout: Annotated[
+        float, typer.Option(help="Seconds to wait at the start for a database that cannot be reached.")
+    ] = 300.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
     owner_key_file: Annotated[
         Path | None, typer.Option(help="Where the first owner's key is written; beside the ledger if left out.")
@@ -49,6 +59,10 @@ def serve(  # noqa: PLR0913  each is one option
         port=port,
         workers=workers,
         rate=rate,
+        connections=connections,
+        connections_per_address=connections_per_address,
+        receive_timeout=receive_timeout,
+        start_timeout=start_timeout,
         log_level=log_level,
         owner_key_file=owner_key_file,
         tls_cert=tls_cert,

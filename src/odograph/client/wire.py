@@ -6,6 +6,7 @@ never charged twice. If the time is over, the error says whether something may h
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import random
@@ -44,7 +45,15 @@ _CHUNK: Final = 1 << 16
 class Wire:
     """The way to a service. Safe to use from many threads; a forked process has its own connections."""
 
-    def __init__(self, url: str, token: str | None, timeout: float, pool: _Pool | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout: float,
+        pool: _Pool | None = None,
+        *,
+        accept_plain_http: bool = False,
+    ) -> None:
         written = token.strip() if isinstance(token, str) else ""
         if not written or not written.isascii() or not written.isprintable():
             raise NotAuthenticated("a service needs an API key: connect(url, token=...), as its owner gave it to you")
@@ -56,7 +65,13 @@ class Wire:
             raise LedgerError(
                 f"{parsed.host or url!r} is not how a service is written: use https://host or https://host:port"
             )
+        if parsed.scheme == "http" and not accept_plain_http and not _is_loopback(parsed.host):
+            raise LedgerError(
+                f"http://{parsed.host} is another machine, and the API key would travel in the clear; nothing was"
+                f" sent. Use https://{parsed.host}, or pass accept_plain_http=True (--plain-http) if the way is safe"
+            )
         self.url = str(parsed).rstrip("/")
+        self._accept_plain_http = accept_plain_http
         self._timeout = timeout
         self._token = written
         self._pool = pool or _Pool(self.url)
@@ -64,7 +79,7 @@ class Wire:
 
     def under(self, token: str) -> Wire:
         """Return the same way under another key, over the same connections."""
-        return Wire(self.url, token, self._timeout, self._pool)
+        return Wire(self.url, token, self._timeout, self._pool, accept_plain_http=self._accept_plain_http)
 
     def call(  # noqa: PLR0913  the parts of a request
         self,
@@ -210,6 +225,16 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _is_loopback(host: str) -> bool:
+    """Say whether a host is this machine; a name other than localhost may lead anywhere."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def quoted(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel
 from odograph.core.units import CEILING
 from odograph.errors import InvalidPolicy
 
@@ -72,6 +73,7 @@ class Decision(NamedTuple):
     request: Guarantee | None = None
     largest: Guarantee | None = None
     account: str = ""  # the name of the account that decided, where accounts have names
+    searched: bool = True  # whether an offer was looked for, if there is none
 
     def __bool__(self) -> bool:
         return self.admitted  # else `if account.decide(cost):` would be true of a refusal
@@ -122,10 +124,10 @@ class Decision(NamedTuple):
         short = ", ".join(filter(None, needs)) or "more than is left"
         if self.largest is not None:
             offer = f"the largest request of this kind still admitted is {self.largest}"
-        elif self.request is not None and self.request.kind == "rdp":
-            offer = "a curve has no one size to offer another of"
+        elif not self.searched:
+            offer = "a smaller request was not searched for"
         else:
-            offer = "no request of this kind fits any more"
+            offer = _no_offer(self.request)
         by = f" by {self.account!r}" if self.account else ""
         return f"refused{by}: {self.request or 'the request'} needs {short}; {offer}"
 
@@ -143,6 +145,20 @@ class Decision(NamedTuple):
 
     def _limited(self) -> list[tuple[int, Meter]]:
         return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
+
+
+def _no_offer(request: Guarantee | None) -> str:
+    """Say why a refusal comes without an offer."""
+    if request is not None and request.kind == "rdp":
+        return "a curve has no one size to offer another of"
+    if isinstance(request, Mechanism) and request.curve and len(request.curve.orders) > MOST_POINTS:
+        return f"with a curve of more than {MOST_POINTS} orders a smaller request is not searched for"
+    if isinstance(request, Parallel):
+        if len(request.different) > MOST_DIFFERENT:
+            return f"with more than {MOST_DIFFERENT} different parts a smaller request is not searched for"
+        if any(part.kind in ("rdp", "mechanism") for part in request.different):
+            return "parts that are curves or mechanisms have no one size to offer another of"
+    return "no request of this kind fits any more"
 
 
 def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Guarantee | None = None) -> Decision:
@@ -178,7 +194,7 @@ def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Gua
     if not (within and alternative):
         return Decision(False, meters, totals, totals, price, request)  # noqa: FBT003  the first field
     after_it = _named(Totals, (tuple(amounts), tuple(unpriced), totals.steps + 1))
-    return _named(Decision, (True, meters, totals, after_it, price, request, None, ""))
+    return _named(Decision, (True, meters, totals, after_it, price, request, None, "", True))
 
 
 # Both are made at every spend, and a named tuple's own constructor takes twice as long as the tuple's.

@@ -20,6 +20,8 @@ from odograph.errors import InvalidGuarantee
 __all__ = [
     "GDP",
     "KINDS",
+    "MOST_DIFFERENT",
+    "MOST_POINTS",
     "RDP",
     "SIZED",
     "ZCDP",
@@ -37,6 +39,9 @@ __all__ = [
 
 _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
+_MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
+MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
+MOST_POINTS: Final = 200  # of the curve of a `Mechanism` for which fewer steps are searched and offered
 
 
 def _number(guarantee: object, field: str) -> None:
@@ -211,6 +216,7 @@ class RDP(_Written):
         return chord / (order - 1)
 
     def _moment(self, place: int) -> tuple[Fraction, Fraction]:
+        """Return an order a, and (a - 1) times the value there."""
         order = exact_of(self.orders[place])
         return order, (order - 1) * exact_of(self.values[place])
 
@@ -259,9 +265,20 @@ class Parallel(_Written):
             raise InvalidGuarantee("Parallel.parts must not be parallel themselves: list all the parts at once")
         object.__setattr__(self, "parts", parts)
 
+    @property
+    def different(self) -> Counter[Guarantee]:
+        """The different parts in their order, and how many there are of each."""
+        # The same object is mostly there many times, and equal parts are told by how they are printed: objects first.
+        found: Counter[Guarantee] = Counter()
+        objects = {id(part): part for part in self.parts}
+        for key, count in Counter(map(id, self.parts)).items():
+            found[objects[key]] += count
+        return found
+
     def __str__(self) -> str:
-        counts = Counter(map(str, self.parts))
-        return f"Parallel({', '.join(f'{count} x {part}' for part, count in counts.most_common())})"
+        shown = [f"{count} x {part}" for part, count in self.different.most_common(_MOST_SHOWN)]
+        more = len(self.different) - len(shown)
+        return f"Parallel({', '.join(shown)}{f', and {more} other parts' if more else ''})"
 
 
 Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism | Parallel

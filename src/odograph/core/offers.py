@@ -15,6 +15,8 @@ from odograph.core.decide import Decision, Price, Totals, decide
 from odograph.core.guarantees import (
     GDP,
     KINDS,
+    MOST_DIFFERENT,
+    MOST_POINTS,
     RDP,
     ZCDP,
     ApproxDP,
@@ -134,8 +136,11 @@ def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, i
     def fits(size: float) -> bool:
         return admitted(make(size), times)
 
-    found = _largest_steps(make, fits) if isinstance(kind, Mechanism) else _largest_number(make, fits)
-    return cast("G | None", found)
+    size = _largest_steps(kind.steps, fits) if isinstance(kind, Mechanism) else _largest_number(fits)
+    if size is None:
+        return None
+    whole = _scaled(kind, whole=True) if isinstance(kind, Parallel) else make
+    return None if whole is None else cast("G", whole(size))
 
 
 def offers_of(account: Account) -> list[Guarantee]:
@@ -167,7 +172,10 @@ def used(compiled: Compiled, totals: Totals) -> float:
 
 
 def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
-    """Return how to make a guarantee of the kind from its size; None where the kind has no one size."""
+    """Return how to make a guarantee of the kind from its size; None where it has no one size, or is long to price.
+
+    A search prices some fifty requests, and a request may come from a stranger: so parts and points are bounded.
+    """
     if isinstance(kind, type):
         if kind in (RDP, Mechanism, Parallel):
             return None
@@ -175,7 +183,8 @@ def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
     if not isinstance(kind, KINDS):
         raise InvalidGuarantee(f"{kind!r} is no kind of guarantee; pass PureDP, ZCDP, GDP, or a guarantee")
     if isinstance(kind, Mechanism):
-        return partial(_fewer_steps, kind)
+        long = kind.curve is not None and len(kind.curve.orders) > MOST_POINTS
+        return None if long else partial(_fewer_steps, kind)
     if isinstance(kind, Parallel):
         return _scaled(kind)
     return _resized(kind, _SIZES[kind.kind]) if kind.kind in _SIZES else None
@@ -185,21 +194,27 @@ def _resized(kind: Guarantee, field: str) -> Callable[[Numeric], Guarantee]:
     return lambda size: replace(kind, **{field: size})  # type: ignore[arg-type]
 
 
-def _scaled(kind: Parallel) -> Callable[[Numeric], Guarantee] | None:
-    """Return how to make all the parts smaller together, by the size of the largest."""
-    if any(part.kind not in _SIZES for part in kind.parts):
+def _scaled(kind: Parallel, *, whole: bool = False) -> Callable[[Numeric], Guarantee] | None:
+    """Return how to make all the parts smaller together, by the size of the largest; None where that is not offered.
+
+    Without `whole` equal parts are made twice at most, which costs the same: a price reads no more of them. A
+    histogram has thousands of equal parts, and the search prices it dozens of times.
+    """
+    different = kind.different
+    if len(different) > MOST_DIFFERENT or any(part.kind not in _SIZES for part in different):
         return None
-    # A histogram has thousands of equal parts; each of the different ones is made and priced once.
-    different = {part: i for i, part in enumerate(dict.fromkeys(kind.parts))}
-    places = [different[part] for part in kind.parts]
-    sizes = [exact_of(getattr(part, _SIZES[part.kind])) for part in different]
-    most = max(sizes)
+    sizes = {part: exact_of(getattr(part, _SIZES[part.kind])) for part in different}
+    most = max(sizes.values())
+    parts = kind.parts if whole else [part for part, count in different.items() for _ in range(min(count, 2))]
+    objects = {id(part): part for part in parts}
 
     def make(size: Numeric) -> Guarantee:
         factor = exact_of(size) / most
-        parts = zip(different, sizes, strict=True)
-        made = [_resized(part, _SIZES[part.kind])(_float_within(own * factor)) for part, own in parts]
-        return Parallel(tuple(made[place] for place in places))
+        smaller = {
+            part: _resized(part, _SIZES[part.kind])(_float_within(own * factor)) for part, own in sizes.items()
+        }
+        made = {key: smaller[part] for key, part in objects.items()}
+        return Parallel(tuple([made[id(part)] for part in parts]))
 
     return make if most else None
 
@@ -222,12 +237,12 @@ def _fewer_steps(kind: Mechanism, steps: Numeric) -> Mechanism:
     return Mechanism(kind.name, count, curve)
 
 
-def _largest_number(make: Callable[[Numeric], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
+def _largest_number(fits: Callable[[float], bool]) -> float | None:
     low, high = 0.0, 1.0
     while fits(high):
         low, high = high, 2.0 * high
         if high > 1e9:  # a policy so loose that nothing is refused: any number is an honest offer
-            return make(low)
+            return low
     while high - low > high * 10.0**-_DIGITS:
         middle = 0.5 * (low + high)
         if middle < 1e-18:  # under the smallest unit of every clock
@@ -236,26 +251,27 @@ def _largest_number(make: Callable[[Numeric], Guarantee], fits: Callable[[float]
     offer = _rounded_down(low)
     short = float(f"{low:.{_DIGITS - 2}g}")  # 0.4 rather than 0.399999999999, where it fits
     if short > offer and fits(short):
-        return make(short)
+        return short
     # Prices are padded floats, so fitting is monotone up to the last digits; the gate has the last word.
     while not fits(offer):
         offer = _rounded_down(offer * (1.0 - 10.0 ** (1 - _DIGITS)))
-    return make(offer)
+    return offer
 
 
-def _largest_steps(make: Callable[[Numeric], Guarantee], fits: Callable[[float], bool]) -> Guarantee | None:
+def _largest_steps(asked: int, fits: Callable[[float], bool]) -> int | None:
+    """Return how many runs fit, at most 10^12; the search begins at the number that was asked for."""
     try:
         if not fits(1):
             return None
     except UnprovenComposition:
         return None
-    low, high = 1, 2
+    low, high = 1, max(2, asked)
     while fits(high) and high < 10**12:
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return make(low)
+    return low
 
 
 def _rounded_down(value: float) -> float:

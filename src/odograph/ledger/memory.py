@@ -64,6 +64,9 @@ class MemoryStore:
                         keys[owner, key] = self._keys[erased, key]._replace(request=ERASED)
             self._store(work(State(time.time_ns() // 1000, self._copies(names), keys)))
 
+    def probe(self) -> None:
+        """Memory can always be written."""
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Take all the parts in, or none."""
         with self._free():

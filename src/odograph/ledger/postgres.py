@@ -95,6 +95,18 @@ class PostgresStore:
                 return
             raise LedgerBusy(f"other processes were first {_RACES} times in a row; nothing was charged. Try again")
 
+    def probe(self) -> None:
+        """Lock the schema's number and commit, which writes to the server's log."""
+        self._leave_fork()
+        with self._write_lock, self._translated():
+            try:
+                connection = self._writing()
+                with connection.transaction():
+                    connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE))
+                    connection.execute(_SQL["probe"])
+            finally:
+                self._end()
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
         with self._fresh() as connection, connection.transaction():
@@ -344,7 +356,11 @@ class PostgresStore:
             raise
         except (pg.LockNotAvailable, pg.QueryCanceled) as problem:
             raise LedgerBusy("another process holds the account; nothing was charged. Try again") from problem
-        except (pg.DiskFull, pg.ReadOnlySqlTransaction, pg.InsufficientPrivilege) as problem:
+        except pg.DiskFull as problem:
+            raise LedgerBusy(
+                f"the disk of {self.url} is full ({line_of(problem)}); nothing was charged. Make room and try again"
+            ) from problem
+        except (pg.ReadOnlySqlTransaction, pg.InsufficientPrivilege) as problem:
             raise LedgerError(f"{self.url} cannot be written ({line_of(problem)}); nothing was charged") from problem
         except pg.UniqueViolation as problem:
             raise LedgerCorrupt(f"what was to be stored contradicts what is ({line_of(problem)})") from problem

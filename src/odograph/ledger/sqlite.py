@@ -77,6 +77,16 @@ class SqliteStore:
 
         self._transact(transaction)
 
+    def probe(self) -> None:
+        """Write the schema's number again, under SQLite's write lock, and sync it."""
+
+        def transaction(connection: sqlite3.Connection) -> None:
+            self._refuse_backup()
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            _commit(connection)
+
+        self._transact(transaction)
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
 

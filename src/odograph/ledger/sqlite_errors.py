@@ -43,7 +43,7 @@ def _busy(_: sqlite3.Error) -> LedgerError:
 
 
 def _full(_: sqlite3.Error) -> LedgerError:
-    return LedgerError("the disk is full; nothing was charged. Make room and try again")
+    return LedgerBusy("the disk is full; nothing was charged. Make room and try again")
 
 
 def _damaged(problem: sqlite3.Error | str) -> LedgerError:

@@ -242,6 +242,10 @@ class Store(Protocol):
         """Run one durable transaction, as the contract says; raise `RowLocked` if others hold all of it."""
         ...
 
+    def probe(self) -> None:
+        """Write durably and change nothing: raise what would keep a charge from being stored now."""
+        ...
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one durable transaction, making the place if need be; the ledger must be empty."""
         ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from odograph.core.compiled import Compiled, compiled_from_dict
-from odograph.core.guarantees import SIZED, Guarantee
+from odograph.core.guarantees import SIZED
 from odograph.core.odometers import odometer_from_dict
 from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy
@@ -103,7 +104,7 @@ async def open_account(call: Call) -> OpenedForm:
     if form.policy is not None:
         compiled = await call.office.solver.compile(policy_of(form.policy))
     else:
-        compiled = await call.office.run(compiled_from_dict, form.compiled or {})
+        compiled = await call.office.compute(compiled_from_dict, form.compiled or {})
     ledger = call.office.ledger_of(call.caller)
     await call.office.run(
         ledger.open_account,
@@ -120,7 +121,7 @@ async def open_account(call: Call) -> OpenedForm:
 
 async def list_accounts(call: Call) -> AccountsForm:
     """List the accounts that the key may see, in the order of their names."""
-    found = await call.office.run(rows, call.office.ledger_of(call.caller), call.caller)
+    found = await call.office.compute(rows, call.office.ledger_of(call.caller), call.caller)
     after: list[AccountRow] = [row for row in found if row.name > call.query.after]
     page = after[: call.query.limit]
     return AccountsForm(page, page[-1].name if len(page) < len(after) else None)
@@ -128,7 +129,7 @@ async def list_accounts(call: Call) -> AccountsForm:
 
 async def show(call: Call) -> AccountForm:
     """Show an account: its promise, what is spent and left, its reading, what fits next, what is pending."""
-    return await call.office.run(account_form, call.office.ledger_of(call.caller), call.caller, call.path["name"])
+    return await call.office.compute(account_form, call.office.ledger_of(call.caller), call.caller, call.path["name"])
 
 
 async def balance(call: Call) -> AccountRow:
@@ -156,16 +157,12 @@ async def close(call: Call) -> ClosedForm:
 
 async def decide(call: Call) -> DecisionForm:
     """Say whether a cost would be admitted, and what would fit instead; spend nothing."""
-    costs = {call.path["name"]: guarantee_of(call.form.cost)}
-    ledger = call.office.ledger_of(call.caller)
-    return decision_form(await call.office.run(decide_for, ledger, call.caller, costs))
+    return await call.office.compute(_decide, call, {call.path["name"]: call.form.cost})
 
 
 async def decide_all(call: Call) -> DecisionForm:
     """Say whether several accounts would admit their costs together; spend nothing."""
-    costs = costs_of(call.form.costs)
-    ledger = call.office.ledger_of(call.caller)
-    return decision_form(await call.office.run(decide_for, ledger, call.caller, costs))
+    return await call.office.compute(_decide, call, call.form.costs)
 
 
 async def largest(call: Call) -> OfferForm:
@@ -173,16 +170,15 @@ async def largest(call: Call) -> OfferForm:
     form: forms.LargestForm = call.form
     if (form.kind is None) == (form.like is None):
         raise InvalidPolicy("say of which kind, or like which guarantee: send one of them")
-    like = SIZED[str(form.kind)] if form.like is None else guarantee_of(form.like)
-    account = await call.office.run(seen, call.office.ledger_of(call.caller), call.caller, call.path["name"])
-    found = await call.office.run(account.largest, like, form.times)
-    return OfferForm(account.name, form.times, None if found is None else found.to_dict())
+    return await call.office.compute(
+        _largest, call.office.ledger_of(call.caller), call.caller, call.path["name"], form
+    )
 
 
 async def quote(call: Call) -> QuotedForm:
     """Decide several costs in order, all or nothing, spending nothing."""
-    ledger, costs = call.office.ledger_of(call.caller), [guarantee_of(form) for form in call.form.costs]
-    return await call.office.run(_quote, ledger, call.caller, call.path["name"], costs)
+    ledger, costs = call.office.ledger_of(call.caller), call.form.costs
+    return await call.office.compute(_quote, ledger, call.caller, call.path["name"], costs)
 
 
 async def reading(call: Call) -> ReadingsForm:
@@ -200,7 +196,18 @@ def _terms(ledger: Ledger, caller: Caller, name: str) -> OpenedForm:
     return OpenedForm(_balance(ledger, caller, name), ledger.account(name).compiled.to_dict())
 
 
-def _quote(ledger: Ledger, caller: Caller, name: str, costs: list[Guarantee]) -> QuotedForm:
+def _decide(call: Call, costs: Mapping[str, forms.CostForm]) -> DecisionForm:
+    return decision_form(decide_for(call.office.ledger_of(call.caller), call.caller, costs_of(costs)))
+
+
+def _largest(ledger: Ledger, caller: Caller, name: str, form: forms.LargestForm) -> OfferForm:
+    like = SIZED[str(form.kind)] if form.like is None else guarantee_of(form.like)
+    found = seen(ledger, caller, name).largest(like, form.times)
+    return OfferForm(name, form.times, None if found is None else found.to_dict())
+
+
+def _quote(ledger: Ledger, caller: Caller, name: str, asked: list[forms.CostForm]) -> QuotedForm:
+    costs = [guarantee_of(form) for form in asked]
     quoted = seen(ledger, caller, name).quote(costs)
     decisions = [
         masked(ledger.books, caller, {name: cost}, decision)

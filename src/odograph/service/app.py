@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable
 from typing import Final
 from urllib.parse import unquote
@@ -18,11 +19,14 @@ from odograph.service.door import Endpoint, Headers, reply, request_id_of
 from odograph.service.office import Office
 from odograph.service.pen import Start, start_process
 from odograph.service.problems import PROBLEM, HttpProblem, problem_of
+from odograph.service.protocol import Connections
 from odograph.service.settings import Settings
 
 __all__ = ["App"]
 
 _REMEMBERED: Final = 1024  # paths
+# Letters, digits and signs that nobody has to encode, and slashes, which would be other parts: a second spelling.
+_NEEDLESS: Final = re.compile(rb"%(?:3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|2[DEFdef]|5[Ff]|7[Ee])")
 
 
 class App:
@@ -31,6 +35,9 @@ class App:
     def __init__(self, settings: Settings, start: Start = start_process) -> None:
         self._settings = settings
         self._start = start  # of scribes
+        self.connections = Connections(
+            settings.connections, settings.connections_per_address, settings.receive_timeout
+        )
         self._table: _Table | None = None
         self._router = Router()
 
@@ -39,6 +46,8 @@ class App:
         if scope["type"] == "lifespan":
             return self._live(receive, send)
         resource = None if self._table is None else self._table.find(scope)
+        if resource is None and _NEEDLESS.search(scope["raw_path"]):  # the router reads a path decoded
+            return _Nowhere()(scope, receive, send)
         return (resource or self._router)(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
@@ -92,12 +101,12 @@ class _Table:
         if known is not None:
             resource, scope["path_params"] = known
             return resource
-        given = [unquote(part) for part in path.decode("latin-1").split("/")]
+        given = path.decode("latin-1").split("/")
         for parts, resource in self._by_shape.get(_shape(given), ()):
             named: dict[str, str] = {}
             for part, value in zip(parts, given, strict=True):
                 if part[:1] == "{" and value:
-                    named[part[1:-1]] = value
+                    named[part[1:-1]] = unquote(value)  # a name alone may be encoded, so a path has one spelling
                 elif part != value:
                     break
             else:

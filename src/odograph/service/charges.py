@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias, cast
 
 from msgspec import Raw, Struct
 
-from odograph.errors import BudgetExceeded, LedgerBusy, OdographError, ReservationNotFound, ServiceUnavailable
+from odograph.core.decide import Decision
+from odograph.errors import (
+    BudgetExceeded,
+    LedgerBusy,
+    LedgerError,
+    OdographError,
+    ReservationNotFound,
+    ServiceUnavailable,
+)
 from odograph.ledger.account import microseconds
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.receipts import Receipt
-from odograph.ledger.requests import Author, Charge, Made, Outcome, settled
+from odograph.ledger.requests import Author, Charge, Made, Outcome, Refused, Settled, settled
 from odograph.service.answers import BatchResult, ReceiptForm
 from odograph.service.door import Answer, Call
 from odograph.service.forms import CostForm
-from odograph.service.frames import Order, Packed, packed
+from odograph.service.frames import Answer as Packet
+from odograph.service.frames import Order, Packed, outcome_in, packed
 from odograph.service.guarantees import QUICK, costs_of
-from odograph.service.problems import HttpProblem, TooFast, problem_of
+from odograph.service.problems import HttpProblem, TooFast
 from odograph.service.views import masked, receipt_form, require_seen
 
 __all__ = ["batch", "commit", "reservation", "reserve", "reserve_all", "spend", "spend_all", "void"]
 
 _CREATED: Final = 201
 _OK: Final = 200
+_CONFLICT: Final = 409
+_MOST_OFFERS: Final = 8  # refusals of one batch for which a smaller request is searched
 _FEW: Final = 8  # accounts: a frame of orders for a hundred each would keep everybody waiting for seconds
+
+# A receipt as it is sent, an outcome as the scribe packed it, or an outcome.
+Answered: TypeAlias = Packet | Outcome
 
 
 class _Written(Struct):
@@ -77,24 +91,33 @@ async def batch(call: Call) -> _Results:
             orders.append(Order(await _author(call, books, item.key, item.note), "spend", item.costs, None))
         except OdographError as error:
             orders.append(error)
-    outcomes = iter(await _write(call, books, [order for order in orders if isinstance(order, Order)]))
+    written = iter(await _write(call, books, [order for order in orders if isinstance(order, Order)]))
     results: list[BatchResult | _Written] = []
+    offers = _MOST_OFFERS
     for order in orders:
-        try:
-            if isinstance(order, OdographError):
-                raise order
-            outcome = next(outcomes)
-            if isinstance(outcome, bytes):
-                results.append(_Written(_CREATED, Raw(outcome)))
-                continue
-            form = await _receipt(call, books, order, outcome)
-            results.append(BatchResult(_OK if form.repeated else _CREATED, receipt=form))
-        except OdographError as error:
-            problem = problem_of(error, caller)
-            problem.detail = office.discreet(problem.detail)
-            results.append(BatchResult(problem.status, problem=problem))
+        answer: Answered = next(written) if isinstance(order, Order) else order
+        if isinstance(answer, bytes):
+            results.append(_Written(_CREATED, Raw(answer)))
+            continue
+        result = await office.compute(_result, call, books, order, answer, search=offers > 0)
+        offers -= result.status == _CONFLICT
+        results.append(result)
     office.metrics.spent("spend", sum(result.status == _CREATED for result in results))
     return _Results(results)
+
+
+def _result(
+    call: Call, books: LocalBooks, order: Order | OdographError, answer: Answered, *, search: bool
+) -> BatchResult:
+    """Say what became of one spend of a batch that was not simply made."""
+    try:
+        if isinstance(order, OdographError):
+            raise order
+        form = _receipt_of(call, books, order, settled(order.author, _outcome(answer)), search=search)
+        return BatchResult(_OK if form.repeated else _CREATED, receipt=form)
+    except OdographError as error:
+        problem = call.office.problem(error, call.caller)
+        return BatchResult(problem.status, problem=problem)
 
 
 async def reservation(call: Call) -> ReceiptForm:
@@ -119,13 +142,13 @@ async def _charge(call: Call, verb: str, costs: Mapping[str, CostForm], expires:
     books = office.books_of(caller)
     order = Order(await _author(call, books, call.key, call.form.note), verb, costs, expires)
     if (form := _form(order)) is None:
-        outcome: bytes | Outcome = await _submit(call, books, order)
+        answer: Answered = await _submit(call, books, order)
     else:
-        (outcome,) = await office.pen.write((form,))
-    if isinstance(outcome, bytes):
+        (answer,) = await office.pen.write((form,))
+    if isinstance(answer, bytes):
         office.metrics.spent(verb)
-        return Answer(_CREATED, Raw(outcome))
-    receipt = await _receipt(call, books, order, outcome)
+        return Answer(_CREATED, Raw(answer))
+    receipt = await _receipt(call, books, order, settled(order.author, _outcome(answer)))
     if receipt.repeated:
         return Answer(_OK, receipt)
     office.metrics.spent(verb)
@@ -137,7 +160,7 @@ async def _author(call: Call, books: LocalBooks, key: str | None, note: str) -> 
     return books.author(key, note) if books.identified else await call.office.run(books.author, key, note)
 
 
-async def _write(call: Call, books: LocalBooks, orders: list[Order]) -> list[bytes | Outcome]:
+async def _write(call: Call, books: LocalBooks, orders: list[Order]) -> list[Answered]:
     """Carry orders out: through the scribe, all that is quick to price; in threads of the worker, the rest."""
     forms = [_form(order) for order in orders]
     written = iter(await call.office.pen.write([form for form in forms if form is not None]))
@@ -158,30 +181,43 @@ def _form(order: Order) -> Packed | None:
 
 
 async def _submit(call: Call, books: LocalBooks, order: Order) -> Outcome:
-    """Carry one order out in a thread; if too much waits for one, that is its outcome, and no other order's."""
+    """Carry one order out in threads; if too much waits for one, that is its outcome, and no other order's."""
     try:
-        return await call.office.run(_submitted, books, order)
-    except LedgerBusy as busy:
-        return busy
-
-
-def _submitted(books: LocalBooks, order: Order) -> Outcome:
-    """Price an order and carry it out, here; waits for both."""
-    try:
-        return books.writer.submit(_request(books, order))
+        request = await call.office.compute(_request, books, order)
+        return await call.office.run(_submitted, books, request)
     except OdographError as error:
         return error
+
+
+def _submitted(books: LocalBooks, request: Charge) -> Outcome:
+    """Carry a priced order out, here; waits for it."""
+    return books.writer.submit(request)
 
 
 def _request(books: LocalBooks, order: Order) -> Charge:
     return Charge(order.author, order.verb, books.asks(costs_of(order.costs)), order.expires)
 
 
-async def _receipt(call: Call, books: LocalBooks, order: Order, outcome: Outcome) -> ReceiptForm:
+def _outcome(answer: Answered) -> Outcome:
+    """Return an outcome; one that came from the scribe is unpacked."""
+    if isinstance(answer, bytes):  # pragma: no cover  a receipt, which was sent on as it is
+        raise LedgerError("a receipt was taken for an outcome")
+    # Outcomes are tuples too, but with names.
+    return outcome_in(cast("tuple[bytes, bool]", answer)) if type(answer) is tuple else cast("Outcome", answer)
+
+
+async def _receipt(call: Call, books: LocalBooks, order: Order, done: Settled) -> ReceiptForm:
     """Return the receipt of a charge after looking up its first time or its lifetime; or raise what became of it."""
-    office, caller, done = call.office, call.caller, settled(order.author, outcome)
+    run = call.office.compute if isinstance(done, Refused) else call.office.run
+    return await run(_receipt_of, call, books, order, done)
+
+
+def _receipt_of(call: Call, books: LocalBooks, order: Order, done: Settled, *, search: bool = True) -> ReceiptForm:
+    """As above, here; without `search` a refusal comes without an offer."""
+    if isinstance(done, Refused) and not search:
+        raise _refusal(call, books, order, done.decision._replace(searched=False))
     try:
-        receipt = await office.run(lambda: books.charged(_request(books, order), done))
+        return receipt_form(books.charged(_request(books, order), done), call.caller)
     except LedgerBusy as busy:
         if isinstance(done, Made):  # whatever the message says of what was asked last
             raise ServiceUnavailable(
@@ -190,11 +226,12 @@ async def _receipt(call: Call, books: LocalBooks, order: Order, outcome: Outcome
             ) from busy
         raise
     except BudgetExceeded as refusal:
-        office.metrics.refused()
-        raise BudgetExceeded(
-            await office.run(masked, books, caller, costs_of(order.costs), refusal.decision)
-        ) from None
-    return receipt_form(receipt, caller)
+        raise _refusal(call, books, order, refusal.decision) from None
+
+
+def _refusal(call: Call, books: LocalBooks, order: Order, decision: Decision) -> BudgetExceeded:
+    call.office.metrics.refused()
+    return BudgetExceeded(masked(books, call.caller, costs_of(order.costs), decision))
 
 
 async def _reserved(call: Call) -> Receipt:

@@ -6,6 +6,7 @@ its `Route`, so that nothing is forgotten, and the description of the API is mad
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -19,12 +20,15 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from odograph.errors import NotAuthenticated, OdographError
+from odograph.core.guarantees import Parallel
+from odograph.errors import ERROR_TABLE, BudgetExceeded, NotAuthenticated, OdographError, listed_as
 from odograph.service import logs
 from odograph.service.access import Caller, Verb
-from odograph.service.forms import decoder
+from odograph.service.answers import Problem
+from odograph.service.forms import MOST_TERMS, decoder, terms_of
 from odograph.service.office import Office
-from odograph.service.problems import PROBLEM, HttpProblem, TooFast, problem_of, unexpected
+from odograph.service.problems import PROBLEM, HttpProblem, TooFast, unexpected
+from odograph.service.threads import CLIENT
 
 __all__ = ["Answer", "Call", "Endpoint", "File", "Route", "headers_of", "reply", "request_id_of"]
 
@@ -109,6 +113,7 @@ class Endpoint:
         request_id = request_id_of(headers)
         caller: Caller | None = None
         extra: Headers = ()
+        code = ""
         answer: msgspec.Struct | msgspec.Raw | Answer | File
         status, content_type = self._route.status, _JSON
         try:
@@ -118,9 +123,8 @@ class Endpoint:
             if isinstance(answer, Answer):
                 status, answer = answer
         except OdographError as error:
-            answer = problem = problem_of(error, caller, request_id)
-            problem.detail = self._office.discreet(problem.detail)
-            status, content_type, extra = problem.status, PROBLEM, headers_of(error)
+            answer = problem = await self._problem(error, caller, request_id)
+            status, content_type, extra, code = problem.status, PROBLEM, headers_of(error), problem.code
         except Exception as error:  # noqa: BLE001  whatever it is, its text must not leave
             logs.failure(error, request_id=request_id)
             answer, status, content_type = unexpected(request_id), 500, PROBLEM
@@ -141,7 +145,14 @@ class Endpoint:
             account=name if caller is not None and caller.sees(name) else "",
             principal="" if caller is None else caller.principal,
             key="" if caller is None else caller.key,
+            error=code,
         )
+
+    async def _problem(self, error: OdographError, caller: Caller | None, request_id: str) -> Problem:
+        """Return an error as it is told; a refusal of thousands of parts is written in a thread."""
+        if isinstance(error, BudgetExceeded) and isinstance(error.decision.request, Parallel):
+            return await self._office.compute(self._office.problem, error, caller, request_id)
+        return self._office.problem(error, caller, request_id)
 
     async def _admitted(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         value = headers.get(b"authorization", b"").decode("latin-1")
@@ -157,6 +168,7 @@ class Endpoint:
         caller.require(route.verb)
         if route.whole:
             caller.require_whole(route.verb)
+        CLIENT.set(caller.principal)
         return caller
 
     async def _call(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], caller: Caller) -> Call:
@@ -177,6 +189,12 @@ class Endpoint:
         except (msgspec.MsgspecError, RecursionError, ValueError) as problem:
             status = 422 if isinstance(problem, msgspec.ValidationError) else 400
             raise HttpProblem(status, f"the body cannot be read: {_told(problem)}; nothing was changed") from None
+        if len(body) > MOST_TERMS and (terms := terms_of(form)) > MOST_TERMS:
+            raise HttpProblem(
+                422,
+                f"one request may ask for at most {MOST_TERMS} guarantees and points of curves (got {terms}); nothing"
+                " was changed. Send several requests",
+            )
         return Call(self._office, caller, path, query, form, key)
 
     async def _body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
@@ -271,7 +289,9 @@ def headers_of(error: OdographError) -> Headers:
     if isinstance(error, NotAuthenticated):
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, TooFast):
-        return ((b"retry-after", b"%d" % max(1, round(error.seconds))),)
+        return ((b"retry-after", b"%d" % max(1, math.ceil(error.seconds))),)
+    if ERROR_TABLE[listed_as(error)].retryable:
+        return ((b"retry-after", b"1"),)
     return ()
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "MOST_ACCOUNTS",
     "MOST_IN_BATCH",
     "MOST_QUOTED",
+    "MOST_TERMS",
     "Approx",
     "BatchForm",
     "BatchItem",
@@ -45,11 +46,13 @@ __all__ = [
     "VoidForm",
     "Zcdp",
     "decoder",
+    "terms_of",
 ]
 
 MOST_IN_BATCH: Final = 1000
 MOST_ACCOUNTS: Final = 100  # that one request may charge together
 MOST_QUOTED: Final = 1000
+MOST_TERMS: Final = 2000  # guarantees, and points of curves, that one request may have priced; equal parts count once
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, description="An account's name.")]
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, description="An idempotency key.")]
@@ -142,6 +145,27 @@ Costs: TypeAlias = Annotated[
     dict[str, CostForm],
     Meta(min_length=1, max_length=MOST_ACCOUNTS, description="What is asked of each account, by name."),
 ]
+
+
+def terms_of(form: object) -> int:
+    """Return how much a request has to be priced: what it asks the service to compute grows with it."""
+    if isinstance(form, BatchForm):
+        return sum(_terms(cost) for item in form.spends for cost in item.costs.values())
+    if isinstance(form, QuoteForm):
+        return sum(map(_terms, form.costs))
+    if isinstance(form, SpendAllForm | ReserveAllForm | CostsForm):
+        return sum(map(_terms, form.costs.values()))
+    if isinstance(form, SpendForm | ReserveForm | CostAskedForm):
+        return _terms(form.cost)
+    return _terms(form.like) if isinstance(form, LargestForm) and form.like is not None else 0
+
+
+def _terms(cost: CostForm) -> int:
+    if isinstance(cost, Disjoint):
+        return sum(map(_terms, set(cost.parts)))
+    if isinstance(cost, Known):
+        return 1 if cost.curve is None else len(cost.curve.orders)
+    return len(cost.orders) if isinstance(cost, Rdp) else 1
 
 
 # Requests.

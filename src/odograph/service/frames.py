@@ -17,6 +17,7 @@ from odograph.service.forms import CostForm
 
 __all__ = [
     "HEAD",
+    "PROBE",
     "READY",
     "Answer",
     "Answers",
@@ -28,15 +29,17 @@ __all__ = [
     "framed",
     "order_in",
     "orders_in",
+    "outcome_in",
     "packed",
-    "receipt_or_outcome",
 ]
 
 HEAD: Final = struct.Struct("!I")
 READY: Final = HEAD.pack(0)
+PROBE: Final = msgspec.Raw(msgspec.msgpack.encode("probe"))  # an order to write and change nothing
 
-# A receipt as it is sent to the caller, or a pickled outcome of which more must be said than that.
-Answer: TypeAlias = bytes | tuple[bytes]
+# A receipt as it is sent to the caller; or a pickled outcome of which more must be said than that, and whether to
+# send the order again, because another client of the database holds its account.
+Answer: TypeAlias = bytes | tuple[bytes, bool]
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -112,9 +115,7 @@ def answers_in(frame: bytes) -> Answers:
     return _ANSWERS.decode(frame)
 
 
-def receipt_or_outcome(answer: Answer) -> bytes | Outcome:
-    """Return a receipt as it is, and an outcome unpacked."""
-    if isinstance(answer, bytes):
-        return answer
+def outcome_in(answer: tuple[bytes, bool]) -> Outcome:
+    """Unpack an outcome. It may hold a refusal with all of its meters, so this is not for the event loop."""
     outcome: Outcome = pickle.loads(answer[0])  # noqa: S301  from our own process
     return outcome

@@ -30,7 +30,8 @@ def costs_of(costs: Mapping[str, forms.CostForm]) -> dict[str, Guarantee]:
 def guarantee_of(form: forms.CostForm) -> Guarantee:
     """Return the guarantee that a caller wrote."""
     if isinstance(form, forms.Disjoint):
-        return Parallel(tuple(guarantee_of(part) for part in form.parts))
+        made = {part: guarantee_of(part) for part in dict.fromkeys(form.parts)}  # an equal part is the same object
+        return Parallel(tuple([made[part] for part in form.parts]))
     if isinstance(form, forms.Known):
         return Mechanism(form.name, form.steps, None if form.curve is None else _curve(form.curve))
     return _curve(form) if isinstance(form, forms.Rdp) else _simple(form)

@@ -1,6 +1,7 @@
 """Logs: JSON lines on standard error. A line says who asked for what and how it ended, and never what was in it.
 
-Tokens, cookies, notes, costs and the texts of exceptions have no way in: a line has these fields and no others.
+Tokens, cookies, notes, costs and the texts of exceptions have no way in: a line has these fields and no others. What
+a database, a disk or a file said is written when the service begins to fail, and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any, BinaryIO, ClassVar, Final
 from msgspec import Struct
 from msgspec.json import Encoder
 
-__all__ = ["configure", "failure", "flush", "request_line"]
+__all__ = ["configure", "failure", "flush", "request_line", "state"]
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _ENCODER: Final = Encoder()
 _SERVER: Final = "uvicorn"
 _SOON: Final = 0.05  # seconds
+_LONGEST: Final = 500  # characters of a message
 
 
 class _Line(Struct, omit_defaults=True):
@@ -94,11 +96,19 @@ def request_line(  # noqa: PLR0913  these and no others
     account: str = "",
     principal: str = "",
     key: str = "",
+    error: str = "",
 ) -> None:
-    """Write a line about an answered request: `route` is the template, `key` the key's id."""
+    """Write a line about an answered request: `route` is the template, `key` the key's id, `error` its code."""
     if _Output.level > logging.INFO:
         return
-    _gather((time(), request_id, method, route, status, milliseconds, account, principal, key))
+    _gather((time(), request_id, method, route, status, milliseconds, account, principal, key, error))
+
+
+def state(level: str, event: str, message: str) -> None:
+    """Write a line about the service itself, such as a ledger that cannot be reached, and why."""
+    if _Output.level > logging.getLevelNamesMapping()[level.upper()]:
+        return
+    _write(_Line(datetime.now(UTC), level, event, message=message.partition("\n")[0][:_LONGEST]))
 
 
 def failure(error: BaseException, *, request_id: str = "") -> None:

@@ -7,32 +7,37 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from odograph.connect import store_at
-from odograph.errors import LedgerBusy, NotAuthenticated
+from odograph.errors import AccountNotFound, LedgerBusy, NotAuthenticated, OdographError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.writer import Writer
 from odograph.service import logs
 from odograph.service.access import ApiKey, Caller, digest_of_token, looks_like_token, same
+from odograph.service.answers import Problem
 from odograph.service.keys import KeyStore, connect_keys
 from odograph.service.limits import RateLimit
 from odograph.service.metrics import Metrics
 from odograph.service.pen import Pen, Start, start_process
+from odograph.service.problems import is_unusable, key_in, problem_of
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
+from odograph.service.threads import Threads
 
 __all__ = ["Office"]
 
-_THREADS: Final = 8
-_WAITING: Final = 256  # calls that may wait for a thread
+# Threads share one interpreter, and the event loop waits for it with them: few for what waits for the ledger, one for
+# what computes, one for what reads all of it. Keys have their own: whatever the others do, a caller is known.
+_READERS: Final = 4
+_KEY_READERS: Final = 2
 _FRESH: Final = 1.0  # seconds for which a key is believed: a revoked one opens nothing after that
 _REMEMBERED: Final = 10_000
+_RECOVERY: Final = 2.0  # seconds between two looks whether a ledger can be used again
+_READY_TIME: Final = 3.0  # seconds after which a ledger that does not answer is not ready
 _SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # who reads for the metrics; it writes nothing
 
@@ -72,15 +77,25 @@ class Office:
         self.pen = Pen(settings, self._watch_frames, start)
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="odograph")
-        self._busy = 0
+        self._readers = Threads("readers", _READERS)
+        self._computer = Threads("computer", 1)
+        self._auditor = Threads("auditor", 1)
+        self._key_readers = Threads("keys", _KEY_READERS)
         self._auditing = False
+        self._loop = asyncio.get_running_loop()
+        self._checking: asyncio.Task[None] | None = None
+        self._recovery: asyncio.Task[None] | None = None
+        self._failed = 0
+        self._closing = False
+        self._ready_at = -math.inf
+        self._unready = ""
         self._places = _places(self._books.url)
         self._known: dict[str, _Known] = {}
         self._looking: dict[str, _Look] = {}
 
     def _watch_frames(self, seconds: float, orders: int, waiting: int) -> None:
-        self.metrics.committed(seconds, orders)
+        if orders:
+            self.metrics.committed(seconds, orders)
         self.metrics.queued(waiting)
 
     @property
@@ -100,15 +115,20 @@ class Office:
         return Ledger(self.books_of(caller))
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call blocking work in a thread; if too much waits already, raise `LedgerBusy`."""
-        if self._busy >= _THREADS + _WAITING:
-            raise LedgerBusy("the service has as much to do as it can hold; nothing was changed. Try again")
-        self._busy += 1
-        try:
-            call = partial(function, *args, **kwargs)
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        finally:
-            self._busy -= 1
+        """Call what waits for the ledger in a thread; if too much waits already, raise `LedgerBusy`."""
+        return await self._readers.run(function, *args, **kwargs)
+
+    async def compute(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what may take the processor for a while, one after the other; raises as `run` does."""
+        return await self._computer.run(function, *args, **kwargs)
+
+    async def audit(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what reads the whole ledger, one after the other; raises as `run` does."""
+        return await self._auditor.run(function, *args, **kwargs)
+
+    async def look_up(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what looks a key or a browser session up, in threads of its own; raises as `run` does."""
+        return await self._key_readers.run(function, *args, **kwargs)
 
     @contextmanager
     def auditing(self) -> Iterator[None]:
@@ -120,6 +140,34 @@ class Office:
             yield
         finally:
             self._auditing = False
+
+    async def readiness(self) -> str:
+        """Say what keeps charges from being written, "" if nothing does; asked again once a second at most."""
+        if not self.pen.ready:
+            return "the process that writes is being started"
+        if time.monotonic() > self._ready_at + _FRESH:
+            if self._checking is None or self._checking.done():
+                self._checking = asyncio.create_task(self._check())
+            if not (await asyncio.wait({self._checking}, timeout=_READY_TIME))[0]:
+                return "the ledger does not answer"
+        return self._unready
+
+    async def _check(self) -> None:
+        """Look whether keys and accounts can be read, and have the writer process write something."""
+        unready = "the keys cannot be read"
+        try:
+            await self.look_up(self.keys.find, "0" * 64)
+            unready = "the ledger cannot be read"
+            try:
+                await self.run(self._books.balances, [])
+            except AccountNotFound:  # the database was away when this worker started
+                await self.run(self._books.store.create)
+            unready = "the ledger cannot be written"
+            await self.pen.probe()
+            unready = ""
+        except OdographError as error:
+            self._fails(f"{unready}: {str(error).removesuffix(key_in(error))}")
+        self._ready_at, self._unready = time.monotonic(), unready
 
     async def admit(self, token: str) -> Caller:
         """Return the caller behind a token, or raise `NotAuthenticated`, which does not say why."""
@@ -149,7 +197,7 @@ class Office:
         """Look a key up, and remember it from the moment at which that began."""
         known = None
         try:
-            key = await self.run(self._find, digest)
+            key = await self.look_up(self._find, digest)
             known = None if key is None else _Known(begun, key, Caller.of(key))
         finally:
             look = self._looking.get(digest)
@@ -169,9 +217,14 @@ class Office:
             task.exception()
 
     def _find(self, digest: str) -> ApiKey | None:
-        """Look a key up, and whether its principal's name was erased elsewhere: by another worker or program."""
+        """Look a valid key up, and whether its principal's name was erased elsewhere: by another worker or program.
+
+        One that is revoked or expired is as one that never was: no more is done for it, and it is not remembered.
+        """
         key = self.keys.find(digest)
-        books = None if key is None else self._books_of.get(key.principal)
+        if key is None or not key.valid_at(self.keys.now()):
+            return None
+        books = self._books_of.get(key.principal)
         if books is not None and books.identified and books.identity() != books.store.principal(books.principal):
             books.forget()
         return key
@@ -185,14 +238,42 @@ class Office:
         """Look every principal's identity up again: a name was erased here, or a copy was read in."""
         self._books_of.clear()
 
-    def discreet(self, text: str) -> str:
-        """Return a message without where the ledger is: that is the operator's business."""
-        return self._places.sub("the ledger", text)
+    def problem(self, error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
+        """Return an error as it is told to this caller, without where the ledger is."""
+        if is_unusable(error):
+            self._loop.call_soon_threadsafe(self._fails, str(error).removesuffix(key_in(error)))
+        problem = problem_of(error, caller, request_id)
+        problem.detail = self._places.sub("the ledger", problem.detail)
+        return problem
+
+    def _fails(self, reason: str) -> None:
+        """Write into the log that the ledger cannot be used, when that begins; and watch until it can."""
+        self._failed += 1
+        if self._recovery is None and not self._closing:
+            self._failed = 1
+            logs.state("error", "unusable", reason)
+            self._recovery = self._loop.create_task(self._recover(self._loop.time()))
+
+    async def _recover(self, since: float) -> None:
+        """Look now and then whether the ledger can be used again, and write that into the log."""
+        while True:
+            await asyncio.sleep(_RECOVERY)
+            if not await self.readiness():
+                break
+        self._recovery = None
+        lasted = self._loop.time() - since
+        logs.state(
+            "warning", "usable", f"the ledger can be used again, after {lasted:.0f} s and {self._failed} errors"
+        )
 
     async def close(self) -> None:
         """Finish what was accepted and let go of everything."""
+        self._closing = True
+        for task in filter(None, (self._checking, self._recovery)):
+            task.cancel()
         await self.solver.close()
-        await asyncio.to_thread(self._pool.shutdown, wait=True)
+        for threads in (self._readers, self._computer, self._auditor, self._key_readers):
+            await asyncio.to_thread(threads.shutdown)
         await self.pen.close()
         self.keys.close()
         self._books.leave()

@@ -12,11 +12,13 @@ from odograph.errors import (
     BadRequest,
     BudgetExceeded,
     IdempotencyConflict,
+    LedgerBusy,
     LedgerCorrupt,
     LedgerError,
     OdographError,
     RateLimited,
     ReservationNotFound,
+    ServiceUnavailable,
     UnprovenComposition,
     listed_as,
 )
@@ -31,6 +33,8 @@ __all__ = [
     "HttpProblem",
     "NotEmpty",
     "TooFast",
+    "is_unusable",
+    "key_in",
     "problem_of",
     "unexpected",
 ]
@@ -49,6 +53,12 @@ GENERAL: Final[dict[type[OdographError], str]] = {
 }
 # One that is not there and one that the caller may not see are told alike, to everybody.
 _ALIKE: Final = (AccountNotFound, ReservationNotFound)
+# Their messages are for the operator: they may hold what a database, a disk or a file said.
+UNUSABLE: Final[dict[type[OdographError], str]] = {
+    LedgerBusy: "the ledger is busy, or cannot be reached or written at the moment; nothing was charged. Try again",
+    ServiceUnavailable: "the ledger did not answer; ask again with the same key to know the outcome",
+    LedgerError: "the ledger cannot be used; nothing was charged. The service's log has the reason",
+}
 _UNSAID: Final = "something went wrong in the service; nothing more is said here, the log has the request id"
 
 
@@ -89,6 +99,8 @@ def problem_of(error: OdographError, caller: Caller | None, request_id: str = ""
     decision = decision_form(error.decision) if isinstance(error, BudgetExceeded) else None
     bound = caller is not None and caller.accounts is not None
     general = [text for cls, text in GENERAL.items() if isinstance(error, cls) and (bound or cls in _ALIKE)]
+    if not general and is_unusable(error):
+        general = [UNUSABLE[listed] + key_in(error)]
     detail = general[0] if general else str(error)[:_LONGEST]
     return Problem(
         title=HTTPStatus(status).phrase,
@@ -99,6 +111,17 @@ def problem_of(error: OdographError, caller: Caller | None, request_id: str = ""
         request_id=request_id,
         decision=decision,
     )
+
+
+def is_unusable(error: OdographError) -> bool:
+    """Say whether an error is about the ledger as a whole, and not about what was asked for."""
+    return listed_as(error) in UNUSABLE and not isinstance(error, HttpProblem | BadDocument | NotEmpty)
+
+
+def key_in(error: OdographError) -> str:
+    """Return the end of a message that names the idempotency key to ask again with; "" if it names none."""
+    _, named, key = str(error).rpartition(" (key ")
+    return named + key if key.endswith(")") else ""
 
 
 def unexpected(request_id: str) -> Problem:

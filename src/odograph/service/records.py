@@ -49,7 +49,7 @@ class Span(Struct, forbid_unknown_fields=True):
 async def entries(call: Call) -> EntriesForm:
     """Show an account's entries, page by page: charges, refusals, reservations and what became of them."""
     ledger, span = call.office.ledger_of(call.caller), call.query
-    return await call.office.run(entries_form, ledger, call.caller, call.path["name"], span.first, span.count)
+    return await call.office.compute(entries_form, ledger, call.caller, call.path["name"], span.first, span.count)
 
 
 async def pending(call: Call) -> ReservationsForm:
@@ -62,7 +62,7 @@ async def verify(call: Call) -> VerificationForm:
     """Replay every entry of every account; with a checkpoint, also show that nothing was removed or rewritten."""
     kept = None if call.form.checkpoint is None else _kept(call.form.checkpoint)
     with call.office.auditing():
-        found = await call.office.run(call.office.ledger_of(call.caller).verify, checkpoint=kept)
+        found = await call.office.audit(call.office.ledger_of(call.caller).verify, checkpoint=kept)
     return _verification(found)
 
 
@@ -73,7 +73,7 @@ async def checkpoint(call: Call) -> CheckpointForm:
 
 async def export(call: Call) -> File:
     """Send the whole ledger at one moment, as JSON Lines; the last line is its checkpoint."""
-    return File(b"application/x-ndjson", await call.office.run(_exported, call.office.ledger_of(call.caller)))
+    return File(b"application/x-ndjson", await call.office.audit(_exported, call.office.ledger_of(call.caller)))
 
 
 async def import_(call: Call) -> VerificationForm:
@@ -85,7 +85,7 @@ async def import_(call: Call) -> VerificationForm:
     if call.file is None:
         raise LedgerError("there is nothing to read in")
     with call.file as file:
-        found = await call.office.run(_imported, call.office.ledger_of(call.caller), file)
+        found = await call.office.audit(_imported, call.office.ledger_of(call.caller), file)
     call.office.forget_principals()  # the copy has brought their identities
     return _verification(found)
 

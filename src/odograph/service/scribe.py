@@ -23,11 +23,11 @@ from odograph.connect import store_at
 from odograph.errors import OdographError, ServiceUnavailable
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.requests import Ask, Charge, Made, Outcome
-from odograph.ledger.store import Store
+from odograph.ledger.store import RowLocked, Store
 from odograph.ledger.writer import carry_out
 from odograph.service import logs
 from odograph.service.collector import look_seldom
-from odograph.service.frames import HEAD, READY, Answer, Answers, costs_in, framed, order_in, orders_in
+from odograph.service.frames import HEAD, PROBE, READY, Answer, Answers, costs_in, framed, order_in, orders_in
 from odograph.service.guarantees import costs_of
 from odograph.service.settings import Settings
 from odograph.service.views import made_form
@@ -96,10 +96,23 @@ class _Prices:
 
 def _carried_out(prices: _Prices, orders: Sequence[msgspec.Raw]) -> Answers:
     begun = perf_counter()
-    requests = [_priced(prices, order) for order in orders]
+    requests = [_priced(prices, order) for order in orders if order != PROBE]
     outcomes = iter(_written(prices.store, [one for one in requests if isinstance(one, Charge)]))
-    answers = [_answer(prices.books, next(outcomes) if isinstance(one, Charge) else one) for one in requests]
-    return Answers(perf_counter() - begun, answers)
+    answers = iter([_answer(prices.books, next(outcomes) if isinstance(one, Charge) else one) for one in requests])
+    probed = _probed(prices.store) if len(requests) < len(orders) else b""
+    return Answers(perf_counter() - begun, [probed if order == PROBE else next(answers) for order in orders])
+
+
+def _probed(store: Store) -> Answer:
+    """Try whether a charge could be written now: nothing if so, else the error that it would have met."""
+    try:
+        store.probe()
+    except OdographError as error:
+        return pickle.dumps(error), False
+    except Exception as error:  # noqa: BLE001  as for a charge
+        logs.failure(error)
+        return pickle.dumps(ServiceUnavailable("something went wrong while this was tried")), False
+    return b""
 
 
 def _priced(prices: _Prices, order: msgspec.Raw) -> Charge | OdographError:
@@ -131,7 +144,7 @@ def _answer(books: LocalBooks, outcome: Outcome) -> Answer:
     if isinstance(outcome, Made) and not outcome.linked:
         with suppress(OdographError):  # an account that was forgotten here is read again, and that may fail
             return _ENCODER.encode(made_form(outcome.own, books.uncertified(outcome.own)))
-    return (pickle.dumps(outcome),)
+    return pickle.dumps(outcome), isinstance(outcome, RowLocked)
 
 
 if __name__ == "__main__":

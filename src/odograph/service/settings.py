@@ -24,7 +24,10 @@ class Settings:
     """What `odograph serve` was told. `plain_http` says that TLS ends in front of the service.
 
     `rate` is requests a second for one key, 0 for any number, and `burst` how many may come at once: twice the rate,
-    if it is left out. Sizes are bytes, `timeout` is seconds to wait for the ledger.
+    if it is left out. Sizes are bytes. `timeout` is seconds to wait for the ledger, `receive_timeout` seconds until a
+    request must have arrived. `connections` is how many a worker has at most, `connections_per_address` how many of
+    them may come from one address, 0 for any number. `start_timeout` is seconds to wait for a ledger that cannot be
+    reached when the service starts.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -36,6 +39,10 @@ class Settings:
     largest_body: int = 1 << 20
     largest_import: int = 1 << 30
     timeout: float = 10.0
+    start_timeout: float = 300.0
+    receive_timeout: float = 20.0
+    connections: int = 2000
+    connections_per_address: int = 256
     log_level: str = "info"
     owner_key_file: Path | None = None
     accept_fsync_off: bool = False
@@ -104,6 +111,10 @@ class Settings:
             ("largest_body", 1024, 1 << 40),
             ("largest_import", 1024, 1 << 50),
             ("timeout", 0.001, 3600),
+            ("start_timeout", 0, 1e9),
+            ("receive_timeout", 0.1, 3600),
+            ("connections", 1, 1_000_000),
+            ("connections_per_address", 0, 1_000_000),
         ):
             value = getattr(self, name)
             if not least <= value <= most:  # false for what is not a number, too

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET, Raw
 
@@ -59,6 +59,9 @@ __all__ = [
     "rows",
     "seen",
 ]
+
+_FEW: Final = 50  # entries read at once, at first
+_LONGEST_PAGE: Final = 1 << 19  # characters of costs and notes on a page of entries
 
 
 def require_seen(caller: Caller, names: Iterable[str]) -> None:
@@ -139,9 +142,26 @@ def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
 
 
 def entries_form(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> EntriesForm:
-    """Return a page of entries; a negative `first` counts from the end."""
+    """Return a page of entries; a negative `first` counts from the end.
+
+    A page ends early where its entries are long, after one of them at least: go on with the next sequence.
+    """
     account = seen(ledger, caller, name)
-    return EntriesForm(name, account.size, [_entry(past, caller) for past in account.history(first, count)])
+    size = account.size
+    first = max(0, size + first) if first < 0 else first
+    page: list[EntryForm] = []
+    length, stride = 0, _FEW
+    while len(page) < count and length <= _LONGEST_PAGE:
+        pasts = account.history(first + len(page), min(stride, count - len(page)))
+        if not pasts:
+            break
+        for past in pasts:
+            length += len(past.entry.cost) + len(past.note)
+            page.append(_entry(past, caller))
+            if length > _LONGEST_PAGE:
+                break
+        stride *= 2
+    return EntriesForm(name, size, page)
 
 
 def readings_form(ledger: Ledger, caller: Caller, name: str, *, compare: bool) -> ReadingsForm:
@@ -178,6 +198,7 @@ def masked(books: Books, caller: Caller, costs: Mapping[str, Guarantee], decisio
         request=cost,
         largest=decision.largest,
         account=name,
+        searched=decision.searched,
     )
 
 

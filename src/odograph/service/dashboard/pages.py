@@ -44,6 +44,7 @@ from odograph.service.dashboard.visits import (
 from odograph.service.door import headers_of, request_id_of
 from odograph.service.office import Office
 from odograph.service.problems import HttpProblem, TooFast, problem_of, unexpected
+from odograph.service.threads import CLIENT
 
 __all__ = ["missing", "routes"]
 
@@ -143,9 +144,7 @@ async def _served(route: str, work: Work, office: Office, request: Request) -> R
 def _problem(office: Office, request: Request, error: OdographError, request_id: str = "") -> Problem:
     """Return an error as it is told to whoever is signed in."""
     visit: Visit | None = request.state.visit
-    problem = problem_of(error, None if visit is None else visit.caller, request_id)
-    problem.detail = office.discreet(problem.detail)
-    return problem
+    return office.problem(error, None if visit is None else visit.caller, request_id)
 
 
 async def _visited(handler: Handler, office: Office, request: Request) -> Response:
@@ -156,6 +155,7 @@ async def _visited(handler: Handler, office: Office, request: Request) -> Respon
     wait = office.limit.take(visit.caller.key)
     if wait:
         raise TooFast(wait)
+    CLIENT.set(visit.caller.principal)
     form: Form = {}
     if request.method == "POST":
         check_origin(request)
@@ -166,7 +166,7 @@ async def _visited(handler: Handler, office: Office, request: Request) -> Respon
 
 async def _shown(office: Office, request: Request, visit: Visit, work: Callable[..., Answer], *args: Any) -> Response:
     """Make an answer and its page where it may take a while."""
-    return await office.run(_made, request, office.ledger_of(visit.caller), visit.caller, work, args)
+    return await office.compute(_made, request, office.ledger_of(visit.caller), visit.caller, work, args)
 
 
 def _made(
@@ -203,7 +203,7 @@ async def _chart(office: Office, request: Request, visit: Visit, _form: Form) ->
             form = chart(found, by_time=by_time, dark=query.get("theme") == "dark")
         return "application/json", msgspec.json.encode(form)
 
-    kind, content = await office.run(draw, office.ledger_of(visit.caller))
+    kind, content = await office.compute(draw, office.ledger_of(visit.caller))
     return Response(content, 200, HEADERS, kind)
 
 
@@ -215,7 +215,7 @@ async def _plan(office: Office, request: Request, visit: Visit, _form: Form) -> 
         planned = plan(ledger, caller, name, query)
         return planned, contents.plan_context(views.seen(ledger, caller, name).policy, name, planned, query)
 
-    planned, context = await office.run(ask, office.ledger_of(caller))
+    planned, context = await office.compute(ask, office.ledger_of(caller))
     if wants_json(request):
         return Response(msgspec.json.encode(planned), 200, HEADERS, "application/json")
     return fragment("plan.html", context)
@@ -224,8 +224,9 @@ async def _plan(office: Office, request: Request, visit: Visit, _form: Form) -> 
 async def _audit(office: Office, request: Request, visit: Visit, _form: Form) -> Response:
     if request.method != "POST":
         return await _shown(office, request, visit, contents.audit_page)
+    ledger, work = office.ledger_of(visit.caller), partial(contents.audit_page, run=True)
     with office.auditing():
-        return await _shown(office, request, visit, partial(contents.audit_page, run=True))
+        return await office.audit(_made, request, ledger, visit.caller, work, ())
 
 
 async def _open(office: Office, request: Request, visit: Visit, form: Form) -> Response:

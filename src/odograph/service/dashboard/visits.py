@@ -52,10 +52,10 @@ async def visit_of(office: Office, request: Request) -> Visit | None:
 
     It is kept in the request's state, where the page's frame finds it.
     """
-    secret = request.cookies.get(COOKIE, "")
+    secret = _taken(office, request, COOKIE)
     if len(secret) != _SECRET:
         return None
-    visit = await office.run(_visit, office.keys, digest_of_token(secret))
+    visit = await office.look_up(_visit, office.keys, digest_of_token(secret))
     request.state.visit = visit
     return visit
 
@@ -120,10 +120,10 @@ async def sign_in(office: Office, request: Request) -> Response:
         return _sign_in_page(office, request, then)
     check_origin(request)
     form = await form_of(request)
-    visitor = request.cookies.get(_VISITOR, "")
+    visitor = _taken(office, request, _VISITOR)
     check_sent(form, digest_of_token(visitor) if visitor else "")
     then = _local(form.get("then", ""))
-    begun = await office.run(_begin, office.keys, form.get("token", "").strip())
+    begun = await office.look_up(_begin, office.keys, form.get("token", "").strip())
     if begun is None:
         return _sign_in_page(office, request, then, _REFUSED)
     secret, session = begun
@@ -147,7 +147,7 @@ def _begin(keys: KeyStore, token: str) -> tuple[str, Session] | None:
 
 
 def _sign_in_page(office: Office, request: Request, then: str, message: str = "") -> Response:
-    visitor = request.cookies.get(_VISITOR, "")
+    visitor = _taken(office, request, _VISITOR)
     fresh = visitor if len(visitor) == _SECRET else new_secret()
     twin = {"signed_in": request.state.visit is not None, "message": message}
     context = {"then": then, "message": message, "token": digest_of_token(fresh)}
@@ -163,16 +163,28 @@ async def sign_out(office: Office, request: Request) -> Response:
     visit = await visit_of(office, request)
     if visit is not None:
         check_sent(await form_of(request), visit.csrf)
-        await office.run(office.keys.end_session, visit.digest)
+        await office.look_up(office.keys.end_session, visit.digest)
     answer = RedirectResponse("/sign-in", 303, HEADERS)
     _give(office, answer, COOKIE, "", 0)
     return answer
 
 
+def _named(office: Office, name: str) -> str:
+    """Return a cookie's name: over TLS with a prefix, by which browsers let no other host of the domain set it.
+
+    The prefix needs `Secure`, and not every browser keeps such a cookie of a service on loopback without TLS.
+    """
+    return f"__Host-{name}" if office.settings.secure_cookies else name
+
+
+def _taken(office: Office, request: Request, name: str) -> str:
+    return request.cookies.get(_named(office, name), "")
+
+
 def _give(office: Office, answer: Response, name: str, value: str, seconds: int) -> None:
     """Set a cookie for so many seconds; for none of them, take it away."""
     answer.set_cookie(
-        name,
+        _named(office, name),
         value,
         max_age=seconds,
         path="/",

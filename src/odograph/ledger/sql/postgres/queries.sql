@@ -185,6 +185,9 @@ SELECT to_regclass('odograph.schema_version') IS NOT NULL;
 -- name: version
 SELECT version FROM odograph.schema_version;
 
+-- name: probe
+SELECT version FROM odograph.schema_version FOR UPDATE;
+
 -- name: set_version
 INSERT INTO odograph.schema_version (version) VALUES (%s);
 

@@ -1,0 +1,185 @@
+"""A process that should write and does not, a ledger that cannot be written: callers are told, and charged once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attacks
+import httpx
+import psycopg
+import pytest
+from processes import Service, has_ended, held, wait_until
+from service_server import ServiceThread
+from syscalls import build_shim, preload
+
+import odograph as odo
+from odograph.service.office import Office
+
+SMALL = attacks.pure("0.00001")
+PATH = "/v1/accounts/a/spends"
+OTHERS = b"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+
+
+@contextmanager
+def asking(service: Service) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {service.token()}"}
+    with httpx.Client(base_url=service.url, headers=headers, timeout=30) as client:
+        attacks.open_account(client, "a")
+        yield client
+
+
+@contextmanager
+def stopped(service: Service) -> Iterator[int]:
+    """Stop the process that writes; let it go on at the end, if it is still there."""
+    (scribe,) = service.scribes
+    os.kill(scribe, signal.SIGSTOP)
+    try:
+        yield scribe
+    finally:
+        if not has_ended(scribe):
+            os.kill(scribe, signal.SIGCONT)
+
+
+def readiness(service: Service | ServiceThread) -> tuple[int, str]:
+    answer = httpx.get(f"{service.url}/readyz", timeout=30)
+    return answer.status_code, answer.json()["status"]
+
+
+def depth(client: httpx.Client) -> float:
+    lines = client.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("odograph_queue_depth "))
+
+
+def spent(url: str) -> list[str]:
+    with odo.connect(url) as ledger:
+        ledger.verify()
+        return [past.entry.key for past in ledger.account("a").history(0, 10**6) if past.entry.verb == "spend"]
+
+
+def batch(client: httpx.Client, keys: list[str]) -> list[dict[str, Any]]:
+    items = [{"key": key, "costs": {"a": SMALL}} for key in keys]
+    results: list[dict[str, Any]] = attacks.post(client, "/v1/batches", {"spends": items}).json()["results"]
+    return results
+
+
+def test_while_the_writer_is_stopped_nobody_waits_without_end_and_a_retry_charges_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    keys = [f"b{i}" for i in range(1000)]
+    with Service(url, tmp_path, twin="prompt") as service, asking(service) as client, ThreadPoolExecutor(2) as others:
+        with stopped(service):
+            begun = time.monotonic()
+            sent = others.submit(attacks.post, client, PATH, {"cost": SMALL}, key="sent")
+            time.sleep(0.2)
+            waiting = others.submit(batch, client, keys)
+            time.sleep(0.3)
+            assert depth(client) == 1 + len(keys)
+            wait_until(lambda: readiness(service)[0] == 503, patience=10)
+            answer, results = sent.result(), waiting.result()
+            assert time.monotonic() - begun < 20
+        assert (answer.status_code, answer.json()["code"]) == (503, "ServiceUnavailable")
+        assert answer.json()["retryable"]
+        assert "ask again with the same key" in answer.json()["detail"]
+        codes = [result["problem"]["code"] for result in results]
+        assert {*codes} == {"ServiceUnavailable", "LedgerBusy"}  # those that were sent, and those that were not
+        wait_until(lambda: readiness(service) == (200, "ok"))
+        charged = {*spent(url)}
+        assert not charged & {key for key, code in zip(keys, codes, strict=True) if code == "LedgerBusy"}
+        assert attacks.post(client, PATH, {"cost": SMALL}, key="sent").status_code in (200, 201)
+        assert {result["status"] for result in batch(client, keys)} <= {200, 201}
+        assert depth(client) == 0
+    assert sorted(spent(url)) == sorted([*keys, "sent"])
+
+
+def test_a_writer_that_stays_stopped_is_replaced(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Service(url, tmp_path, twin="prompt") as service, asking(service) as client, stopped(service) as scribe:
+        assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 503
+        wait_until(lambda: has_ended(scribe))
+        wait_until(lambda: readiness(service) == (200, "ok"))
+        assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 201
+    assert spent(url) == ["k"]
+
+
+def test_a_ledger_that_cannot_be_written_is_not_ready(postgres_url: str) -> None:
+    name = postgres_url.rpartition("/")[2]
+    with (
+        ServiceThread(postgres_url) as service,
+        attacks.owner_of(service) as owner,
+        psycopg.connect(postgres_url, autocommit=True) as database,
+    ):
+        attacks.open_account(owner, "a")
+        assert readiness(service) == (200, "ok")
+        database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
+        database.execute(OTHERS, [name])
+        wait_until(lambda: readiness(service) == (503, "the ledger cannot be written"), patience=20)
+        database.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only".encode())
+        database.execute(OTHERS, [name])
+        wait_until(lambda: readiness(service) == (200, "ok"), patience=20)
+
+
+def test_readiness_that_only_asks_whether_a_process_is_there_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the tests above: without the probe nothing is noticed of a ledger that is held."""
+
+    async def careless(_: Office) -> str:
+        return ""
+
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with ServiceThread(url, timeout=0.5) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(Office, "readiness", careless)
+            with held_elsewhere(url):
+                assert readiness(service) == (200, "ok")
+        with held_elsewhere(url):
+            assert readiness(service) == (503, "the ledger cannot be written")
+
+
+@contextmanager
+def held_elsewhere(url: str) -> Iterator[None]:
+    """Have another thread hold the ledger, as a program that does not let go of it."""
+    time.sleep(1.1)  # what was found is believed for a second
+    with held(url):
+        yield
+
+
+def test_a_full_disk_is_told_as_something_to_try_again_and_is_not_ready(tmp_path: Path) -> None:
+    shim = build_shim(tmp_path)
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with Service(url, tmp_path, **preload(shim, full=(60_000, "*.db-wal"))) as service, asking(service) as client:
+        answers = []
+        for i in range(60):
+            answers.append(attacks.post(client, PATH, {"cost": SMALL}, key=f"k{i}"))
+            if answers[-1].status_code != 201:
+                break
+        problem = answers[-1].json()
+        assert (problem["status"], problem["code"], problem["retryable"]) == (503, "LedgerBusy", True), problem
+        assert answers[-1].headers["retry-after"] == "1"
+        assert str(tmp_path) not in answers[-1].text
+        assert "ledger.db" not in answers[-1].text
+        wait_until(lambda: readiness(service) == (503, "the ledger cannot be written"))
+        assert len(spent(url)) == len(answers) - 1
+
+
+def test_many_readiness_checks_at_once_are_one_write(service: ServiceThread) -> None:
+    with attacks.owner_of(service) as owner:
+        attacks.open_account(owner, "a")
+        log = Path(service.settings.url.removeprefix("sqlite:///") + "-wal")
+        time.sleep(1.1)
+        before = log.stat().st_size
+        found: list[tuple[int, str]] = []
+        threads = [threading.Thread(target=lambda: found.append(readiness(service))) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [(200, "ok")] * 20
+    assert log.stat().st_size - before <= 2 * (4096 + 24)
