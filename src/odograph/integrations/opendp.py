@@ -252,6 +252,7 @@ def _check_growth(measurement: Any, distance: int, delta: Numeric | None, cost: 
     Theorem: two steps of epsilon-DP are 2 epsilon-DP, of rho-zCDP 4 rho-zCDP (Bun and Steinke 2016), and of a
         Rényi curve at most 3 times at half the order (Mironov 2017). With a fixed delta there is no such theorem; a
         zCDP curve read at one delta grows by at most 4.
+    Assumes: the map is right at twice the distance; where it is wrong there too, this finds nothing.
     """
     try:
         twice = _guarantee(measurement, 2 * distance, delta)
