@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
 import threading
@@ -501,6 +502,22 @@ def test_a_parent_with_less_delta_left_gets_pure_offers() -> None:
 )
 def test_a_mechanism_costs_what_it_was_made_for(mechanism: Untyped, cost: odo.Guarantee) -> None:
     assert cost_of(mechanism) == cost
+
+
+class Inherited(mechanisms.Laplace):  # type: ignore[misc]  # untyped library
+    pass
+
+
+@pytest.mark.parametrize("kind", [mechanisms.Laplace, Inherited])
+def test_a_mechanism_that_runs_in_a_session_costs_no_less_than_it_was_made_for(kind: type) -> None:
+    mechanism = kind(epsilon=0.5, sensitivity=1)
+    account = odo.Accountant(odo.Policy(1, 0, rule="basic"))
+    with odo.session(account) as s:
+        for run in (mechanism.randomise, functools.partial(mechanism.randomise)):
+            with pytest.raises(odo.InvalidGuarantee, match="is less"):
+                s.run(run, 3.0, cost=odo.PureDP(0.001))
+        s.run(mechanism.randomise, 3.0)
+    assert [entry.guarantee for entry in account.history] == [odo.PureDP(0.5)]
 
 
 def test_what_is_no_mechanism_has_no_cost() -> None:

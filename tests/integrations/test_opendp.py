@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -403,6 +404,31 @@ def test_a_cost_below_what_the_measurement_states_is_refused() -> None:
     for cost in less:
         assert "is less" in refused(policy_of("paper"), clamped_sum(20.0), cost)
     assert "is less" in refused(policy_of("exact"), clamped_sum(20.0), odo.GDP(0.1))
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "partial": functools.partial,
+    "partial with data": lambda measurement: functools.partial(functools.partial(measurement), arg=DATA),
+    "method": lambda measurement: measurement.invoke,
+    "call": lambda measurement: measurement.__call__,
+    "partial of a method": lambda measurement: functools.partial(measurement.invoke),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_other_way_to_call_a_measurement_lowers_its_cost(way: str) -> None:
+    count = ROWS >> dp.t.then_count() >> dp.m.then_laplace(scale=4.0)
+    called = WAYS[way](count)
+    data = () if "data" in way else (DATA,)
+    account = odo.Accountant(odo.Policy(1, 0, rule="basic"))
+    with odo.session(account) as s:
+        with pytest.raises(odo.InvalidGuarantee, match="is less"):
+            s.run(called, *data, cost=odo.PureDP(0.001))
+        with pytest.raises(odo.InvalidGuarantee, match="is less"):
+            odo.private(odo.PureDP(0.001))(called)(*data)
+        assert not account.history
+        s.run(called, *data)
+    assert [entry.guarantee for entry in account.history] == [odo.PureDP(0.25)]
 
 
 def test_a_discrete_gaussian_is_not_charged_as_a_gaussian() -> None:

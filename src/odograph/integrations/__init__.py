@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
+from types import MethodType
 from typing import Any, Final
 
 from odograph.core.guarantees import Guarantee
@@ -18,6 +20,8 @@ _KNOWN: Final = {
     "opendp": "odograph.integrations.opendp",
     "tmlt": "odograph.integrations.tumult",
 }
+# The methods that run a thing once, and so cost what it costs.
+_RUNS: Final = {"diffprivlib": {"randomise"}, "opendp": {"__call__", "invoke"}, "tmlt": {"__call__"}}
 
 
 def cost_of(thing: object, *, neighbours: str = "add-remove", settings: dict[str, Any] | None = None) -> Guarantee:
@@ -31,6 +35,7 @@ def cost_of(thing: object, *, neighbours: str = "add-remove", settings: dict[str
             f"{name_of(thing)} does not say what it costs; pass cost=, such as cost=PureDP(0.1), or declare it with"
             " @private"
         )
+    thing = _inner(thing)
     known = import_module(_KNOWN[_library(thing)])
     names = [name for name in known.SETTINGS if settings and name in settings]
     given = {name: settings.pop(name) for name in names} if settings else {}
@@ -39,12 +44,23 @@ def cost_of(thing: object, *, neighbours: str = "add-remove", settings: dict[str
 
 
 def states_cost(thing: object) -> bool:
-    """Whether the thing is of a library that is asked what its things cost."""
-    return _library(thing) in _KNOWN
+    """Whether the thing is of a library that is asked what its things cost, or a way to call one of these."""
+    return bool(_library(_inner(thing)))
+
+
+def _inner(thing: object) -> object:
+    """Return what is called in the end: by a partial, and by a bound method that runs its object."""
+    if isinstance(thing, partial):
+        return _inner(thing.func)
+    if isinstance(thing, MethodType) and thing.__name__ in _RUNS.get(_library(thing.__self__), ()):
+        return thing.__self__
+    return thing
 
 
 def _library(thing: object) -> str:
-    return type(thing).__module__.partition(".")[0]
+    """Return the known library in which the thing's type, or one that it inherits from, is defined; else nothing."""
+    modules = (kind.__module__.partition(".")[0] for kind in type(thing).__mro__)
+    return next((module for module in modules if module in _KNOWN), "")
 
 
 def name_of(thing: object) -> str:
