@@ -458,6 +458,25 @@ def test_randomized_response_is_about_a_replaced_value() -> None:
                 cost_of(measurement, d_in=d_in)
 
 
+def test_monotonic_scores_are_not_about_a_replaced_record() -> None:
+    """A record that moves from one count to another makes one rise and one fall, and leaks more than d_in=1 costs."""
+    counts = dp.vector_domain(dp.atom_domain(T=int))
+
+    def most(*, monotonic: bool) -> Any:  # noqa: ANN401  untyped library
+        metric = dp.linf_distance(T=int, monotonic=monotonic)
+        return dp.m.make_noisy_max(counts, metric, dp.max_divergence(), scale=1.0)
+
+    here, there = (Counter(most(monotonic=True)(at) for _ in range(2000)) for at in ([3, 2], [2, 3]))
+    one, two = odo.PureDP(1), odo.PureDP(2)
+    assert cost_of(most(monotonic=True), d_in=1) == one
+    assert least_epsilon(here, there) > loss_of(one)[0]  # what replace-one must not be charged
+    with pytest.raises(odo.UnprovenComposition, match="monotonic=False"):
+        cost_of(most(monotonic=True), neighbours="replace-one", d_in=1)
+    for neighbours in ("add-remove", "replace-one"):
+        assert cost_of(most(monotonic=False), neighbours=neighbours, d_in=1) == two
+    assert least_epsilon(here, there) <= loss_of(two)[0]
+
+
 def test_canonical_noise() -> None:
     measurement = dp.m.make_canonical_noise(
         dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float), 1.0, (1.0, 1e-3)

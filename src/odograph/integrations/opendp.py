@@ -194,6 +194,12 @@ def _one(measurement: Any, name: str, neighbours: str) -> int:  # noqa: ANN401  
             )
         return _CHANGED[neighbours]
     if name in _NORMS | _NORM_TRIPLES and domain in _NUMBERS:
+        if "monotonic" in str(metric) and neighbours in _CHANGED:
+            raise UnprovenComposition(
+                f"in {metric} all scores rise or all fall, and a replaced record makes some rise and others fall: no"
+                " such neighbours have a distance there. Use linf_distance(T=..., monotonic=False), or make a policy"
+                " with neighbours='add-remove'"
+            )
         return 0
     raise _unknown(f"{metric} on {measurement.input_domain}")
 
