@@ -56,7 +56,7 @@ TOOLS: Final[dict[str, Tool]] = {
 }
 
 MODELS: Final[dict[str, Tool]] = {
-    "LogisticRegression": lambda **a: models.LogisticRegression(data_norm=2, **a),
+    "LogisticRegression": lambda **a: models.LogisticRegression(data_norm=1, fit_intercept=False, **a),
     "GaussianNB": lambda **a: models.GaussianNB(bounds=(0, 1), **a),
     "PCA": lambda **a: models.PCA(2, bounds=(0, 1), data_norm=2, **a),
     "PCA, centred": lambda **a: models.PCA(2, centered=True, data_norm=2, **a),
@@ -134,7 +134,7 @@ def test_as_the_default_it_pays_for_what_names_no_accountant() -> None:
     with BudgetAccountant(own) as ours:
         assert dp.BudgetAccountant.load_default(None) is ours
         tools.mean(X, epsilon=0.1, bounds=(0, 1))
-        models.LogisticRegression(epsilon=0.2, data_norm=2).fit(X, Y)
+        models.LogisticRegression(epsilon=0.2, data_norm=1, fit_intercept=False).fit(X, Y)
     assert charges(own) == [(0.1, 0), (0.2, 0)]
     tools.mean(X, epsilon=0.4, bounds=(0, 1))  # outside: not ours any more
     assert BudgetAccountant(own).set_default() is dp.BudgetAccountant.load_default(None)
@@ -180,7 +180,7 @@ def test_a_copy_is_the_same_budget_and_a_pickle_cannot_spend() -> None:
 def test_a_refusal_is_a_budget_error_with_a_decision_and_leaves_everything_usable() -> None:
     own = account(1)
     ours = BudgetAccountant(own)
-    model = models.LogisticRegression(epsilon=1.5, data_norm=2, accountant=ours)
+    model = models.LogisticRegression(epsilon=1.5, data_norm=1, fit_intercept=False, accountant=ours)
     with pytest.raises(dp.utils.BudgetError) as caught:
         model.fit(X, Y)
     assert isinstance(caught.value, BudgetRefused)

@@ -6,6 +6,7 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ import diffprivlib as dp
 from diffprivlib import models, tools
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import laplace
 
 from odograph.integrations import diffprivlib as hook
 from odograph.integrations.diffprivlib import BudgetAccountant
@@ -28,6 +30,7 @@ from odograph.integrations.diffprivlib import BudgetAccountant
 RNG: Final = np.random.default_rng(11)
 X: Final = RNG.random((40, 2))
 Y: Final = (X[:, 0] > 0.5).astype(int)
+NARROW: Final = (int, np.int8, np.int64, np.float16, np.float32)
 ALWAYS: Final = {"classes": [0, 1], "bounds": (0, 1)}
 
 # What is run, and how often its epsilon counts where records are added or removed, and where they are replaced.
@@ -55,7 +58,12 @@ RELATIONS: Final[list[tuple[str, Callable[..., Any], int | None, int | None]]] =
         None,
         None,
     ),
-    ("LogisticRegression", lambda **a: models.LogisticRegression(data_norm=2, **a).fit(X, Y), None, 1),
+    (
+        "LogisticRegression",
+        lambda **a: models.LogisticRegression(data_norm=1, fit_intercept=False, **a).fit(X, Y),
+        None,
+        1,
+    ),
     ("PCA", lambda **a: models.PCA(1, bounds=(0, 1), data_norm=2, **a).fit(X), None, 1),
     ("StandardScaler", lambda **a: models.StandardScaler(bounds=(0, 1), **a).fit(X), None, 1),
     ("DecisionTreeClassifier", lambda **a: models.DecisionTreeClassifier(**ALWAYS, **a).fit(X, Y), 1, 2),
@@ -188,6 +196,50 @@ def test_arguments_that_break_a_claim_are_refused() -> None:
     assert len(ours) == 0
 
 
+def test_sums_in_narrow_types_are_refused() -> None:
+    own = account("replace-one")
+    ours = {"epsilon": 0.1, "accountant": BudgetAccountant(own)}
+    single, bounds = X.astype(np.float32), (-1, 1)
+    refused: list[Callable[[], Any]] = [
+        *(
+            lambda f=f, d=d: f(X, bounds=bounds, dtype=d, **ours)
+            for f in (tools.mean, tools.var, tools.std)
+            for d in NARROW
+        ),
+        *(lambda d=d: tools.sum(X, bounds=bounds, dtype=d, **ours) for d in NARROW if d not in (int, np.int64)),
+        *(lambda f=f: f(single, bounds=bounds, **ours) for f in (tools.mean, tools.var, tools.std, tools.sum)),
+        lambda: tools.mean(single, bounds=bounds, axis=0, **ours),
+        lambda: models.GaussianNB(bounds=bounds, **ours).fit(single, Y),
+        lambda: models.PCA(1, centered=True, data_norm=2, **ours).fit(single),
+    ]
+    for run in refused:
+        with pytest.raises(odo.UnprovenComposition, match=r"astype\(float\)"):
+            run()
+    assert own.totals.steps == 0
+    taken: list[Any] = [X, X.tolist(), Y, Y.astype(np.int8), Y > 0]
+    for data in taken:
+        for tool in (tools.mean, tools.var, tools.sum):
+            tool(data, bounds=(0, 1), **ours)
+    tools.mean(single, bounds=(0, 1), dtype=float, **ours)
+    tools.sum(X, bounds=(0, 1), dtype=int, **ours)
+    tools.count_nonzero(Y, **ours)
+    models.StandardScaler(bounds=(0, 1), **ours).fit(single)  # it makes them floats
+    assert own.totals.steps == 3 * len(taken) + 4
+
+
+def test_bins_that_are_taken_from_the_data_are_refused() -> None:
+    few, many = [1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 9.0], [0.0, 1.4, 2.9, 4.3, 5.7, 7.1, 8.6, 10.0]
+    shown = [
+        tools.histogram(data, bins="auto", range=(0, 10), accountant=dp.BudgetAccountant()) for data in (few, many)
+    ]
+    assert len(shown[0][0]) != len(shown[1][0])  # no noise is on that
+    for neighbours in ("add-remove", "replace-one"):
+        ours = BudgetAccountant(account(neighbours))
+        with pytest.raises(odo.UnprovenComposition, match="pass a number"):
+            tools.histogram(few, bins="auto", range=(0, 10), accountant=ours)
+        tools.histogram(few, bins=[0, 5, 10], range=(0, 10), epsilon=0.1, accountant=ours)
+
+
 # The claims themselves, on diffprivlib's own mechanisms. What is estimated is far from what it is compared with.
 
 
@@ -229,6 +281,18 @@ def test_the_noise_of_a_mean_shows_how_many_records_there_are(free: Callable[[],
         return bool(0.25 < value < 0.75)
 
     assert loss(lambda: seen([0.0, 1.0]), lambda: seen([0.0]), 8000) > 0.1
+
+
+def test_a_mean_of_whole_numbers_and_a_narrow_sum_show_one_record(free: Callable[[], dict[str, Any]]) -> None:
+    ones = np.ones(128)
+    other = np.append(ones[1:], 0.0)
+    mean = [[tools.mean(x, bounds=(0, 1), dtype=int, **free()) for _ in range(50)] for x in (ones, other)]
+    assert min(mean[0]) > max(mean[1])  # 127/128, made whole, is 0
+    narrow = [[tools.sum(x, bounds=(0, 1), dtype=np.int8, **free()) for _ in range(50)] for x in (ones, other)]
+    assert max(narrow[0]) < min(narrow[1])  # 128 is -128
+    years = np.full(100_000, 1001, np.float32)
+    years_moved = [np.append(years[k:], np.full(k, 1000, np.float32)).sum() for k in range(12)]
+    assert max(a - b for a, b in pairwise(years_moved)) == 8  # where one record moves the sum by 1
 
 
 def test_a_mean_of_what_is_not_nan_has_the_noise_of_all(free: Callable[[], dict[str, Any]]) -> None:
@@ -281,6 +345,62 @@ def test_a_changed_label_is_seen_in_the_sums_of_naive_bayes_unless_zero_is_withi
         return bool(model.class_count_[0] == 10 and 100 < model.theta_[0, 0] < 101)
 
     assert loss(lambda: seen(0), lambda: seen(1), 1000) > 2
+
+
+class _Silent(np.random.RandomState):
+    """No noise, and the scale of what would have been drawn."""
+
+    scale = 0.0
+
+    def gamma(self, _shape: Any, scale: Any = 1.0, size: Any = None) -> Any:  # noqa: ANN401  as the parent's
+        self.scale = float(scale)
+        return np.zeros(size)
+
+
+def coefficient(
+    x: float, norm: float, epsilon: float, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[float, float], float]:
+    """The exact probability that the one coefficient of a logistic regression is in an interval.
+
+    The coefficient w is where the gradient of the objective is that of the noise, b(w) = -n gradient(w), which falls
+    in w; with one coefficient the noise is a Laplace variable.
+    """
+    module, draws, found = models.logistic_regression, _Silent(1), list[Callable[[float], float]]()
+
+    def solver(objective: Any, start: Any, *, args: Any, **_: Any) -> Any:  # noqa: ANN401  as SciPy's
+        found.append(lambda w: -2 * float(objective(np.array([w]), *args)[1][0]))
+        return start, 0.0, {"warnflag": 0, "nit": 0}
+
+    monkeypatch.setattr(module.optimize, "fmin_l_bfgs_b", solver)
+    model = models.LogisticRegression(
+        data_norm=norm, epsilon=epsilon, fit_intercept=False, random_state=draws, accountant=dp.BudgetAccountant()
+    )
+    model.fit([[x], [0.0]], [1, 0])
+    noise = laplace(scale=draws.scale)
+    return lambda low, high: float(noise.cdf(found[0](low)) - noise.cdf(found[0](high)))
+
+
+def worst_loss(norm: float, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The largest log ratio over small intervals, where one record of norm 0 becomes one of the largest norm."""
+    here, there = (coefficient(x, norm, epsilon, monkeypatch) for x in (norm, 0.0))
+    edges = np.linspace(-8, 8, 81) / norm
+    pairs = [(here(a, b), there(a, b)) for a, b in pairwise(edges)]
+    return max(abs(math.log(p / q)) for p, q in pairs if max(p, q) > 1e-6)  # below, the digits of a cdf are lost
+
+
+def test_logistic_regression_holds_for_norms_up_to_one_and_no_intercept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for epsilon in (0.1, 0.5, 1.0, 2.0, 5.0):
+        for norm in (0.1, 0.5, 1.0):
+            assert worst_loss(norm, epsilon, monkeypatch) <= epsilon  # as large a norm as is taken
+    assert worst_loss(10.0, 1.0, monkeypatch) > 1.2
+    assert worst_loss(100.0, 1.0, monkeypatch) > 3
+    assert worst_loss(100.0, 0.1, monkeypatch) > 1.2
+    own = account("replace-one")
+    ours = {"epsilon": 0.1, "accountant": BudgetAccountant(own)}
+    for wrong in ({"data_norm": 1.01}, {"fit_intercept": True}, {"data_norm": None}):
+        with pytest.raises(odo.UnprovenComposition, match="data_norm=1, fit_intercept=False"):
+            models.LogisticRegression(**{"data_norm": 1, "fit_intercept": False} | wrong, **ours).fit(X, Y)
+    assert own.totals.steps == 0
 
 
 def density(data: list[float], quant: float, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], float]:

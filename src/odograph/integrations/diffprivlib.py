@@ -77,6 +77,15 @@ _TABLE: Final = {
     ),
 }
 
+# Those that add records up, and the argument with the records.
+_SUMS: Final = {
+    "tools.mean": "array",
+    "tools.var": "array",
+    "tools.sum": "array",
+    "models.GaussianNB": "X",
+    "models.PCA": "X",
+}
+
 _INSTEAD: Final = (
     "If you know what it costs, charge that with account.spend(odo.PureDP(...)), and run it with"
     " accountant=diffprivlib.BudgetAccountant()"
@@ -303,16 +312,62 @@ def _check_claim(names: tuple[str, ...], given: Mapping[str, Any]) -> None:
             "diffprivlib's tools.nansum takes a NaN for 0, which these bounds do not contain; pass bounds that do."
             " Nothing was charged"
         )
+    if name in _SUMS and not _is_wide(_summed_in(name, given), whole=name == "tools.sum"):
+        raise UnprovenComposition(
+            f"diffprivlib's {name} sums in {_summed_in(name, given)} here, and rounding or overflow makes one record"
+            " count for more than the noise covers; pass the data as floats, array.astype(float), and leave dtype="
+            " out. Nothing was charged"
+        )
+    if isinstance(given.get("bins"), str):
+        raise UnprovenComposition(
+            f"diffprivlib's {name} with bins={given['bins']!r} takes the number of bins from the data; pass a number,"
+            " or the edges. Nothing was charged"
+        )
     if given.get("weights") is not None:
         raise UnprovenComposition(
             f"diffprivlib's {name} with weights= adds the noise of a plain count; leave weights= out. Nothing was"
             " charged"
+        )
+    if name == "models.LogisticRegression" and not _is_small_and_regular(given["self"]):
+        raise UnprovenComposition(
+            "diffprivlib's models.LogisticRegression takes the norm of a record where the proof has its square, and"
+            " does not regularise the intercept: its claim holds for norms up to 1 without an intercept. Divide the"
+            " features by the norm, and pass data_norm=1, fit_intercept=False. Nothing was charged"
         )
     if name == "models.GaussianNB" and not _contain_zero(given["self"].bounds):
         raise UnprovenComposition(
             "diffprivlib's models.GaussianNB is for a record that changes its label only if 0 is within the bounds of"
             " every feature; move the features, and pass such bounds=. Nothing was charged"
         )
+
+
+def _summed_in(name: str, given: Mapping[str, Any]) -> np.dtype[Any]:
+    """Return the type in which NumPy adds up what a function was given."""
+    own: np.dtype[Any]
+    if given.get("dtype") is not None:
+        own = np.dtype(given["dtype"])
+        return own
+    try:
+        own = np.asarray(given[_SUMS[name]]).dtype
+    except Exception:  # noqa: BLE001  whatever it is, the tool raises it again, and is charged for that
+        return np.dtype(float)
+    if own.kind not in "biu":
+        return own
+    return np.dtype(np.int64 if name == "tools.sum" else float)  # narrower whole numbers are widened
+
+
+def _is_wide(kind: np.dtype[Any], *, whole: bool) -> bool:
+    """Whether a type has the digits for a sum: single precision has eight, fewer than a sum of dates takes."""
+    return kind.itemsize >= 8 and (kind.kind == "f" or (whole and kind.kind == "i"))
+
+
+def _is_small_and_regular(model: Any) -> bool:  # noqa: ANN401  untyped library
+    """Whether objective perturbation (Chaudhuri, Monteleoni, Sarwate 2011, Theorem 9) covers a logistic regression.
+
+    It is for records of norm at most 1 and an objective that is strongly convex in every coefficient. For norm R the
+    curvature of a record is at most R^2/4, and diffprivlib allows for R/4.
+    """
+    return not model.fit_intercept and model.data_norm is not None and model.data_norm <= 1
 
 
 def _contain_zero(bounds: Any) -> bool:  # noqa: ANN401  untyped library
