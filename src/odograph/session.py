@@ -28,6 +28,8 @@ Cost: TypeAlias = Guarantee | Callable[..., Guarantee]
 _LAZY: Final = (Iterator, Awaitable, AsyncIterator)
 _HOLDERS: Final = (dict, frozenset, list, set, tuple)
 _WITH_COST: Final = "private needs the cost of what it decorates: write @odo.private(cost=odo.PureDP(0.1))"
+# An OpenDP query and a diffprivlib mechanism have what is meant.
+_MEANT: Final = {"opendp": ". Pass what its .resolve() returns", "diffprivlib": ". Pass its .randomise"}
 _OPEN: ContextVar[tuple[Session, ...]] = ContextVar("odograph_sessions", default=())
 _RUNNING: ContextVar[str] = ContextVar("odograph_running", default="")
 
@@ -137,10 +139,7 @@ class Session:
                 raise InvalidGuarantee(f"{name_of(mechanism)} declares its own cost; leave cost= out")
             cost, mechanism = mechanism.cost, mechanism.mechanism
         if not callable(mechanism):
-            raise InvalidGuarantee(
-                f"mechanism must be callable, such as a function, and a {type(mechanism).__name__} is not; nothing"
-                " was charged"
-            )
+            raise _not_callable(mechanism)
         if not isinstance(trust_cost, bool) or (trust_cost and cost is None):
             raise InvalidGuarantee(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
         if cost is None:
@@ -334,6 +333,14 @@ def _as_written(cost: Guarantee) -> Guarantee:
     if isinstance(cost, PureDP | ApproxDP | ZCDP):
         return type(cost)(*(float(getattr(cost, name)) for name in cost.__match_args__))
     return cost
+
+
+def _not_callable(mechanism: object) -> InvalidGuarantee:
+    kind = type(mechanism)
+    return InvalidGuarantee(
+        f"mechanism must be callable, such as a function, and a {kind.__name__} is not; nothing was charged"
+        + _MEANT.get(kind.__module__.partition(".")[0], "")
+    )
 
 
 def _top(account: Any) -> object:  # noqa: ANN401  not every account has a parent

@@ -329,6 +329,16 @@ def test_an_interactive_query_of_a_context_is_refused() -> None:
         cost_of(nested)
 
 
+def test_a_query_that_is_not_resolved_is_not_charged_and_says_how() -> None:
+    context = dp.Context.compositor(
+        data=DATA, privacy_unit=dp.unit_of(contributions=1), privacy_loss=dp.loss_of(epsilon=0.25), domain=ROWS[0]
+    )
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    with odo.session(account) as s, pytest.raises(odo.InvalidGuarantee, match=r"charged. Pass what its .resolve\(\)"):
+        s.run(context.query().count().laplace(4.0), DATA)
+    assert account.totals.steps == 0
+
+
 def test_a_hidden_queryable_is_charged_and_not_released() -> None:
     account = odo.Accountant(odo.Policy(1, 1e-6))
     with odo.session(account) as s:

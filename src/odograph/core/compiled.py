@@ -96,7 +96,11 @@ def _check_limits(policy: Policy, stored: Sequence[Meter]) -> None:
         listed = [(item.name, item.block) for item in policy.menu]
         own = meter.takes == policy.takes and [(name, block) for name, block, _ in meter.charges] == listed
         if not own or _refuted(exact_of(policy.epsilon), policy.delta_rule * share, meter):
-            raise InvalidPolicy(f"not a budget that was certified for this policy: {meter!r}")
+            raise InvalidPolicy(
+                f"not a budget that was certified for this policy (got {meter.limit} units of"
+                f" {float(meter.unit or 0):.4g} for {[*meter.takes, *(name for name, *_ in meter.charges)]}); compile"
+                " the policy here with compile_policy"
+            )
     others = [meter for meter in stored if meter.clock != "exact"]
     expected = [m for name, share in policy.shares if name != "exact" for m in _alternatives(policy, name, share)]
     if [replace(m, limit=0) for m in others] != [replace(m, limit=0) for m in expected]:
