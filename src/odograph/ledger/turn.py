@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -34,7 +35,7 @@ class Turn:
         self._timeout = timeout
         self._files: list[int] = []
         for name in ("next", "turn") if fcntl else ():
-            self._files.append(_opened(path.with_name(f"{path.name}-{name}")))
+            self._files.append(_opened(path.with_name(f"{path.name}-{name}"), path.stat()))
 
     def __enter__(self) -> None:
         """Wait for the turn and hold it, or raise `LedgerBusy` after the timeout."""
@@ -67,8 +68,17 @@ class Turn:
             os.close(self._files.pop())
 
 
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+def _opened(path: Path, database: os.stat_result) -> int:
+    """Open a file, and let all write it who may write the database, as SQLite does with its log."""
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, database.st_mode & 0o666)
+    found = os.fstat(file)
+    if (found.st_uid, found.st_gid) != (database.st_uid, database.st_gid):
+        with suppress(OSError):  # it is another user's, and was made so by that one
+            os.fchown(file, database.st_uid if os.geteuid() == 0 else -1, database.st_gid)
+    with suppress(OSError):
+        if (found.st_mode ^ database.st_mode) & 0o666:  # the user's mask, or an earlier version
+            os.fchmod(file, database.st_mode & 0o666)
+    return file
 
 
 def _wait(file: int, pause: float, deadline: float) -> None:
