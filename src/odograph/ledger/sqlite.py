@@ -16,7 +16,6 @@ from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.sql import SCHEMA, migrations, statements
 from odograph.ledger.sqlite_errors import code_of, translated, translating
 from odograph.ledger.sqlite_files import (
-    NO_FILE,
     NOTHING,
     application_of,
     file_at,
@@ -26,6 +25,7 @@ from odograph.ledger.sqlite_files import (
     open_file,
     refuse_second_name,
 )
+from odograph.ledger.sqlite_guard import alone, lost
 from odograph.ledger.sqlite_rows import SQL, many, read_state, store_changes
 from odograph.ledger.store import Balance, Changes, Note, Record, Wants, Work, closed
 from odograph.ledger.turn import Turn
@@ -37,8 +37,6 @@ _BACKUP: Final = 0x0D06_0003  # or a backup of one: a second file that spends wo
 _T = TypeVar("_T")
 _CHUNK: Final = 1024  # rows at a time, in a walk over everything
 _NO_END: Final = 2**63 - 1
-_LOST_LOG: Final = "was deleted or replaced while in use"
-_RECONNECT: Final = "Close every program that uses the ledger, and connect again"
 
 
 class SqliteStore:
@@ -57,7 +55,7 @@ class SqliteStore:
         self._turn: Turn | None = None
         self._closed = False
         self._file = NOTHING
-        self._log = ("", NO_FILE)  # the name of the log that the writing connection has, and which file that is
+        self._logs: dict[str, tuple[int, int]] = {}  # the log that the writing connection has and its index, by name
         keep_from_forks(self)
 
     def create(self) -> None:
@@ -238,21 +236,22 @@ class SqliteStore:
             try:
                 if self._writer is None or self._turn is None:
                     self._writer, self._turn = self._connect_writer(), Turn(self._path.resolve(), self._timeout)
-                connection, (log, opened) = self._writer, self._log
+                connection = self._writer
                 with self._turn:
                     self._require_same()
-                    if identity(log) != opened:
-                        raise LedgerError(f"{log} {_LOST_LOG}; nothing was charged. {_RECONNECT}")
+                    for log in self._lost():
+                        raise lost(log)
                     try:
                         connection.execute("BEGIN IMMEDIATE")
                         done = work(connection)
                     finally:
                         if connection.in_transaction:
                             connection.execute("ROLLBACK")
-                    if identity(log) != opened:
+                    for log in self._lost():
                         raise ServiceUnavailable(
-                            f"{log} {_LOST_LOG}, in the middle of a commit. {_RECONNECT}; then ask again with the"
-                            " same key to know the outcome"
+                            f"{log} was deleted or replaced while in use, in the middle of a commit. Close every"
+                            " program that uses the ledger, and connect again; then ask again with the same key to"
+                            " know the outcome"
                         )
                     return done
             except (sqlite3.Error, UnicodeDecodeError) as problem:
@@ -295,10 +294,14 @@ class SqliteStore:
         if self._kind == _LEDGER:
             refuse_second_name(self._path)
 
+    def _lost(self) -> list[str]:
+        """Return which of the log and its index are not those that the writing connection has."""
+        return [name for name, opened in self._logs.items() if identity(name) != opened]
+
     def _connect_writer(self) -> sqlite3.Connection:
         connection = self._connect()
-        log = f"{self._path.resolve()}-wal"
-        self._log = log, identity(log)
+        names = (f"{self._path.resolve()}-{name}" for name in ("wal", "shm"))
+        self._logs = {name: identity(name) for name in names}
         return connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -307,6 +310,20 @@ class SqliteStore:
             raise AccountNotFound(f"there is no ledger at {self._path}; opening an account makes one")
         if application_of(self._path) == _LEDGER:
             refuse_second_name(self._path)  # before SQLite looks at a log that may be the wrong one
+        with alone(self._timeout):
+            connection = self._connect_alone()
+        if self._file == NOTHING:
+            self._file = (
+                *file_at(self._name)[:2],
+                1,
+            )  # for good: what is remembered of the accounts is about this file
+        return connection
+
+    def _connect_alone(self) -> sqlite3.Connection:
+        if Path(f"{self._path.resolve()}-journal").exists():
+            # Another tool was killed in the middle of a transaction. Undoing that needs the file without other locks.
+            with closing(open_file(self._path, self._timeout)) as connection:
+                connection.execute("PRAGMA schema_version")
         connection = open_file(self._path, self._timeout, guarded=True)
         try:
             if not self._is_current(connection):
@@ -316,11 +333,6 @@ class SqliteStore:
         except BaseException:
             connection.close()
             raise
-        if self._file == NOTHING:
-            self._file = (
-                *file_at(self._name)[:2],
-                1,
-            )  # for good: what is remembered of the accounts is about this file
         return connection
 
     def _is_current(self, connection: sqlite3.Connection) -> bool:

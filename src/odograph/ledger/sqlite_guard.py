@@ -18,18 +18,18 @@ import struct
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
-from weakref import WeakSet
 
-from odograph.errors import LedgerBusy
+from odograph.errors import LedgerBusy, LedgerError
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover  Windows: a lock there ends with its own handle
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "alone", "lost"]
 
 # Where SQLite locks, as its file format says: first byte and how many.
 _OPEN: Final = (0x4000_0002, 510)  # of the database: shared for as long as it is open with a write-ahead log
@@ -38,10 +38,35 @@ _POSSIBLE: Final = sys.platform.startswith("linux")
 _PAUSE: Final = 0.001  # seconds between two tries
 
 
+def lost(path: str) -> LedgerError:
+    """Return the error of a log or an index that is not the one which this process has open."""
+    return LedgerError(
+        f"{path} was deleted or replaced while in use; nothing was charged. Close every program that uses the ledger,"
+        " and connect again"
+    )
+
+
+@contextmanager
+def alone(timeout: float) -> Iterator[None]:
+    """Let no other thread of this process lock or unlock a database, or raise `LedgerBusy` after the timeout.
+
+    While a connection is made: one without these locks would lose SQLite's own when another thread unlocks the same
+    file, and those that only look at the file must not keep each other from changing its journal mode.
+    """
+    lock = _LOCK
+    if not lock.acquire(timeout=timeout):
+        raise LedgerBusy("another thread is opening or closing a ledger; nothing was charged. Try again")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class Connection(sqlite3.Connection):
-    """A connection that can keep others from deleting its log, until it is closed."""
+    """A connection that can keep others from deleting its log, until it is closed or dropped."""
 
     _guard: _Guard | None = None
+    _key = (0, 0)  # of the guard: device and inode
 
     def guard(self, path: str, timeout: float) -> None:
         """Lock the database; before the first statement, when there is no log to lose yet."""
@@ -50,10 +75,11 @@ class Connection(sqlite3.Connection):
         with _LOCK, suppress(OSError):  # some file systems have none
             found = os.stat(path)  # noqa: PTH116  as for every transaction
             key = found.st_dev, found.st_ino
-            guard = _GUARDS.get(key) or _Guard(key)
-            guard.lock(path, *_OPEN, timeout)
+            guard = _GUARDS.get(key) or _Guard()
+            guard.holders.add(id(self))  # from here on a finaliser or signal handler does not unlock it
             self._guard = _GUARDS[key] = guard
-            guard.holders.add(self)
+            self._key = key
+            guard.lock(path, *_OPEN, timeout)
 
     def guard_index(self, path: str, timeout: float) -> None:
         """Lock the log's index too, which is there after the first statement."""
@@ -66,43 +92,56 @@ class Connection(sqlite3.Connection):
         with _LOCK:
             guard, self._guard = self._guard, None
             if guard is not None:
-                guard.holders.discard(self)
+                guard.holders.discard(id(self))
             if guard is None or guard.holders:
                 super().close()
                 return
-            guard.unlock()
+            _GUARDS.pop(self._key, None)  # who connects in a signal handler gets a new one
+            if (
+                not guard.replaced()
+            ):  # else this one's log ends before that of the others, and must not be the one kept
+                guard.unlock()
             super().close()
             guard.forget()  # only now: closing its descriptors takes SQLite's own locks away
+
+    def __del__(self) -> None:
+        if self._guard is not None:  # else SQLite closes it by itself
+            self.close()
 
 
 class _Guard:
     """The locks of all the connections of this process to one file."""
 
-    def __init__(self, key: tuple[int, int]) -> None:
-        self.holders: WeakSet[Connection] = WeakSet()
-        self._key = key
+    def __init__(self) -> None:
+        self.holders: set[int] = set()  # which connections
         self._files: dict[str, tuple[int, int, int]] = {}  # descriptor, first byte, length
 
     def lock(self, path: str, start: int, length: int, timeout: float) -> None:
         """Lock some bytes of a file against those who want them alone."""
-        if path in self._files:
-            return
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _wait(file, start, length, time.monotonic() + timeout)
-        except BaseException:
-            os.close(file)
-            raise
-        self._files[path] = file, start, length
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), start, length
+        file = self._files[path][0]
+        _wait(file, start, length, time.monotonic() + timeout)
+        for replaced in self.replaced():
+            raise lost(replaced)
+
+    def replaced(self) -> list[str]:
+        """Return in whose place another file has come."""
+        found = []
+        for path, (file, *_) in self._files.items():
+            with suppress(FileNotFoundError):
+                if not os.path.samestat(os.fstat(file), os.stat(path)):  # noqa: PTH116  as above
+                    found.append(path)
+        return found
 
     def unlock(self) -> None:
         """Let others have the files alone."""
         for file, start, length in self._files.values():
-            _locked(file, fcntl.F_UNLCK, start, length)
+            with suppress(OSError):  # some file systems have none
+                _locked(file, fcntl.F_UNLCK, start, length)
 
     def forget(self) -> None:
         """Close the descriptors."""
-        _GUARDS.pop(self._key, None)
         while self._files:
             os.close(self._files.popitem()[1][0])
 
@@ -132,8 +171,8 @@ def _after_fork() -> None:  # pragma: no cover  in a forked process, which is no
     """Hold nothing of the parent's: the locks are its own, and another of its threads may have had the lock above."""
     global _LOCK  # noqa: PLW0603  there is one
     _LOCK = threading.RLock()
-    for guard in [*_GUARDS.values()]:
-        guard.forget()
+    while _GUARDS:
+        _GUARDS.popitem()[1].forget()
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
