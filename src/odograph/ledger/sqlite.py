@@ -219,8 +219,8 @@ class SqliteStore:
         """Make the file complete or not at all, and never in place of another; say whether it is this one."""
 
         def whole(path: Path) -> None:
-            self._migrate(path)
             with translating(self._name), closing(open_file(path, self._timeout)) as connection:
+                self._migrate(connection)
                 connection.execute("BEGIN IMMEDIATE")
                 fill(connection)
 
@@ -320,20 +320,12 @@ class SqliteStore:
         return connection
 
     def _connect_alone(self) -> sqlite3.Connection:
-        if Path(f"{self._path.resolve()}-journal").exists():
-            # Another tool was killed in the middle of a transaction. Undoing that needs the file without other locks.
-            with closing(open_file(self._path, self._timeout)) as connection:
-                connection.execute("PRAGMA schema_version")
-        connection = open_file(self._path, self._timeout, guarded=True)
-        try:
-            if not self._is_current(connection):
-                connection.close()
-                self._migrate()
-                connection = open_file(self._path, self._timeout, guarded=True)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        # What changes the journal mode, or undoes what a killed program left, needs the file without the locks that
+        # guard the log. So that is seen to first, by another connection: while it is open, it stays done.
+        with closing(open_file(self._path, self._timeout)) as first:
+            if not self._is_current(first):
+                self._migrate(first)
+            return open_file(self._path, self._timeout, guarded=True)
 
     def _is_current(self, connection: sqlite3.Connection) -> bool:
         """Say whether the file is as this version of Odograph makes it; raise if it cannot be brought to that."""
@@ -352,22 +344,17 @@ class SqliteStore:
         mode: str = connection.execute("PRAGMA journal_mode").fetchone()[0]
         return bool(version == SCHEMA) and mode == "wal"
 
-    def _migrate(self, path: Path | None = None) -> None:
+    def _migrate(self, connection: sqlite3.Connection) -> None:
         """Apply the migrations that the file lacks, together or not at all."""
-        with translating(self._name):
-            connection = open_file(path or self._path, self._timeout)
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("BEGIN IMMEDIATE")
-                version = connection.execute("PRAGMA user_version").fetchone()[0]
-                for script in migrations("sqlite")[version:]:
-                    for statement in statements(script):
-                        connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {self._kind}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
-                connection.execute("COMMIT")
-            finally:
-                connection.close()
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("BEGIN IMMEDIATE")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        for script in migrations("sqlite")[version:]:
+            for statement in statements(script):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {self._kind}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute("COMMIT")
 
     def _erase(self, query: str, arguments: tuple[object, ...]) -> bool:
         def transaction(connection: sqlite3.Connection) -> bool:
