@@ -61,8 +61,8 @@ def main(url: str, twin: str, busy: int, patience: int) -> int:
     ledger.spend({ACCOUNT: COST}, key="parent-first")
     if twin == "shares":
         store = books.store
-        for name in {"before_fork", "after_fork", "_leave_fork"} & {*dir(store)}:
-            setattr(store, name, lambda: None)
+        for name in {"forking", "_leave_fork"} & {*dir(store)}:
+            setattr(store, name, lambda: (None for _ in range(1)))  # a generator that holds nothing
     failed: list[str] = []
     workers = begin(ledger, "parent", busy, failed)
     pids = []

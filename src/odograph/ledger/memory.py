@@ -62,7 +62,12 @@ class MemoryStore:
                 for erased in self._erased if owner else ():
                     if (erased, key) in self._keys:
                         keys[owner, key] = self._keys[erased, key]._replace(request=ERASED)
-            self._store(work(State(time.time_ns() // 1000, self._copies(names), keys)))
+            changes = work(State(time.time_ns() // 1000, self._copies(names), keys))
+            try:
+                self._store(changes)
+            except BaseException:  # an interrupt, with a part of it stored
+                self._store(changes)
+                raise
 
     def probe(self) -> None:
         """Memory can always be written."""
@@ -165,10 +170,13 @@ class MemoryStore:
         return {name: replace(self._balances[name]) for name in names if name in self._balances}
 
     def _store(self, changes: Changes) -> None:
+        """Take changes in; a part of them may be there already."""
         for balance in (*changes.opened, *changes.moved.values()):
             self._balances[balance.head.name] = replace(balance)
         for entry in changes.entries:
-            self._entries.setdefault(entry.account, []).append(entry)
+            own = self._entries.setdefault(entry.account, [])
+            if len(own) <= entry.sequence:
+                own.append(entry)
         self._keys |= changes.keys
         self._notes |= {(note.account, note.sequence): note for note in changes.notes}
 

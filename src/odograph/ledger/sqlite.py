@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -196,16 +196,11 @@ class SqliteStore:
         self._writer = self._reader = None
         self._turn = None
 
-    def before_fork(self) -> None:
+    def forking(self) -> Generator[None]:
         """Let nothing of SQLite into a forked process: what it remembers of its locks would be wrong there."""
-        self._write_lock.acquire()
-        self._read_lock.acquire()
-        self._disconnect()
-
-    def after_fork(self) -> None:
-        """Go on, in both processes; each makes its own connections."""
-        self._read_lock.release()
-        self._write_lock.release()
+        with self._write_lock, self._read_lock:
+            self._disconnect()
+            yield
 
     def _there(self) -> bool:
         if self._closed:
@@ -239,25 +234,23 @@ class SqliteStore:
                 connection = self._writer
                 with self._turn:
                     self._require_same()
-                    for log in self._lost():
-                        raise lost(log)
+                    self._require_log()
                     try:
                         connection.execute("BEGIN IMMEDIATE")
                         done = work(connection)
                     finally:
                         if connection.in_transaction:
                             connection.execute("ROLLBACK")
-                    for log in self._lost():
-                        raise ServiceUnavailable(
-                            f"{log} was deleted or replaced while in use, in the middle of a commit. Close every"
-                            " program that uses the ledger, and connect again; then ask again with the same key to"
-                            " know the outcome"
-                        )
+                    self._require_log(written=True)
                     return done
             except (sqlite3.Error, UnicodeDecodeError) as problem:
                 raise translated(problem, self._name) from problem
             except OSError as problem:
                 raise LedgerError(f"{self.url} cannot be written ({problem}); nothing was charged") from problem
+            except BaseException:
+                if self._turn is not None:  # an interrupt may have come just before it was given back
+                    self._turn.give_back()
+                raise
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -294,9 +287,17 @@ class SqliteStore:
         if self._kind == _LEDGER:
             refuse_second_name(self._path)
 
-    def _lost(self) -> list[str]:
-        """Return which of the log and its index are not those that the writing connection has."""
-        return [name for name, opened in self._logs.items() if identity(name) != opened]
+    def _require_log(self, *, written: bool = False) -> None:
+        """Raise if the log or its index is not the one that the writing connection has."""
+        for name, opened in self._logs.items():
+            if identity(name) == opened:
+                continue
+            if not written:
+                raise lost(name)
+            raise ServiceUnavailable(
+                f"{name} was deleted or replaced while in use, in the middle of a commit. Close every program that"
+                " uses the ledger, and connect again; then ask again with the same key to know the outcome"
+            )
 
     def _connect_writer(self) -> sqlite3.Connection:
         connection = self._connect()

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -176,17 +176,13 @@ def file_at(path: str) -> tuple[int, int, int]:
 class Forked(Protocol):
     """Who holds connections of SQLite, which must not get into a forked process: their locks would be wrong there."""
 
-    def before_fork(self) -> None:
-        """Close the connections, and let nobody make new ones."""
-        ...
-
-    def after_fork(self) -> None:
-        """Go on, in both processes; each makes its own connections."""
+    def forking(self) -> Generator[None]:
+        """Close the connections, and let no thread make new ones until the generator is closed, in both processes."""
         ...
 
 
 _HOLDERS: WeakSet[Forked] = WeakSet()
-_FORKING: list[Forked] = []
+_FORKING: list[Generator[None]] = []
 
 
 def keep_from_forks(holder: Forked) -> None:
@@ -195,14 +191,27 @@ def keep_from_forks(holder: Forked) -> None:
 
 
 def _before_fork() -> None:
-    _FORKING[:] = sorted(_HOLDERS, key=id)
-    for holder in _FORKING:
-        holder.before_fork()
+    """Wait for all holders, through an interrupt too: Python forks all the same, and then says that it came."""
+    interrupt: BaseException | None = None
+    for holder in sorted(_HOLDERS, key=id):
+        while True:
+            held = holder.forking()
+            _FORKING.append(held)  # before it holds anything, so that an interrupt cannot come between the two
+            try:
+                next(held)
+            except BaseException as problem:  # noqa: BLE001  raised again below
+                if isinstance(problem, Exception):
+                    break
+                interrupt = problem
+            else:
+                break
+    if interrupt is not None:
+        raise interrupt
 
 
 def _after_fork() -> None:
     while _FORKING:
-        _FORKING.pop().after_fork()
+        _FORKING.pop().close()
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -110,16 +110,11 @@ class SqliteDatabase:
                 self._reader.close()
             self._reader = None
 
-    def before_fork(self) -> None:
+    def forking(self) -> Generator[None]:
         """Let nothing of SQLite into a forked process: what it remembers of its locks would be wrong there."""
-        self._write_lock.acquire()
-        self._read_lock.acquire()
-        self.close()
-
-    def after_fork(self) -> None:
-        """Go on, in both processes; each makes its own connections."""
-        self._read_lock.release()
-        self._write_lock.release()
+        with self._write_lock, self._read_lock:
+            self.close()
+            yield
 
     def _make(self) -> None:
         """Make the file, unless another process is first."""
