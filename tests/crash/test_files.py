@@ -17,7 +17,7 @@ import pytest
 from racer import ACCOUNT
 from test_pairs import LIMIT, Program, check, new_ledger
 from twins import ledger_at
-from workload import COST
+from workload import COST, policy
 
 import odograph as odo
 from odograph.errors import LedgerError
@@ -128,3 +128,20 @@ def test_programs_with_many_threads_bring_an_old_ledger_up_to_date_together(tmp_
             ledger.verify()
     for program in programs:
         program.communicate(timeout=60)
+
+
+def test_a_program_killed_while_it_copies_the_log_into_the_file_leaves_a_ledger(tmp_path: Path) -> None:
+    path = new_ledger(tmp_path, 0)
+    log = Path(f"{path}-wal")
+    size = path.stat().st_size
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        for number in range(20):
+            ledger.open_account(f"account{number}", policy(LIMIT))  # so that the file grows
+        ledger.spend({ACCOUNT: COST}, key="before")
+        logged = log.read_bytes()
+    assert path.stat().st_size > size
+    os.truncate(path, size)  # the first page says how long the file is to be, and the rest is in the log only
+    log.write_bytes(logged)
+    with ledger_at(f"sqlite:///{path}") as ledger:
+        ledger.spend({ACCOUNT: COST}, key="after")
+    check(path, {"before", "after"})

@@ -77,5 +77,5 @@ def test_a_ledger_that_lets_them_in_is_caught(anyplace: str) -> None:
 
 
 def test_a_ledger_that_lets_them_in_at_some_moments_is_caught(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="Timeout|within a transaction"):
+    with pytest.raises(AssertionError, match=r"Timeout|within a transaction"):
         reentrant(f"sqlite:///{tmp_path}/ledger.db", "anywhere", "reentrant", 4)

@@ -309,7 +309,7 @@ class SqliteStore:
         """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
         if not self._there():
             raise AccountNotFound(f"there is no ledger at {self._path}; opening an account makes one")
-        if application_of(self._path) == _LEDGER:
+        if application_of(self._path) in (_LEDGER, None):
             refuse_second_name(self._path)  # before SQLite looks at a log that may be the wrong one
         with alone(self._timeout):
             connection = self._connect_alone()

@@ -7,6 +7,7 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol
 from weakref import WeakSet
@@ -69,13 +70,17 @@ def open_file(path: Path, timeout: float, *, guarded: bool = False) -> Connectio
     return connection
 
 
-def application_of(path: Path) -> int:
-    """Return what a file says that it is, without its log: that may be the wrong one."""
-    connection = sqlite3.connect(f"{path.as_uri()}?mode=rw&immutable=1", uri=True)
+def application_of(path: Path) -> int | None:
+    """Return what a file says that it is, without its log: that may be the wrong one.
+
+    None if it cannot be read so: of a file into which a log was being copied when the program was killed or the disk
+    was full, the rest is in the log only.
+    """
     try:
-        return int(connection.execute("PRAGMA application_id").fetchone()[0])
-    finally:
-        connection.close()
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw&immutable=1", uri=True)) as connection:
+            return int(connection.execute("PRAGMA application_id").fetchone()[0])
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return None
 
 
 def refuse_second_name(path: Path) -> None:
