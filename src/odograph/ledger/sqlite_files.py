@@ -90,6 +90,8 @@ def refuse_second_name(path: Path) -> None:
     what the other wrote. Symbolic links are not names in this sense, and a folder may be mounted anywhere.
     """
     path = path.resolve()
+    if not path.is_file():  # SQLite says what is wrong with it
+        return
     if path.stat().st_nlink > 1:
         _remove_remains(path)
     names = path.stat().st_nlink
