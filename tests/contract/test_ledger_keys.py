@@ -335,6 +335,22 @@ def test_a_retry_of_an_erased_principal_is_not_charged_again(erased: Ledger, aga
     erased.verify()
 
 
+def test_a_program_that_goes_on_as_an_erased_principal_charges_no_key_of_another_twice(
+    ledger: Ledger, again: Callable[[], Ledger]
+) -> None:
+    before = ledger.acting_as("zoe").account("jan")
+    before.spend(TENTH, key="first")  # its identity is known to this program from here on
+    assert again().erase_principal("zoe")
+    assert not again().acting_as("zoe").account("jan").spend(TENTH, key="second").repeated
+    for key in ("first", "second"):
+        try:
+            assert before.spend(TENTH, key=key).repeated  # as whoever used it: a service knows the new identity too
+        except IdempotencyConflict as conflict:
+            assert "name was erased" in str(conflict)  # noqa: PT017  either is right
+    assert spent(ledger) == Fraction(2, 10)
+    ledger.verify()
+
+
 def test_an_erased_principal_can_be_erased_again_under_the_same_name(erased: Ledger) -> None:
     erased.acting_as("zoe").account("jan").spend(TENTH, key="second")
     assert erased.erase_principal("zoe")

@@ -21,6 +21,7 @@ from workload import COST, policy
 
 import odograph as odo
 from odograph.errors import LedgerError
+from odograph.ledger.sqlite import SqliteStore
 
 HERE: Final = Path(__file__).parent
 OLD: Final = HERE.parent / "fixtures" / "ledger-schema-1.db"
@@ -57,6 +58,13 @@ def test_an_index_of_the_log_deleted_while_in_use_takes_no_charge(tmp_path: Path
         other.end()
     assert len(acknowledged) == LIMIT
     check(path, acknowledged)
+
+
+@linux
+def test_a_store_that_does_not_look_for_its_index_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqliteStore, "_require_log", lambda *_, **__: None)
+    with pytest.raises((pytest.fail.Exception, AssertionError)):
+        test_an_index_of_the_log_deleted_while_in_use_takes_no_charge(tmp_path, "spend")
 
 
 @linux

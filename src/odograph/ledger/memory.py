@@ -59,9 +59,12 @@ class MemoryStore:
                     names.add(balance.head.name)
             keys = {key: self._keys[key] for key in wants.keys if key in self._keys}
             for owner, key in wants.keys - keys.keys():
-                for erased in self._erased if owner else ():
-                    if (erased, key) in self._keys:
-                        keys[owner, key] = self._keys[erased, key]._replace(request=ERASED)
+                others = (
+                    {*self._principals, *self._erased} if owner in self._erased else self._erased if owner else ()
+                )
+                for other in others:
+                    if (other, key) in self._keys:
+                        keys[owner, key] = self._keys[other, key]._replace(request=ERASED)
             changes = work(State(time.time_ns() // 1000, self._copies(names), keys))
             try:
                 self._store(changes)

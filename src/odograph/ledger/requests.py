@@ -304,9 +304,9 @@ def repeated(hit: Hit, author: Author, request: str, verb: str = "") -> Repeated
     """Answer a key that was used before, or raise `IdempotencyConflict` if that was for another request."""
     if hit.request == ERASED:
         raise IdempotencyConflict(
-            f"key {author.key!r} was used before, by a principal whose name was erased ({hit.verb},"
-            f" {hit.account}#{hit.sequence}); nothing was charged. If that was this request, it is written there;"
-            " another one needs another key"
+            f"key {author.key!r} was used before, by a principal whose name was erased, or since yours was"
+            f" ({hit.verb}, {hit.account}#{hit.sequence}); nothing was charged. If that was this request, it is"
+            " written there; another one needs another key"
         )
     if hit.request != request:
         if hit.verb == verb == "open":

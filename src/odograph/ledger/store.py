@@ -18,7 +18,7 @@ inside one transaction to a function and stores what that returns, or nothing.
 8. Entries and keys are never updated or deleted; side tables are.
 9. **Erased names.** The keys of a principal whose name was erased stay used, for every principal, as it is not known
    any more who that was: a wanted key that its owner has not used, and such a principal has, leads to a hit whose
-   request is `ERASED`.
+   request is `ERASED`. So does a key that any principal has used, if the owner's own name was erased.
 """
 
 from __future__ import annotations

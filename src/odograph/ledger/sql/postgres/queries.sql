@@ -40,7 +40,9 @@ WHERE dataset = ANY (%s::text[]) AND dataset <> ''
 ORDER BY dataset, name;
 
 -- name: keys
--- Those of the owners, and in place of them those of principals whose names were erased, without their request.
+-- Those of the owners, and in place of them those of principals whose names were erased, without their request. For an
+-- owner whose own name was erased, which a program may still have in mind, those of all principals: one of them may be
+-- the same person under a new identity.
 WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM json_array_elements(%s::json) AS wanted (row))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
 FROM wanted
@@ -57,7 +59,15 @@ CROSS JOIN LATERAL (
 ) AS used
 JOIN odograph.entries ON entries.account = used.account AND entries.sequence = used.sequence
 WHERE principals.name < ' ' AND wanted.owner <> ''
-    AND NOT EXISTS (SELECT FROM odograph.keys WHERE keys.owner = wanted.owner AND keys.key = wanted.key);
+    AND NOT EXISTS (SELECT FROM odograph.keys WHERE keys.owner = wanted.owner AND keys.key = wanted.key)
+UNION ALL
+SELECT wanted.owner, wanted.key, entries.account, entries.sequence, entries.verb, ''
+FROM wanted
+JOIN odograph.principals AS erased ON erased.identity = wanted.owner AND erased.name < ' '
+CROSS JOIN odograph.principals AS other
+JOIN odograph.keys ON keys.owner = other.identity AND keys.key = wanted.key
+JOIN odograph.entries ON entries.account = keys.account AND entries.sequence = keys.sequence
+WHERE NOT EXISTS (SELECT FROM odograph.keys AS own WHERE own.owner = wanted.owner AND own.key = wanted.key);
 
 -- name: now
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;

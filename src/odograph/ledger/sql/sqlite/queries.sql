@@ -22,7 +22,9 @@ SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, ti
 FROM accounts WHERE dataset = ? AND dataset <> '' LIMIT 1;
 
 -- name: keys
--- Those of the owners, and in place of them those of principals whose names were erased, without their request.
+-- Those of the owners, and in place of them those of principals whose names were erased, without their request. For an
+-- owner whose own name was erased, which a program may still have in mind, those of all principals: one of them may be
+-- the same person under a new identity.
 WITH wanted (owner, key) AS (VALUES (?, ?))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
 FROM wanted
@@ -35,7 +37,15 @@ CROSS JOIN wanted ON wanted.owner <> ''
 CROSS JOIN keys ON keys.owner = principals.identity AND keys.key = wanted.key
 JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence
 WHERE principals.name < ' '
-    AND NOT EXISTS (SELECT 1 FROM keys AS own WHERE own.owner = wanted.owner AND own.key = wanted.key);
+    AND NOT EXISTS (SELECT 1 FROM keys AS own WHERE own.owner = wanted.owner AND own.key = wanted.key)
+UNION ALL
+SELECT wanted.owner, wanted.key, entries.account, entries.sequence, entries.verb, ''
+FROM wanted
+CROSS JOIN principals AS erased ON erased.identity = wanted.owner AND erased.name < ' '
+CROSS JOIN principals AS other
+CROSS JOIN keys ON keys.owner = other.identity AND keys.key = wanted.key
+JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence
+WHERE NOT EXISTS (SELECT 1 FROM keys AS own WHERE own.owner = wanted.owner AND own.key = wanted.key);
 
 -- name: open_accounts
 INSERT INTO accounts (name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed,
