@@ -9,7 +9,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -38,13 +39,21 @@ def spend(program: Program, keys: str, acknowledged: set[str]) -> str:
     return answer
 
 
+@contextmanager
+def ending(program: Program) -> Iterator[Program]:
+    """End a program however the block ends."""
+    try:
+        yield program
+    finally:
+        program.end()
+
+
 @linux
 @pytest.mark.parametrize("before", ["spend", "read"])
 def test_an_index_of_the_log_deleted_while_in_use_takes_no_charge(tmp_path: Path, before: str) -> None:
     path = new_ledger(tmp_path, 0)
-    other = Program("")
     acknowledged: set[str] = set()
-    with ledger_at(f"sqlite:///{path}") as ledger:
+    with ledger_at(f"sqlite:///{path}") as ledger, ending(Program("")) as other:
         if before == "spend":
             ledger.spend({ACCOUNT: COST}, key="before")
             acknowledged.add("before")
@@ -55,7 +64,6 @@ def test_an_index_of_the_log_deleted_while_in_use_takes_no_charge(tmp_path: Path
         spend(other, "b", acknowledged)
         with pytest.raises(LedgerError, match=f"-shm {DELETED}"):
             ledger.spend({ACCOUNT: COST}, key="after")
-        other.end()
     assert len(acknowledged) == LIMIT
     check(path, acknowledged)
 

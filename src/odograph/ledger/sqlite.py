@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ _BACKUP: Final = 0x0D06_0003  # or a backup of one: a second file that spends wo
 _T = TypeVar("_T")
 _CHUNK: Final = 1024  # rows at a time, in a walk over everything
 _NO_END: Final = 2**63 - 1
+_PAUSE: Final = 0.002  # seconds between two tries
 
 
 class SqliteStore:
@@ -347,7 +349,7 @@ class SqliteStore:
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         """Apply the migrations that the file lacks, together or not at all."""
-        connection.execute("PRAGMA journal_mode = WAL")
+        self._set_journal_mode(connection)
         connection.execute("BEGIN IMMEDIATE")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         for script in migrations("sqlite")[version:]:
@@ -356,6 +358,19 @@ class SqliteStore:
         connection.execute(f"PRAGMA application_id = {self._kind}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("COMMIT")
+
+    def _set_journal_mode(self, connection: sqlite3.Connection) -> None:
+        """Wait for the file as long as for a lock: SQLite itself does not wait here if another program reads."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as problem:
+                if code_of(problem) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE)
+            else:
+                return
 
     def _erase(self, query: str, arguments: tuple[object, ...]) -> bool:
         def transaction(connection: sqlite3.Connection) -> bool:
