@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, TypeAlias, cast
+from urllib.parse import quote
 
 import httpx
 import psycopg
@@ -22,6 +23,8 @@ from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.sql import queries
 from odograph.ledger.store import OPENING
+from odograph.ledger.writer import Writer
+from odograph.service import office
 
 TIMEOUT = 1.0  # seconds until a spend on the locked row gives up
 QUIET = 0.8  # seconds of spending without, and
@@ -208,3 +211,75 @@ def test_a_locked_table_is_waited_for_until_the_timeout(direct: Ledger, postgres
             direct.spend({"b": COST}, key="early")
     direct.spend({"b": COST}, key="late")
     assert charges(direct).keys() == {"late"}
+
+
+def longest_wait(direct: Ledger, url: str, others: Sequence[str]) -> float:
+    """Return how long callers wait who need nothing of a locked row, while many want to resolve what is on it."""
+    patience = 8.0
+    held = [direct.account("m").reserve(COST, key=f"held-{number}") for number in range(8)]
+    with ServiceThread(url, timeout=patience) as service:
+        head = {"Authorization": f"Bearer {service.token('ana')}"}
+        with httpx.Client(base_url=service.url, headers=head, timeout=30) as client:
+            assert client.get("/readyz").status_code == 200
+            answers: list[int] = []
+
+            def commit(number: int) -> None:
+                path = f"/v1/reservations/{quote(held[number].id)}/commit"
+                answers.append(client.post(path, json={}).status_code)
+
+            threads = [threading.Thread(target=commit, args=(number,)) for number in range(len(held))]
+            with row_locked(url, "m"):
+                for thread in threads:
+                    thread.start()
+                time.sleep(1.5)  # until all of them wait, and readiness is asked for again
+                longest = 0.0
+                for path in others:
+                    begun = time.monotonic()
+                    client.get(path)
+                    longest = max(longest, time.monotonic() - begun)
+                assert not answers
+            for thread in threads:
+                thread.join(30)
+            assert answers == [200] * len(held)  # the row is free again
+            assert not direct.account("m").pending
+    direct.verify()
+    return longest
+
+
+def test_those_who_wait_for_a_locked_row_leave_the_threads_of_the_service_to_others(
+    direct: Ledger, postgres_url: str
+) -> None:
+    assert longest_wait(direct, postgres_url, ("/v1/accounts/b/entries", "/readyz")) < 2
+
+
+def test_a_service_whose_threads_wait_for_a_locked_row_is_caught(
+    direct: Ledger, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(office, "Writer", lambda store, *, watch, patient: Writer(store, watch=watch))  # noqa: ARG005
+    assert longest_wait(direct, postgres_url, ("/readyz",)) >= 2
+
+
+def test_a_probe_does_not_wait_for_a_row_that_another_client_holds(direct: Ledger, postgres_url: str) -> None:
+    probed = cast("LocalBooks", direct.books).store
+    with psycopg.connect(postgres_url) as locker:  # as a service that was stopped in the middle of its own probe
+        locker.execute("SELECT 1 FROM odograph.schema_version FOR UPDATE")
+        begun = time.monotonic()
+        probed.probe()
+        assert time.monotonic() - begun < TIMEOUT / 2
+    with psycopg.connect(postgres_url) as locker:
+        locker.execute("LOCK TABLE odograph.schema_version")
+        begun = time.monotonic()
+        with pytest.raises(LedgerBusy):
+            probed.probe()
+        assert time.monotonic() - begun < 0.9 * TIMEOUT  # the charges behind it wait as long
+    probed.probe()
+
+
+def test_a_probe_connects_again_as_a_charge_does(direct: Ledger, postgres_url: str) -> None:
+    direct.spend({"b": COST}, key="before")
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'odograph' AND datname = current_database()"
+        )
+    cast("LocalBooks", direct.books).store.probe()

@@ -59,9 +59,16 @@ class Writer:
     _writing: list[_Ticket]  # the leader's group
 
     def __init__(
-        self, store: Store, *, group: int = GROUP, places: int = _PLACES, watch: Watch | None = None
+        self,
+        store: Store,
+        *,
+        group: int = GROUP,
+        places: int = _PLACES,
+        watch: Watch | None = None,
+        patient: bool = True,
     ) -> None:
         self._store = store
+        self._patient = patient
         self._group = group
         self._places = places
         self._watch = watch
@@ -71,7 +78,8 @@ class Writer:
     def submit(self, request: Request) -> Outcome:
         """Carry a request out durably and return its outcome; raise `LedgerBusy` if too many wait, and interrupts.
 
-        One whose account another client holds waits here, outside the queue, so that no other request waits with it.
+        One whose account another client holds waits here, outside the queue, so that no other request waits with it;
+        if the writer is not `patient`, its outcome is `RowLocked` at once.
         """
         inside = self._inside.lock
         if inside.locked():  # by this thread: it would wait for itself
@@ -79,7 +87,9 @@ class Writer:
         with inside:
             begun = time.monotonic()
             outcome = self._submit(request)
-            return self._try_again(request, outcome, begun) if isinstance(outcome, RowLocked) else outcome
+            if self._patient and isinstance(outcome, RowLocked):
+                return self._try_again(request, outcome, begun)
+            return outcome
 
     def _try_again(self, request: Request, outcome: Outcome, begun: float) -> Outcome:
         deadline = begun + self._store.timeout

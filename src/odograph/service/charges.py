@@ -21,6 +21,7 @@ from odograph.ledger.account import microseconds
 from odograph.ledger.local import LocalBooks
 from odograph.ledger.receipts import Receipt
 from odograph.ledger.requests import Author, Charge, Made, Outcome, Refused, Settled, settled
+from odograph.ledger.store import RowLocked
 from odograph.service.answers import BatchResult, ReceiptForm
 from odograph.service.door import Answer, Call
 from odograph.service.forms import CostForm
@@ -190,8 +191,11 @@ async def _submit(call: Call, books: LocalBooks, order: Order) -> Outcome:
 
 
 def _submitted(books: LocalBooks, request: Charge) -> Outcome:
-    """Carry a priced order out, here; waits for it."""
-    return books.writer.submit(request)
+    """Carry a priced order out, here; waits for it. Raises `RowLocked`, to be called again."""
+    outcome = books.writer.submit(request)
+    if isinstance(outcome, RowLocked):
+        raise outcome
+    return outcome
 
 
 def _request(books: LocalBooks, order: Order) -> Charge:

@@ -15,7 +15,8 @@ from odograph.connect import store_at
 from odograph.errors import AccountNotFound, LedgerBusy, NotAuthenticated, OdographError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local import LocalBooks
-from odograph.ledger.writer import Writer
+from odograph.ledger.store import RowLocked
+from odograph.ledger.writer import FIRST_PAUSE, LONGEST_PAUSE, Writer
 from odograph.service import logs
 from odograph.service.access import ApiKey, Caller, digest_of_token, looks_like_token, same
 from odograph.service.answers import Problem
@@ -69,7 +70,7 @@ class Office:
         store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
         with suppress(LedgerBusy):  # a database that is away now may come back; until then nothing is ready
             store.create()
-        self._books = LocalBooks(store, _SERVICE, Writer(store, watch=self.metrics.committed))
+        self._books = LocalBooks(store, _SERVICE, Writer(store, watch=self.metrics.committed, patient=False))
         self._books_of: dict[str, LocalBooks] = {}
         self.keys: KeyStore = connect_keys(
             settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off
@@ -86,6 +87,7 @@ class Office:
         self._checking: asyncio.Task[None] | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._failed = 0
+        self._held_up = 0  # calls that wait for what another client of the database holds
         self._closing = False
         self._ready_at = -math.inf
         self._unready = ""
@@ -115,8 +117,26 @@ class Office:
         return Ledger(self.books_of(caller))
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call what waits for the ledger in a thread; if too much waits already, raise `LedgerBusy`."""
-        return await self._readers.run(function, *args, **kwargs)
+        """Call what waits for the ledger in a thread; if too much waits already, raise `LedgerBusy`.
+
+        A call that wants to write to an account that another client holds is made again, until the timeout; it waits
+        outside the threads, which are few and everybody's.
+        """
+        deadline = self._loop.time() + self.settings.timeout
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._readers.run(function, *args, **kwargs)
+            except RowLocked:
+                left = deadline - self._loop.time()
+                if left <= 0:
+                    raise
+            self._held_up += 1
+            try:
+                await asyncio.sleep(min(left, max(pause, FIRST_PAUSE * self._held_up)))
+            finally:
+                self._held_up -= 1
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def compute(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call what may take the processor for a while, one after the other; raises as `run` does."""
