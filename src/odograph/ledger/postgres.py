@@ -96,16 +96,25 @@ class PostgresStore:
             raise LedgerBusy(f"other processes were first {_RACES} times in a row; nothing was charged. Try again")
 
     def probe(self) -> None:
-        """Lock the schema's number and commit, which writes to the server's log."""
+        """Lock the schema's number and commit, which writes to the server's log; briefly, as charges wait for it."""
         self._leave_fork()
+        refuse_reentry(self._write_lock)
         with self._write_lock, self._translated():
             try:
-                connection = self._writing()
-                with connection.transaction():
-                    connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE))
-                    connection.execute(_SQL["probe"])
+                try:
+                    self._probe()
+                except psycopg.OperationalError:  # as for a charge, a lost connection is made again, once
+                    if self._writer is None or not self._writer.closed:
+                        raise
+                    self._probe()
             finally:
                 self._end()
+
+    def _probe(self) -> None:
+        connection = self._writing()
+        with connection.transaction():
+            connection.execute(_SQL["settings"], (self._brief_wait, _IDLE))
+            connection.execute(_SQL["probe"])
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
@@ -206,6 +215,10 @@ class PostgresStore:
     def _lock_timeout(self) -> str:
         return f"{max(1, int(self._timeout * 1000))}ms"
 
+    @property
+    def _brief_wait(self) -> str:
+        return f"{max(1, int(min(_PATIENCE, self._timeout) * 1000))}ms"
+
     def _connect(self) -> Connection:
         if self._closed:
             raise closed(self.url)
@@ -292,7 +305,6 @@ class PostgresStore:
 
     def _lock(self, wants: Wants) -> State:
         """Lock what is wanted and read it; without what others hold for longer than a moment, which is then named."""
-        wait = f"{max(1, int(min(_PATIENCE, self._timeout) * 1000))}ms"
         everything = wants.accounts | wants.trees | ({OPENING} if wants.opens else frozenset())
         stuck: frozenset[str] = frozenset()
         if self._stuck:
@@ -300,10 +312,10 @@ class PostgresStore:
             self._stuck = {name: until for name, until in self._stuck.items() if begun < until}
             stuck = everything & self._stuck.keys()
         try:
-            state = _locked(self._writing(), wants, wait, stuck)
+            state = _locked(self._writing(), wants, self._brief_wait, stuck)
         except pg.LockNotAvailable:
             self._end()
-            state = _locked(self._writing(), wants, wait, everything)
+            state = _locked(self._writing(), wants, self._brief_wait, everything)
             until = time.monotonic() + _WARY
             self._stuck |= dict.fromkeys(state.held | (wants.trees if state.held else frozenset()), until)
         else:

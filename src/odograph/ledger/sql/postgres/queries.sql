@@ -196,7 +196,8 @@ SELECT to_regclass('odograph.schema_version') IS NOT NULL;
 SELECT version FROM odograph.schema_version;
 
 -- name: probe
-SELECT version FROM odograph.schema_version FOR UPDATE;
+-- Several may at once, and what another client holds is not waited for.
+SELECT version FROM odograph.schema_version FOR SHARE SKIP LOCKED;
 
 -- name: set_version
 INSERT INTO odograph.schema_version (version) VALUES (%s);
