@@ -299,3 +299,45 @@ def test_a_key_that_was_asked_for_while_another_process_waited_is_not_worked_on_
         thread.join()
     assert len(begun) < 3  # one may have looked a moment before the first was done
     assert dense.state(people) == dict.fromkeys(range(3), (0, 1))
+
+
+def charge_across(dense: Peoples) -> float:
+    """Charge two populations, each from within a charge of the other, and return how long that takes."""
+    first, second = (dense.create(70_000, compiled=ROOMY, name=name) for name in ("first", "second"))
+    both = threading.Barrier(2)
+
+    def charge(outer: Population, inner: Population) -> None:
+        left = [0]
+
+        def within(*_: object) -> None:
+            if left:
+                left.pop()
+                both.wait(20)  # until each has its own lease
+                inner.charge(PRICE, key=f"within {outer.name}")
+
+        outer.charge(PRICE, key=f"around {outer.name}", progress=within)
+
+    pairs = ((first, second), (second, first))
+    threads = [threading.Thread(target=charge, args=pair, daemon=True) for pair in pairs]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "each waits for the other"
+    for population, other in pairs:
+        keys = [past.entry.key for past in population.history()[1:]]
+        assert sorted(keys) == [f"around {population.name}", f"within {other.name}"]
+    return time.monotonic() - began
+
+
+def test_charges_of_two_populations_within_each_other_do_not_wait_for_each_other(dense: Peoples) -> None:
+    assert charge_across(dense) < 20
+
+
+def test_a_lease_that_is_waited_for_with_another_one_in_hand_is_caught(
+    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "PATIENCE", 4.0)
+    monkeypatch.setattr(lease, "WITHIN", lease.PATIENCE)
+    assert charge_across(dense) >= lease.PATIENCE

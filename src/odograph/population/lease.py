@@ -30,6 +30,7 @@ __all__ = ["LOCKS", "is_pinned", "leased", "pinned"]
 
 LOCKS: Final = ("next.lock", "step.lock")
 PATIENCE: Final = 600.0  # seconds for one step of another process
+WITHIN: Final = 1.0  # the same, within a step of another population: its process may be waiting for that one
 _PAUSE: Final = 0.002  # seconds between two looks
 
 _THREAD: Final = threading.local()
@@ -40,17 +41,20 @@ def leased(folder: Path, patience: float | None = None) -> Iterator[bool]:
     """Hold the lease of a folder, or go on without if it is not to be had; say whether another process was first.
 
     A thread that has it already, as in a signal handler or where a step says how far it has come, does not wait for
-    itself.
+    itself. One that has another lease waits only briefly: whoever is in front may be waiting for that one.
     """
     held: set[Path] = _THREAD.__dict__.setdefault("held", set())
     folder = Path(os.path.realpath(folder))  # it may have another name, through a link
     with ExitStack() as stack:
         waited = False
         if fcntl is not None and folder not in held:
+            patience = PATIENCE if patience is None else patience
+            if held:
+                patience = min(patience, WITHIN)
             held.add(folder)
             stack.callback(held.discard, folder)
             with suppress(OSError):
-                waited = _acquire(stack, folder, PATIENCE if patience is None else patience)
+                waited = _acquire(stack, folder, patience)
         yield waited
 
 
