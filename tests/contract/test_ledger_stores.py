@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ from odograph.ledger.store import Changes, State, Store, Wants
 
 BASIC = Policy(1, 0, rule="basic")
 TENTH = PureDP("0.1")
+
+# Of a file of SQLite: the size of a page, and where the number of pages is written.
+_PAGE, _PAGES_AT = 4096, 28
 
 
 def exported(ledger: Ledger) -> str:
@@ -100,6 +104,27 @@ def test_a_probe_of_a_backup_is_refused(tmp_path: Path) -> None:
         ledger.backup(tmp_path / "copy.db")
     with odo.connect(f"sqlite:///{tmp_path}/copy.db") as copy, pytest.raises(LedgerError, match="is a backup"):
         store_of(copy).probe()
+
+
+def test_a_ledger_can_be_opened_while_its_log_is_written_back(tmp_path: Path) -> None:
+    """That begins with the first page, which says how many there are; until the others follow it is too short."""
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with odo.connect(url) as ledger:
+        account = ledger.open_account("a", BASIC)
+        for _ in range(3):
+            account.spend(TENTH, note="n" * 2000)
+        file = os.open(tmp_path / "ledger.db", os.O_RDWR)  # closed later: that would end SQLite's locks
+        try:
+            pages = os.fstat(file).st_size // _PAGE
+            assert os.pread(file, 4, _PAGES_AT) == pages.to_bytes(4, "big")
+            os.pwrite(file, (pages + 20).to_bytes(4, "big"), _PAGES_AT)
+            with odo.connect(url) as other:
+                assert other.account("a").size == 4
+                other.verify()
+        finally:
+            os.close(file)
+    with odo.connect(url) as ledger:
+        ledger.verify()
 
 
 def store_of(ledger: Ledger) -> Store:

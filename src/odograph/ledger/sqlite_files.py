@@ -73,8 +73,8 @@ def open_file(path: Path, timeout: float, *, guarded: bool = False) -> Connectio
 def application_of(path: Path) -> int | None:
     """Return what a file says that it is, without its log: that may be the wrong one.
 
-    None if it cannot be read so: of a file into which a log was being copied when the program was killed or the disk
-    was full, the rest is in the log only.
+    None if it cannot be read so: while a log is being copied into the file, and after the program that did so was
+    killed or the disk was full, the rest is in the log only.
     """
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw&immutable=1", uri=True)) as connection:
