@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
@@ -31,6 +32,9 @@ from odograph.ledger.ledger import Ledger
 from odograph.ledger.requests import Charge
 
 SIGNALS: Final = 1000 if os.environ.get("ODOGRAPH_FULL") == "1" else 60  # that come anywhere
+SPENDS: Final = (
+    100  # of another thread between two of them: a handler that verifies must not meet a ledger without end
+)
 VERBS: Final[dict[str, Callable[[Ledger, str], object]]] = {
     "spend": lambda one, key: one.account(ACCOUNT).spend(COST, key=key),
     "other": lambda one, key: one.acting_as("other").account(ACCOUNT).spend(COST, key=key),
@@ -119,8 +123,13 @@ def anywhere(ledger: Ledger) -> None:
             ledger.account(ACCOUNT).history(0, 20)
 
     def thread_keys() -> Iterator[str]:
+        left = SPENDS
         while not over.is_set():
-            yield f"thread-{random.getrandbits(64)}"
+            if left + SPENDS * len(came) > 0:
+                left -= 1
+                yield f"thread-{random.getrandbits(64)}"
+            else:
+                time.sleep(0.001)
 
     def main_keys() -> Iterator[str]:
         while len(came) < SIGNALS:
