@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,11 @@ from service_server import ServiceThread
 from syscalls import build_shim, preload
 
 import odograph as odo
+from odograph.service import pen
+from odograph.service.frames import HEAD, PROBE, READY, Answers, Packed, framed, orders_in
 from odograph.service.office import Office
+from odograph.service.pen import Ended
+from odograph.service.settings import Settings
 
 SMALL = attacks.pure("0.00001")
 PATH = "/v1/accounts/a/spends"
@@ -183,3 +190,39 @@ def test_many_readiness_checks_at_once_are_one_write(service: ServiceThread) -> 
             thread.join()
     assert found == [(200, "ok")] * 20
     assert log.stat().st_size - before <= 2 * (4096 + 24)
+
+
+def test_a_writer_that_is_slow_and_answers_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that was sent ahead waits for the one before it; that is not the time in which it has no answer."""
+    monkeypatch.setattr(pen, "_MARGIN", 0.4)
+    monkeypatch.setattr(pen, "_OFTEN", 0.02)
+    settings = Settings(url="memory://", timeout=0.1)  # given up after a second without an answer
+    started: list[threading.Thread] = []
+
+    def answer_slowly(its_end: socket.socket) -> None:
+        with its_end, its_end.makefile("rb") as orders:
+            its_end.sendall(READY)
+            while head := orders.read(HEAD.size):
+                count = len(orders_in(orders.read(HEAD.unpack(head)[0])))
+                time.sleep(0.7)
+                its_end.sendall(framed(Answers(0.7, [b""] * count)))
+
+    async def start(_: Settings, its_end: socket.socket) -> Ended:
+        started.append(threading.Thread(target=answer_slowly, args=(its_end.dup(),), daemon=True))
+        started[-1].start()
+        return partial(asyncio.to_thread, started[-1].join)
+
+    async def write(writer: pen.Pen, after: float) -> None:
+        await asyncio.sleep(after)
+        await writer.write((Packed("", PROBE),))
+
+    async def ask() -> None:
+        writer = pen.Pen(settings, lambda *_: None, start)
+        try:
+            await asyncio.gather(*(write(writer, after) for after in (0.1, 0.2)), asyncio.sleep(2.5))
+            assert not writer.waiting
+        finally:
+            await writer.close()
+
+    asyncio.run(asyncio.wait_for(ask(), 30))
+    assert len(started) == 1

@@ -98,7 +98,7 @@ class _Ticket(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Orders that were sent together, and when."""
+    """Orders that were sent together, and when; or since when no others are in front of them."""
 
     at: float
     tickets: list[_Ticket]
@@ -187,6 +187,8 @@ class Pen:
         """Hand out the answers to the first frame that has none."""
         found = answers_in(frame)
         group = self._sent.popleft().tickets
+        if self._sent:
+            self._sent[0] = self._sent[0]._replace(at=self._loop.time())  # it is begun now
         for (asked, number, *_), answer in zip(group, found.answers, strict=True):
             asked.answer(number, answer)
         self._watch(found.seconds, sum(ticket.order is not PROBE for ticket in group), self.waiting)
