@@ -17,6 +17,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 _WIDTH = 40
 _SLICE: Final = 0.0005  # seconds of work between two looks at whether other threads have work too
 _REST: Final = 2.0  # how much longer than that a thread rests if they have
+_LONGEST: Final = 0.1  # seconds of rest, where an item was long because a disk or a reader was slow
 _BUSY: Final = 0.1  # the part of a processor that they use then
 
 
@@ -41,7 +42,7 @@ def paced(items: Iterable[T]) -> Iterator[T]:
         if took > _SLICE:
             time.sleep(0)
             if _used_by_others() - used > _BUSY * took:
-                time.sleep(_REST * took)
+                time.sleep(min(_REST * took, _LONGEST))
             begun, used = time.perf_counter(), _used_by_others()
 
 

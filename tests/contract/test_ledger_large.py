@@ -31,6 +31,7 @@ from odograph.ledger.requests import Author, Charge
 from odograph.ledger.sqlite import SqliteStore
 from odograph.ledger.sqlite_rows import SQL
 from odograph.ledger.writer import carry_out
+from odograph.progress import paced
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 CHARGES = 5001
@@ -331,3 +332,24 @@ def test_charges_keep_their_rate_beside_a_replay(quick: Path, monkeypatch: pytes
     assert any(share_beside_a_replay(url) >= 0.5 for _ in range(4))  # other work on the machine slows some of them
     monkeypatch.setattr(audit, "paced", unpaced)
     assert any(share_beside_a_replay(url) < 0.5 for _ in range(4))
+
+
+def test_a_replay_that_was_held_up_does_not_rest_for_longer() -> None:
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        items = paced(range(2))
+        next(items)
+        time.sleep(1.5)  # as whoever writes to a pipe that is not read
+        begun = time.perf_counter()
+        assert next(items) == 1
+        assert time.perf_counter() - begun < 1.5
+    finally:
+        over.set()
+        thread.join()
