@@ -216,10 +216,13 @@ class SqliteStore:
         """Make the file complete or not at all, and never in place of another; say whether it is this one."""
 
         def whole(path: Path) -> None:
-            with translating(self._name), closing(open_file(path, self._timeout)) as connection:
-                self._migrate(connection)
-                connection.execute("BEGIN IMMEDIATE")
-                fill(connection)
+            # On two connections: the one that migrates has still the checks of the first schema in mind.
+            with translating(self._name):
+                with closing(open_file(path, self._timeout)) as connection:
+                    self._migrate(connection)
+                with closing(open_file(path, self._timeout)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    fill(connection)
 
         try:
             return make_file(self._path, whole)
