@@ -1,8 +1,8 @@
-"""The cost of a spend with its check beside plain sums of floats, and the memory that an entry keeps.
+"""The cost of a spend with its check, compared with plain sums of floats, and the memory of an entry.
 
-The sequence cycles through 256 different epsilons, as analysts and training loops choose among some costs. *Ready*
-means that: the accountant was given each guarantee before, and has its price. *New* is a sequence in which no epsilon
-comes twice. Prints ratios with their spread over rounds; `peers.py` has other libraries, and the growth with n.
+The sequence cycles through 256 different epsilons, as analysts and training loops choose among a few costs. *Ready*
+means that the accountant was given each guarantee before, and has its price. *New* is a sequence without repeated
+epsilons. Prints ratios with their spread over rounds; `peers.py` has other libraries, and the growth with n.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Spend = Callable[[int], object]  # spend the request of that index
 
 
 def sizes(count: int) -> list[float]:
-    """Return as many different epsilons, small enough for all of them."""
+    """Return `count` different epsilons, small enough for all of them to be admitted."""
     draw = random.Random(7)  # noqa: S311  not cryptography
     return [draw.uniform(1e-7, 2e-6) for _ in range(count)]
 
 
 def roomy(keep: int | None = None) -> odo.Accountant:
     """Return an accountant that a million of these requests do not exhaust."""
-    return odo.Accountant(odo.Policy(20, DELTA, rule="zcdp"), keep=keep)
+    return odo.Accountant(odo.Policy(20, DELTA, filter="zcdp"), keep=keep)
 
 
 def ready(epsilons: Sequence[float]) -> Spend:

@@ -1,11 +1,11 @@
-"""How long a charge would take beyond one machine: a simulation from what is measured on this one.
+"""The time of a charge on a cluster: a simulation from measurements on one machine.
 
-Spark's own record of its tasks is read for charges of growing populations, with two threads here. From the smaller
-ones come a task's fixed time and its time per person, how much tasks vary, bytes on the disk and bytes moved. The
-largest is not used: the simulation is asked for it first, and the answer is compared with what was measured. Then it
-deals the tasks of a billion people out to clusters, longest wait first, with times drawn from those measured.
+Spark's task log is read for charges of growing populations, with two threads on this machine. The smaller ones give a
+task's fixed time and its time per person, the variation of tasks, bytes on disk and bytes moved. The largest is held
+out: the simulation predicts it first, and the prediction is compared with the measurement. Then the tasks of a
+billion people are assigned to clusters, longest wait first, with times drawn from those measured.
 
-What it cannot know: other processors, disks and networks than these; each is named where it is assumed.
+Other processors, disks and networks than these are assumptions, and are named where they are assumed.
 
     python benchmarks/beyond.py
 """
@@ -30,7 +30,7 @@ import numpy as np
 
 import odograph as odo
 
-POLICY = odo.Policy(1, "1e-6", rule="zcdp")
+POLICY = odo.Policy(1, "1e-6", filter="zcdp")
 COST = odo.PureDP("0.001")
 COSTS = [odo.PureDP(f"{1e-6 * k:.6f}") for k in range(1, 4001)]  # so that people's totals differ
 ID = "lower(hex(xxhash64(id))) AS id"  # sixteen letters and digits, in no order
@@ -38,7 +38,7 @@ HERE = 2  # threads of the session that is measured
 PARTITIONS = 8
 SIZES = (500_000, 2_000_000, 8_000_000)  # people; the last one is foretold
 ROUNDS = 3
-NAMED = 10  # one person in so many is named in a sparse charge
+NAMED = 10  # one person in ten is named in a sparse charge
 BILLION = 10**9
 ROWS = 2_000_000  # people in a partition, of a billion
 CORES = 16  # of a machine that is assumed
@@ -102,7 +102,7 @@ def stages(session: Any) -> list[dict[str, Any]]:  # noqa: ANN401  of Spark
 
 
 def measured(session: Any, folder: Path, people: int, *, sparse: bool) -> list[Charge]:  # noqa: ANN401  of Spark
-    """Charge a population some times, everybody or one in ten; before that, everybody what is theirs alone."""
+    """Charge a population several times, all people or one in ten; before that, each person an individual price."""
     everybody = session.range(people)
     priced = everybody.selectExpr(ID, f"CAST(pmod(xxhash64(id, 1), {len(COSTS)}) AS int) AS which")
     tables = []
@@ -162,7 +162,7 @@ def scheduled(tasks: Sequence[float], cores: int) -> float:
 
 
 def simulated(costs: Costs, people: int, partitions: int, machines: int, cores: int) -> tuple[float, float]:
-    """Return the seconds of one charge, and of those how many the network needs at least."""
+    """Return the seconds of one charge, and the seconds that the network needs at least."""
     rng = np.random.default_rng(partitions)
     own = costs.task + costs.person * people / partitions
     tasks = [own * factor for factor in rng.choice(costs.spread, partitions)]

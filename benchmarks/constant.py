@@ -1,4 +1,4 @@
-"""FastAPI answering a constant: the floor that the service's durable spends are measured against."""
+"""FastAPI answering a constant: the baseline for the service's durable spends."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a durable spend costs: this ledger beside bare sqlite3, one transaction each, and pgbench, in one run.
+"""The cost of a durable spend: this ledger compared with bare sqlite3, one transaction each, and with pgbench.
 
-*Bare* sqlite3 does the same durable work with values that were computed before: it updates the account's row and
-inserts the entry's and the key's into the same tables, with the same settings, one transaction each, with no gate, no
-seal and no checks. *With its reads* it also reads the account's row and looks the key up, as whoever decides must.
-Rounds take turns; ratios are of operations per second, with their spread. Latencies are those of one call.
+*Bare* sqlite3 does the same durable work with precomputed values: it updates the account's row and inserts those of
+the entry and the key into the same tables, with the same settings, one transaction each, without gate, seal or
+checks. *With its reads* it also reads the account's row and looks the key up, as any decision must. Rounds alternate
+in one run; ratios are of operations per second, with their spread. Latencies are those of one call.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from urllib.parse import urlsplit
 import psycopg
 
 import odograph as odo
+from odograph.ledger.commands import Author, Charge
+from odograph.ledger.engine import carry_out
 from odograph.ledger.entries import Entry
-from odograph.ledger.local import LocalBooks
-from odograph.ledger.requests import Author, Charge
-from odograph.ledger.sql import queries
-from odograph.ledger.sqlite import SqliteStore
-from odograph.ledger.writer import carry_out
+from odograph.ledger.local_backend import LocalBackend
+from odograph.ledger.stores.sql import queries
+from odograph.ledger.stores.sqlite import SqliteStore
 from timing import row
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from postgres_server import PostgresServer
 
-ROUNDS = 15  # so many that the median of a noisy machine is on the same side of its target again
+ROUNDS = 15  # enough for the median of a noisy machine to stay on one side of its target
 REPLAYS = 7
-POLICY = odo.Policy(1000, "1e-6", rule="zcdp")  # so roomy that nothing is refused
+POLICY = odo.Policy(1000, "1e-6", filter="zcdp")  # so roomy that nothing is refused
 COST = odo.PureDP("1e-6")
 CLOCK = time.perf_counter
 
@@ -98,7 +98,7 @@ def report(title: str, pairs: Sequence[tuple[Load, Load]], wanted: float) -> Non
     print(row(title, [a.rate / b.rate for a, b in pairs], f"at least {wanted}", note), flush=True)
 
 
-def taking_turns(first: Run, second: Run, rounds: int) -> list[tuple[Load, Load]]:
+def alternate(first: Run, second: Run, rounds: int) -> list[tuple[Load, Load]]:
     """Run both in every round, the one that begins by turns."""
     pairs = []
     for turn in range(rounds):
@@ -153,7 +153,7 @@ def sqlite(folder: Path, rounds: int) -> None:
         def one() -> Load:
             return alone(spend, 1000)
 
-        def many() -> Load:
+        def from_threads() -> Load:
             return together([spend] * 64, 100)
 
         def least() -> Load:
@@ -162,9 +162,9 @@ def sqlite(folder: Path, rounds: int) -> None:
         def with_reads() -> Load:
             return alone(reading, 1000)
 
-        report("SQLite, one client, over bare sqlite3", taking_turns(one, least, rounds), 0.75)
-        report("SQLite, one client, over bare sqlite3 with its reads", taking_turns(one, with_reads, rounds), 0.75)
-        report("SQLite, 64 threads, over bare sqlite3 from one", taking_turns(many, least, rounds), 2.5)
+        report("SQLite, one client, over bare sqlite3", alternate(one, least, rounds), 0.75)
+        report("SQLite, one client, over bare sqlite3 with its reads", alternate(one, with_reads, rounds), 0.75)
+        report("SQLite, 64 threads, over bare sqlite3 from one", alternate(from_threads, least, rounds), 2.5)
         print(f"  {ledger.verify()}")
 
 
@@ -189,9 +189,9 @@ def postgres(rounds: int) -> None:
         def spread() -> Load:
             return together([spending(account) for account in accounts], 100)
 
-        pairs = taking_turns(grouped, one_each, rounds)
+        pairs = alternate(grouped, one_each, rounds)
         report("PostgreSQL, 32 threads on one account, over one transaction each", pairs, 5)
-        pairs = taking_turns(spread, pgbench(server), rounds)
+        pairs = alternate(spread, pgbench(server), rounds)
         report("PostgreSQL, 32 threads on different accounts, over pgbench -N", pairs, 0.8)
         for single in singles:
             single.close()
@@ -223,10 +223,10 @@ def verify(folder: Path, rounds: int, entries: int) -> None:
     store = SqliteStore(folder / "many.db")
     with odo.connect(f"sqlite:///{folder}/many.db") as ledger:
         ledger.open_account("many", POLICY)
-        books = LocalBooks(store, "benchmark")
-        asks = books.asks({"many": COST})
+        backend = LocalBackend(store, "benchmark")
+        asks = backend.asks({"many": COST})
         for start in range(0, entries, 2000):
-            authors = [Author(books.identity(), f"key-{i}") for i in range(start, start + 2000)]
+            authors = [Author(backend.identity(), f"key-{i}") for i in range(start, start + 2000)]
             carry_out(store, [Charge(author, "spend", asks) for author in authors])
         pairs = []
         for _ in range(rounds):

@@ -1,13 +1,13 @@
-"""The cost of the n-th adaptive spend with its check: every peer that is installed, and Odograph, on like costs.
+"""The cost of the n-th adaptive spend with its check, for every installed peer and Odograph, on similar costs.
 
-The sequence cycles through 256 different epsilons, as analysts and training loops choose among some costs. Each tool
-spends the mechanism of its own that the table names, of these epsilons (Gaussians: noise multiplier 1/epsilon), so
-the work is alike and not the same. Everybody gets ready objects (guarantees, events, measurements), where there are
-such; Odograph has spent each once. A tool is brought to n spends by its cheapest way; then some more are timed, each
+The sequence cycles through 256 different epsilons, as analysts and training loops choose among a few costs. Each tool
+spends its own mechanism, named in the table, at these epsilons (Gaussians: noise multiplier 1/epsilon), so the work
+is similar but not the same. All tools get prepared objects (guarantees, events, measurements) where they have them;
+Odograph has spent each once. A tool is brought to n spends in its cheapest way; then further ones are timed, each
 with its check against the budget (of a peer at most n/2 more, of Odograph 10,000). Every round also times an Odograph
-account that is 100 spends old, new in each round, and a ratio is over that one. Processor time throughout. What takes
-longer than a minute is cut. OpenDP and Tumult Core run the mechanism in the same call, so their noise is timed too;
-for OpenDP a line of its own says how much that is. Opacus merges equal steps that follow each other; here none do:
+account with 100 spends, new in each round, and ratios are over that one. All times are processor times. Anything that
+takes longer than a minute is cut. OpenDP and Tumult Core run the mechanism in the same call, so their noise is timed
+too; for OpenDP a separate line says how much that is. Opacus merges equal steps that follow each other; here none do:
 with one fixed noise multiplier its cost would hardly grow. Odograph's rule here is `zcdp`, which takes a million such
 small steps; `decide.py` compares the rules.
 
@@ -37,7 +37,7 @@ from timing import Row, failure, number, read, row, seconds
 
 ROUNDS = 5
 EARLY = 100  # spends of the Odograph account that everything is compared with
-MANY = 2_000  # spends of ours in a window
+WINDOW = 2_000  # timed spends of Odograph in one round
 LIMIT = 60  # seconds for one tool at one n
 CYCLE = 256  # different costs in the sequence
 EPSILON, DELTA = 20.0, 1e-6  # so roomy that nothing is refused
@@ -82,8 +82,8 @@ def cycling(spend: Callable[[Any], object], things: Sequence[Any]) -> Spend:
 
 
 def odograph(costs: Sequence[float], keep: int | None = None) -> Spender:
-    """Spend from an accountant that keeps all entries, or as many."""
-    account = odo.Accountant(odo.Policy(EPSILON, DELTA, rule="zcdp"), keep=keep)
+    """Spend from an accountant that keeps all entries, or the given number."""
+    account = odo.Accountant(odo.Policy(EPSILON, DELTA, filter="zcdp"), keep=keep)
     pool = [odo.PureDP(cost) for cost in costs]
     for cost in pool:  # a cost is priced at its first spend; `accountant.py` times those
         account.spend(cost)
@@ -273,7 +273,7 @@ PEERS = {
 FLOORS = ("plain sums of floats", "OpenDP, the mechanism alone")  # no budget, or none that is checked with care
 
 
-def many(spend: Spend, start: int, count: int) -> None:
+def spend_range(spend: Spend, start: int, count: int) -> None:
     """Spend that often."""
     for i in range(start, start + count):
         spend(i)
@@ -282,8 +282,8 @@ def many(spend: Spend, start: int, count: int) -> None:
 def early() -> float:
     """Return the time of a spend from an Odograph account that is 100 spends old."""
     spend = odograph(epsilons()).spend
-    many(spend, 0, EARLY)
-    return seconds(lambda: many(spend, EARLY, MANY)) / MANY
+    spend_range(spend, 0, EARLY)
+    return seconds(lambda: spend_range(spend, EARLY, WINDOW)) / WINDOW
 
 
 @contextmanager
@@ -308,12 +308,13 @@ def limited(most: int) -> Iterator[None]:
 def timed(tool: Tool, n: int) -> list[tuple[float, float]]:
     """Return the times of the n-th spend, and of an early one of Odograph's beside it, for each round."""
     spender = tool.make(epsilons())
-    many(spender.fill or spender.spend, 0, n)
+    spend_range(spender.fill or spender.spend, 0, n)
     # What a peer spends while it is timed must not carry it far beyond n; a window of ours must not be too short.
-    most = MANY if tool.package == "odograph" else n // (2 * ROUNDS)
+    most = WINDOW if tool.package == "odograph" else n // (2 * ROUNDS)
     count = max(1, min(most, int(0.05 / max(1e-9, seconds(lambda: spender.spend(n))))))
     pairs = [
-        (seconds(partial(many, spender.spend, n + 1 + k * count, count)) / count, early()) for k in range(ROUNDS)
+        (seconds(partial(spend_range, spender.spend, n + 1 + k * count, count)) / count, early())
+        for k in range(ROUNDS)
     ]
     if not all(map(all, pairs)):
         raise RuntimeError("the clock is too coarse: something took no time")
@@ -365,7 +366,7 @@ def installed(package: str) -> str:
 
 
 def main() -> None:
-    """Measure everybody, and perhaps draw the picture."""
+    """Measure all tools, and draw the picture if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--few", action="store_true", help="a hundred spends, to see that it runs")
     parser.add_argument("--only", choices=[*OWN, *PEERS])

@@ -1,4 +1,4 @@
-"""The two pictures of the results: growth with n, and tightness. White behind them, for light and dark pages."""
+"""The two pictures of the results, growth with n and tightness, on white for light and dark pages."""
 
 from __future__ import annotations
 

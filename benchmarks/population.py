@@ -1,9 +1,9 @@
-"""What a step of a population costs, beside the floor: copying the same bytes, or the bare join and rewrite.
+"""The cost of a round of a population, compared with copying the same bytes, or with the bare join and rewrite.
 
 The kernel is compared with a plain NumPy copy of the arrays that it reads and writes: the totals that are charged,
-and prices where everybody has their own. A sparse charge is compared with DuckDB doing it by a join. A charge of
-the DuckDB and Spark engines is compared with the bare join and rewrite of the same files: no digest, gate, ledger
-or fsync. All by turns, in one run; ratios are of wall-clock time, with their spread.
+and prices where each person has their own. A sparse charge is compared with a join in DuckDB. A charge of the DuckDB
+and Spark engines is compared with the bare join and rewrite of the same files: without digest, gate, ledger or fsync.
+Rounds alternate in one run; ratios are of wall-clock time, with their spread.
 
     python benchmarks/population.py [--people 10000000] [--spark] [--growth FILE.png]
 """
@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import odograph as odo
-from odograph.population.kernel import admit, admit_some, gate_of
+from odograph.population.gate import admit, admit_rows, gate_of
 from timing import ratio
 
-POLICY = odo.Policy(1, "1e-6", rule="zcdp")
+POLICY = odo.Policy(1, "1e-6", filter="zcdp")
 COST = odo.PureDP("0.001")
 Column = NDArray[np.int64]
 
@@ -52,7 +52,7 @@ class Kernel:
         compiled = odo.compile_policy(POLICY)
         self.gate = gate_of(compiled)
         rng = np.random.default_rng(1)
-        self.amounts = self.gate.amounts(odo.price(compiled, COST))
+        self.amounts = self.gate.amounts(compiled.price(COST))
         self.charged = [i for i, amount in enumerate(self.amounts) if amount]
         refused = rng.random(people) < spent
         self.totals = [
@@ -63,11 +63,11 @@ class Kernel:
         self.room = [np.empty_like(self.totals[i]) for i in self.charged]
 
     def same(self) -> None:
-        """Charge everybody the same."""
+        """Charge all people the same."""
         admit(self.gate, self.totals, self.amounts, self.most)
 
     def own(self, prices: Sequence[Column]) -> None:
-        """Charge everybody a price of their own."""
+        """Charge each person an individual price."""
         admit(self.gate, self.totals, prices, self.most)
 
     def copy(self, *others: Column) -> None:
@@ -108,7 +108,7 @@ def sparse(people: int, rounds: int) -> None:
         join = f"CREATE OR REPLACE TABLE next AS SELECT id, {after} FROM people LEFT JOIN prices USING (id)"  # noqa: S608
         pairs = [
             (
-                took(lambda: admit_some(one.gate, one.totals, rows, asked, one.most)),
+                took(lambda: admit_rows(one.gate, one.totals, rows, asked, one.most)),
                 took(lambda: database.execute(join)),
             )
             for _ in range(rounds)
@@ -183,7 +183,7 @@ def spark(people: int, rounds: int) -> None:
 
 
 def growth(path: Path) -> None:
-    """Plot how long a charge for everybody takes as the population grows, beside a copy, and print the numbers."""
+    """Plot the time of a charge of all people as the population grows, with that of a copy, and print the numbers."""
     import matplotlib.pyplot as plt  # noqa: PLC0415  only where it is drawn
 
     sizes = [10**5, 10**6, 10**7, 10**8]
@@ -218,7 +218,9 @@ def main() -> None:
         f"Python {platform.python_version()}, NumPy {np.__version__}, {os.cpu_count()} cores; {chosen.rounds} rounds"
     )
     for spent in (0.0, 0.1, 0.5):
-        kernel(chosen.people, spent, 5 * chosen.rounds)  # they are short, and a busy moment lasts for many of them
+        kernel(
+            chosen.people, spent, 5 * chosen.rounds
+        )  # they are short, and a busy moment of the machine spans many of them
     sparse(chosen.people, chosen.rounds)
     duck(chosen.people, chosen.rounds)
     if chosen.spark:

@@ -1,4 +1,4 @@
-"""The page of results: what was measured, with every target that was missed and everything that failed in view."""
+"""The page of results: all measurements, including every missed target and every failure."""
 
 from __future__ import annotations
 

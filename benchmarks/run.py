@@ -3,9 +3,9 @@
     python benchmarks/run.py [--few] [--only NAME ...] [--out FILE] [--images FOLDER]
     python benchmarks/run.py --check RESULTS_A RESULTS_B
 
-A benchmark is a script of its own, in a process of its own; what it prints is shown as it comes, and its lines are
-what is written. One that fails is written down as failed, with the last line that it said, and the others go on.
-Comparing two pages prints the ratios that are not on the same side of their target, and fails if there are some.
+Each benchmark is a script that runs in its own process; its output is shown at once, and its lines are written to the
+page. One that fails is reported as failed, with its last line of output, and the others continue. Comparing two pages
+prints the ratios that are not on the same side of their target, and fails if there are any.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a durable spend costs over HTTP: this service beside FastAPI answering a constant, in one run.
+"""The cost of a durable spend over HTTP: this service compared with FastAPI answering a constant.
 
-Both run under uvicorn with the same loop and parser, one worker each, and wrk asks with 64 connections from the same
-machine. A spend is one request under a key of its own, answered when it is on the disk; a batch has 100 of them. The
-three take turns, each when the one before is done; ratios are of what was done per second, with their spread.
-Latencies are wrk's.
+Both run under uvicorn with the same loop and parser, one worker each, and wrk sends requests over 64 connections from
+the same machine. A spend is one request with its own idempotency key, answered when it is on disk; a batch has 100 of
+them. The three alternate in one run; ratios are of operations per second, with their spread. Latencies are wrk's.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import odograph as odo
 from timing import row
 
 HERE = Path(__file__).parent
-POLICY = odo.Policy(1000, "1e-6", rule="zcdp")  # so roomy that nothing is refused
+POLICY = odo.Policy(1000, "1e-6", filter="zcdp")  # so roomy that nothing is refused
 BATCH = 100
 # Written by wrk's own interpreter at every request, so that every key is new.
 SPEND = """
@@ -72,7 +71,7 @@ class Load(NamedTuple):
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -163,7 +162,7 @@ def compare(folder: Path, rounds: int, seconds: int) -> None:
                     environment = {"TOKEN": token, "SALT": secrets.token_hex(6)}
                     where = other if what == "constant" else ours
                     loads[what].append(wrk(folder / f"{what}.lua", where, seconds, environment))
-                    # Wrk leaves thousands of spends behind that nobody waits for; this one comes after them.
+                    # wrk leaves thousands of unanswered spends behind; this one comes after them.
                     hot.spend(odo.PureDP("0.000001"))
             floor = loads["constant"]
             report("durable spends over FastAPI's constant", loads["spend"], floor, 1, 1.0)

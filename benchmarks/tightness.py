@@ -1,15 +1,15 @@
-"""How many equal steps fit into (epsilon, delta): every rule of Odograph and every peer, over the exact optimum.
+"""How many equal steps fit into (epsilon, delta): every filter of Odograph and every peer, over the exact optimum.
 
 The optimum needs everything fixed in advance: for epsilon-DP steps it is the composition theorem of Kairouz, Oh and
 Viswanath, for Gaussians their exact curve. Filters are asked again and again until they refuse; static accountants
 are asked for the largest number of steps whose epsilon fits. Nothing here is timed, and two runs print the same.
 
-A dagger marks what is promised only if all parameters, and the number of steps, were fixed in advance. For Gaussians
-without subsampling it is milder: such an accountant stops at a total of mu^2, which is a filter, though the tool does
-not say so. An asterisk marks a count that was computed from a filter's sums, because asking would take hours.
+A dagger marks a promise that holds only if all parameters, and the number of steps, were fixed in advance. For
+Gaussians without subsampling it is milder: such an accountant stops at a total of mu^2, which is a filter, though the
+tool does not say so. An asterisk marks a count computed from a filter's sums, because asking would take hours.
 
-The best rule of Odograph and the best filter elsewhere are picked for each case, with hindsight; whoever opens an
-account picks one before. So the default rule, `exact`, is compared with the best filter elsewhere too. The
+The best filter of Odograph and the best filter elsewhere are picked for each case, with hindsight; in practice a
+filter is chosen before. So the default filter, `exact`, is also compared with the best filter elsewhere. The
 distributions of dp-accounting get a grid of a twentieth of a step.
 
     python benchmarks/tightness.py [--only NAME] [--images FOLDER]
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from scipy.special import log_ndtr
 
 import odograph as odo
-from odograph.core.composition import kov_steps
+from odograph.core.theory import kov_steps
 from peers import OTHER
 from timing import failure, row
 
@@ -111,9 +111,9 @@ def asking(ask: Callable[[], object], refused: type[Exception], word: str) -> in
 
 def rule(name: str, case: Case) -> int:
     """Ask one of Odograph's rules."""
-    compiled = odo.compile_policy(odo.Policy(case.epsilon, case.delta, rule=name))
+    compiled = odo.compile_policy(odo.Policy(case.epsilon, case.delta, filter=name))
     cost = odo.GDP(case.step) if case.gaussian else odo.PureDP(case.step)
-    return odo.how_many(compiled, compiled.start, cost) or 0
+    return odo.planning.how_many(odo.planning.AccountState("", compiled, compiled.start), cost) or 0
 
 
 def opendp(measure: str, case: Case) -> Count:

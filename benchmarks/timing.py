@@ -1,6 +1,6 @@
-"""What the benchmarks share: processor time, ratios with their spread, and the line that reports one.
+"""Shared by the benchmarks: processor time, ratios with their spread, and the line that reports one.
 
-A line is for people and for `run.py`, which reads it back: there is one way to report a ratio.
+The line is read by people and by `run.py`: there is one way to report a ratio.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: `make docs`. Nothing is fetched, neither when it is built nor when it is read."""  # noqa: INP001  read by Sphinx
+"""Sphinx configuration for `make docs`. Neither the build nor the site loads anything from the network."""  # noqa: INP001  read by Sphinx
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ myst_heading_anchors = 3
 smartquotes = False  # "--json" is an option, not a dash
 highlight_language = "none"
 
-default_role = "py:obj"  # `name` in a docstring: a link where there is something of that name, else just code
+default_role = "py:obj"  # `name` in a docstring is a link if the name is documented, else code
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_class_signature = "mixed"
-autodoc_mock_imports = ["diffprivlib", "opacus", "torch"]  # heavy, and need not be installed
+autodoc_mock_imports = ["diffprivlib", "opacus", "torch"]  # large, and not required for the docs
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {name: name for name in reference_pages.ALIASES}
 python_use_unqualified_type_names = True
@@ -43,48 +43,48 @@ add_module_names = False
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_css_files = ["custom.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {"top_of_page_buttons": []}
 
 
 def add_generated(_app: Any, name: str, source: list[str]) -> None:  # noqa: ANN401  Sphinx's own types are in its manual
-    """Put what is made from the code below what a page says by hand."""
+    """Append the generated part of a page to its hand-written part."""
     if name in reference_pages.PAGES:
         source[0] = "\n".join([source[0], *reference_pages.PAGES[name](), ""])
 
 
 def always_read(*_: Any) -> list[str]:
-    """Name the pages that may be out of date though their files did not change."""
+    """Return the pages with generated parts, which may change although their files do not."""
     return [*reference_pages.PAGES]
 
 
 def show_docstring(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:  # noqa: ANN401  Sphinx calls it so
-    """Turn a docstring into what Sphinx reads."""
+    """Convert a docstring to reStructuredText."""
     lines[:] = reference_pages.restructured("\n".join(lines)).splitlines()
 
 
-def show_signature(_app: Any, what: str, _name: str, thing: Any, _options: Any, *told: str | None) -> tuple[Any, Any]:  # noqa: ANN401  as above
-    """Write what a caller has to know, where Sphinx writes something else."""
-    signature, returned = (text or "" for text in told)
+def show_signature(_app: Any, what: str, _name: str, thing: Any, _options: Any, *pair: str | None) -> tuple[Any, Any]:  # noqa: ANN401  as above
+    """Correct the signatures that Sphinx cannot show well."""
+    signature, returned = (text or "" for text in pair)
     if what == "class" and signature.startswith("(*args"):  # of a base class that is not imported
         own = inspect.signature(thing.__init__, bound_method=True)
         signature = inspect.stringify_signature(own, show_return_annotation=False, unqualified_typehints=True)
-    if re.search(r"Books|Engine", signature):  # nobody but the library makes one
+    if re.search(r"Backend|Engine", signature):  # only the library constructs these
         signature = ""
     alias = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")  # an alias inside another type
     signature, returned = (alias.sub(r"\1", text).replace("[[...], ", "[..., ") for text in (signature, returned))
-    return signature if told[0] else None, returned or None
+    return signature if pair[0] else None, returned or None
 
 
 def leave_out(_app: Any, _what: str, _name: str, thing: Any, _skip: bool, _options: Any) -> bool | None:  # noqa: ANN401, FBT001  as above
-    """Leave out the fields of a named tuple: the signature has them, and nobody wrote about them."""
+    """Leave out the fields of a named tuple: the signature lists them, and they have no docstring."""
     return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
 
 
 def by_public_name(app: Any, env: Any, node: Any, text: Any) -> Any:  # noqa: ANN401  as above
-    """Find a type by the name that users import, wherever it is defined."""
+    """Resolve a type by its public name, wherever it is defined."""
     name = str(node.get("reftarget", "")).rpartition(".")[2]
     if node.get("refdomain") != "py" or name not in odograph.__all__:
         return None
@@ -93,7 +93,7 @@ def by_public_name(app: Any, env: Any, node: Any, text: Any) -> Any:  # noqa: AN
 
 
 def show_formula(writer: Any, node: Any, *, as_block: bool) -> None:  # noqa: ANN401  as above
-    """Write a formula as MathML, which browsers draw by themselves; MathJax would be fetched from elsewhere."""
+    """Write a formula as MathML, which browsers render natively; MathJax would be loaded from another host."""
     try:
         writer.body.append(tex2mathml(node.astext(), as_block=as_block))
     except MathError as problem:
@@ -102,7 +102,7 @@ def show_formula(writer: Any, node: Any, *, as_block: bool) -> None:  # noqa: AN
 
 
 def setup(app: Any) -> None:  # noqa: ANN401  as above
-    """Connect the above."""
+    """Register the handlers above."""
     inline, block = (partial(show_formula, as_block=as_block) for as_block in (False, True))
     app.add_html_math_renderer("mathml", inline_renderers=(inline, None), block_renderers=(block, None))
     app.connect("source-read", add_generated)

@@ -1,19 +1,19 @@
-"""Adaptive private training: clipping, noise and the moment to stop are chosen from private answers.
+"""Adaptive private training: clipping, noise and the time to stop are chosen from private answers.
 
 A logistic regression predicts whether a person saw a doctor in a year of the RAND Health Insurance Experiment. DP-SGD
 trains it in short legs. After each, a private question asks whether the model got better; if it did not, the leg is
-dropped and the next setting is tried. Legs and questions are charged to one account, before they run. The result is
+dropped and the next setting is tried. Legs and questions are charged to one account before they run. The result is
 compared with settings that are fixed beforehand, at the same (epsilon, delta).
 
-The data are public, and the constants below were tried out on them: on data that are not, they would be guesses.
+The data are public, and the constants below were tuned on them: on private data they would be guesses.
 
 What is protected: one person-year, a row of the table (see drill_down.py). What is public: the bounds of the features
-below, and that there are about 16,000 training rows. The test rows serve to compare only and are not protected.
+below, and that there are about 16,000 training rows. The test rows are for comparison only and are not protected.
 
-Noise is OpenDP's, at a millisecond for ten numbers, because the last digits of NumPy's floats leak. OpenDP draws on a
-grid of 2^-1074, and the accounting is that of continuous Gaussians: that difference is not counted, nor is the
-rounding of the sums to which noise is added. Batches are NumPy's, from a seed, so that runs can
-be compared; a release draws them from a secret source.
+OpenDP adds the noise, at a millisecond for ten numbers, because the last digits of NumPy's floats leak. OpenDP draws
+on a grid of 2^-1074, and the accounting is that of continuous Gaussians: that difference is not counted, nor is the
+rounding of the sums to which noise is added. NumPy draws the batches from a seed, so that runs can be compared; a
+real release must draw them from a secret source.
 
 Run it with `python examples/adaptive_training.py`. It takes about a minute.
 """
@@ -159,9 +159,11 @@ def plans() -> tuple[odo.TrainingPlan, odo.TrainingPlan]:
     """Return the plan for adaptive training, and one for a fixed setting, which need not pay for the choice."""
     noises = sorted(LEG)
     adaptive = odo.dpsgd_policy(
-        EPSILON, DELTA, sample_rates=[RATE], noise_multipliers=noises, takes=("pure",), unit=UNIT
+        EPSILON, DELTA, sample_rates=[RATE], noise_multipliers=noises, takes=("pure",), privacy_unit=UNIT
     )
-    fixed = odo.dpsgd_policy(EPSILON, DELTA, sample_rates=[RATE], noise_multipliers=[FIXED[0].noise], unit=UNIT)
+    fixed = odo.dpsgd_policy(
+        EPSILON, DELTA, sample_rates=[RATE], noise_multipliers=[FIXED[0].noise], privacy_unit=UNIT
+    )
     return adaptive, fixed
 
 

@@ -1,19 +1,19 @@
-"""Who has an affair? Private training with Opacus whose noise, and whose end, are chosen from private validation.
+"""Who has an affair? Private training with Opacus, with noise and stopping time chosen from private validation.
 
-The table is Redbook's survey of 1974 among married women (it ships with statsmodels): the sort of answers that people
-give only if nobody can tell that they took part. A logistic regression is trained on it by DP-SGD. Every so often the
-number of right predictions among other women is asked for, with noise, and the answer decides: go on as before, go on
-with less noise, or stop. A filter charges every step before its noise is drawn, so that (EPSILON, DELTA) holds
-whatever was decided.
+The table is Redbook's survey of 1974 among married women (it ships with statsmodels): answers that people give only
+if their participation stays secret. A logistic regression is trained on it by DP-SGD. From time to time the number of
+right predictions among other women is asked for, with noise, and the answer decides: go on as before, go on with less
+noise, or stop. A filter charges every step before its noise is drawn, so that (EPSILON, DELTA) holds whatever was
+decided.
 
-What is protected: one woman, in the part for training or in the part for validation. Which part, her own coin decided
-when she joined. If she is in one, the answers from the other do not depend on her, given what was released before. So
-each part has an account of its own with the whole budget, and the promise holds for everybody (parallel composition).
-Were a woman in both parts, or did her coin depend on others, it would not.
+What is protected: one woman, in the training part or the validation part. Her own coin decided which when she joined.
+If she is in one part, the answers from the other do not depend on her, given what was released before. So each part
+has its own account with the whole budget, and the promise holds for every woman (parallel composition). If a woman
+were in both parts, or if her coin depended on others, it would not hold.
 
-What is public: the questionnaire, hence the bounds of the columns; the rate of sampling, the batch size, the learning
-rate. How many women there are is private. The third part, for testing, is used for the report at the end only, and
-its women are not protected in this example.
+What is public: the questionnaire, hence the bounds of the columns; the sampling rate, the batch size, the learning
+rate. The number of women is private. The third part, for testing, is used only for the report at the end, and its
+women are not protected in this example.
 
 Run it with `python examples/adaptive_training_opacus.py`; it takes about a minute.
 """
@@ -47,7 +47,7 @@ RATE: Final = 1 / 32  # a multiple of 2^-24: torch samples with exactly this pro
 BATCH: Final = 128  # what sums of gradients are divided by: a public guess, not the size of any batch
 NOISES: Final = (8.0, 4.0)  # noise multipliers that training may choose from, in this order
 FIXED_STEPS: Final = (128, 512)  # without choices: as many steps as were planned, with the noise they need
-LOOK: Final = odo.PureDP(0.1)  # what one look at the validation part costs
+VALIDATION_COST: Final = odo.PureDP(0.1)  # of one question to the validation part
 PHASES: Final = 5  # looks, if training runs to its end: as many as their budget has room for
 SEEDS: Final = range(3)
 
@@ -159,13 +159,15 @@ class Outcome:
 @cache
 def training_plan(rule: str = "exact") -> odo.TrainingPlan:
     """Return the policy of the part for training: steps with any of the noises, in any order."""
-    return odo.dpsgd_policy(EPSILON, DELTA, sample_rates=[RATE], noise_multipliers=NOISES, rule=rule, unit="woman")
+    return odo.dpsgd_policy(
+        EPSILON, DELTA, sample_rates=[RATE], noise_multipliers=NOISES, filter=rule, privacy_unit="woman"
+    )
 
 
 @cache
 def validation_policy() -> odo.Policy:
     """Return the policy of the part for validation: noisy counts, of any epsilon."""
-    return odo.Policy(EPSILON, DELTA, unit="woman")
+    return odo.Policy(EPSILON, DELTA, privacy_unit="woman")
 
 
 def adaptive(seed: int, plan: odo.TrainingPlan) -> Outcome:
@@ -184,10 +186,10 @@ def adaptive(seed: int, plan: odo.TrainingPlan) -> Outcome:
             noise = training.optimizer.noise_multiplier = noises[0]
             over = not run(training, plan.steps[rate, noise] // PHASES)
             hits = others.right(training.model)
-            count = asking.run(noisy_count(float(LOOK.epsilon)), hits[hits], cost=LOOK)
+            count = asking.run(noisy_count(float(VALIDATION_COST.epsilon)), hits[hits], cost=VALIDATION_COST)
             story.append(f"{len(record)} steps, the last with noise {noise:g}: about {count} right")
             # Better by less than one scale of the noise in the count is not better.
-            better = count > best[0] + 1 / float(LOOK.epsilon)
+            better = count > best[0] + 1 / float(VALIDATION_COST.epsilon)
             best = max(best, (count, training.weights()), key=lambda known: known[0])
             if over or (not better and len(noises) == 1):
                 break
@@ -219,7 +221,7 @@ def noise_for(steps: int) -> float:
 
 
 def fixed(seed: int, steps: int) -> Outcome:
-    """Train as planned: nothing is chosen on the way, so nobody is needed for validation, and all are trained on."""
+    """Train with a fixed plan: nothing is chosen on the way, so no validation part is needed."""
     people, others, _ = survey()
     training = Training(people.and_also(others), noise_for(steps), seed)
     run(training, steps)

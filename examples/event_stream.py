@@ -1,12 +1,12 @@
 """A year of daily reports about events, with a privacy filter for each person.
 
-Every day a noisy number of events is published. One worst-case filter charges everybody every day for the most events
-that one person is counted with, and the year's budget is spent after some weeks. Here a person pays only for the
-events that they sent: most days that is nothing, and most people stay in all year. The few who send very many drop
+Every day a noisy number of events is published. One worst-case filter charges everyone every day for the maximum
+number of events that is counted per person, and the year's budget is spent after some weeks. Here a person pays only
+for the events that they sent: on most days none, and most people stay in all year. The few who send very many drop
 out towards its end, so the later reports are a little too low; nothing else is lost. Both make the same promise.
 
-What is protected: one *person*, with all their events of the year. What is public: the noise, and that no more than
-five events of a person count on one day. Noise is OpenDP's. The stream is made up: people differ a hundredfold.
+What is protected: one *person*, with all their events of the year. What is public: the noise, and that at most five
+events of a person count on one day. OpenDP adds the noise. The stream is synthetic: people differ a hundredfold.
 
 Run it with `python examples/event_stream.py`.
 """
@@ -28,14 +28,14 @@ dp.enable_features("contrib")
 
 PEOPLE, DAYS = 5_000, 365
 POLICY: Final = odo.Policy(2, "1e-6")
-MOST: Final = 5  # events of one person that count on one day
+MAX_EVENTS: Final = 5  # events of one person that count on one day
 SCALE: Final = 100.0  # of the noise on a day's number
 
 Counts = NDArray[np.int64]
 
 
 class Year(NamedTuple):
-    """What was published, and what was true."""
+    """The published numbers, and the true ones."""
 
     published: list[int]
     true: list[int]
@@ -50,7 +50,7 @@ def stream(seed: int = 2026) -> Counts:
     """Return how many events each person sent on each day, cut at the most that count."""
     rng = np.random.default_rng(seed)
     rates = rng.lognormal(mean=-3.0, sigma=1.3, size=(PEOPLE, 1))  # events a day
-    return np.asarray(np.minimum(rng.poisson(rates, (PEOPLE, DAYS)), MOST).T)
+    return np.asarray(np.minimum(rng.poisson(rates, (PEOPLE, DAYS)), MAX_EVENTS).T)
 
 
 def laplace() -> dp.Measurement:
@@ -64,10 +64,10 @@ def cost_of(events: int) -> float:
 
 
 def with_a_filter_for_each(counts: Counts, folder: Path) -> Year:
-    """Publish every day; whoever has spent their budget is left out from then on."""
-    noise, costs = laplace(), np.array([cost_of(events) for events in range(MOST + 1)])
+    """Publish every day; people who have spent their budget are left out from then on."""
+    noise, costs = laplace(), np.array([cost_of(events) for events in range(MAX_EVENTS + 1)])
 
-    @odo.rowwise(odo.PureDP)
+    @odo.vectorized_price(odo.PureDP)
     def price(day: Counts, _: Sequence[Any]) -> NDArray[np.float64]:
         return costs[day]
 
@@ -82,7 +82,7 @@ def with_a_filter_for_each(counts: Counts, folder: Path) -> Year:
 
 def with_one_filter(counts: Counts) -> Year:
     """Publish until the budget is spent: every day costs what the most events would."""
-    noise, account, cost = laplace(), odo.Accountant(POLICY), odo.PureDP(cost_of(MOST))
+    noise, account, cost = laplace(), odo.Accountant(POLICY), odo.PureDP(cost_of(MAX_EVENTS))
     published = []
     for day in counts:
         if not account.decide(cost):

@@ -1,13 +1,13 @@
-"""Private gradient descent in which everybody pays for their own gradient, on the RAND Health Insurance Experiment.
+"""Private gradient descent in which each record pays for its own gradient, on the RAND Health Insurance Experiment.
 
 Who has seen a doctor this year? A logistic regression is fitted by noisy gradients. Under one worst-case filter every
 step is charged as if each record had the longest gradient that clipping allows, and training ends for all at once.
 Here each record has a filter of its own: it pays for the length of its own gradient, and drops out when its budget is
-spent. No gradient is as long as it could be, so training goes on several times as long, under the same promise.
+spent. Gradients are shorter than the bound, so training takes several times as many steps under the same promise.
 
 What is protected: one *person-year*, a row of the table. What is public: the columns and their ranges, the clipping,
-the noise, and the constant that sums of gradients are divided by, which is not the number of rows. Noise is OpenDP's.
-The losses at the end are computed without noise: for looking at the example, not for release.
+the noise, and the constant that sums of gradients are divided by, which is not the number of rows. OpenDP adds the
+noise. The losses at the end are computed without noise: they illustrate the example, and are not for release.
 
 Run it with `python examples/individual_descent.py`.
 """
@@ -28,16 +28,16 @@ import odograph as odo
 
 dp.enable_features("contrib")
 
-POLICY: Final = odo.Policy(1, "1e-6", rule="zcdp", unit="person-year")
+POLICY: Final = odo.Policy(1, "1e-6", filter="zcdp", privacy_unit="person-year")
 CLIP: Final = 3.0  # the longest gradient of one record: attributes between 0 and 1 have none longer than 2.9
-STEPS: Final = 10  # that the worst-case filter admits
-LONGER: Final = 100  # steps of individual filters, at most
-LOOK: Final = 5  # steps between two noisy counts of those who could go on
-COUNTING: Final = odo.PureDP("0.01")  # for each
-ENOUGH: Final = 0.95  # of those who could at first
-LONG: Final = 1.5  # what a long gradient is
+STEPS: Final = 10  # admitted by the worst-case filter
+MAX_STEPS: Final = 100  # with individual filters
+COUNT_INTERVAL: Final = 5  # steps between two noisy counts of the records that could go on
+COUNT_COST: Final = odo.PureDP("0.01")  # of each noisy count
+MIN_ACTIVE: Final = 0.95  # training stops when fewer of the records can go on than this part of the first count
+LONG_GRADIENT: Final = 1.5  # the length of a long gradient
 RATE: Final = 4.0
-ABOUT: Final = 20_000  # a public constant: gradients are divided by it
+DIVISOR: Final = 20_000  # a public constant: gradients are divided by it
 RANGES: Final = {"lncoins": 4.7, "idp": 1.0, "lpi": 7.2, "fmde": 8.3, "physlm": 1.0, "disea": 60.0, "hlthp": 1.0}
 
 Array = NDArray[np.float64]
@@ -89,9 +89,11 @@ def descend(records: Array, folder: Path, scale: float, steps: int) -> list[Arra
     Those who drop out first have the longest gradients: a model that went on without them would forget them.
     """
     noise, models = gaussian(scale), [np.zeros(records.shape[1] - 1)]
-    ahead = odo.ZCDP(2 * LOOK * float(rho_of(np.array([LONG]), scale)[0]))  # a while longer, at a long gradient
+    ahead = odo.ZCDP(
+        2 * COUNT_INTERVAL * float(rho_of(np.array([LONG_GRADIENT]), scale)[0])
+    )  # a while longer, at a long gradient
 
-    @odo.rowwise(odo.ZCDP)
+    @odo.vectorized_price(odo.ZCDP)
     def price(rows: Array, _: Sequence[Any]) -> Array:
         # The model is made of past outputs, so this depends on one record and past outputs.
         return rho_of(np.linalg.norm(gradients(rows, models[-1]), axis=1), scale)
@@ -105,12 +107,12 @@ def descend(records: Array, folder: Path, scale: float, steps: int) -> list[Arra
         )
         able: list[int] = []
         for number in range(steps):
-            if number % LOOK == 0:
-                able.append(people.count_able(ahead, COUNTING, key=f"count {number}"))
-                if able[-1] < ENOUGH * able[0]:
+            if number % COUNT_INTERVAL == 0:
+                able.append(people.noisy_active_count(ahead, COUNT_COST, key=f"count {number}"))
+                if able[-1] < MIN_ACTIVE * able[0]:
                     break
             step = people.run(noisy_gradient, records, price, key=f"step {number}", constants={"model": models[-1]})
-            models.append(models[-1] - RATE / ABOUT * step)
+            models.append(models[-1] - RATE / DIVISOR * step)
     return models
 
 
@@ -121,7 +123,7 @@ def descend_together(records: Array, scale: float) -> list[Array]:
     while account.decide(cost):
         account.spend(cost)
         step = np.array(noise([*gradients(records, models[-1]).sum(axis=0)]))
-        models.append(models[-1] - RATE / ABOUT * step)
+        models.append(models[-1] - RATE / DIVISOR * step)
     return models
 
 
@@ -131,7 +133,7 @@ def main() -> None:
     scale = noise_for(STEPS) * (1 + 1e-5)
     together = descend_together(records, scale)
     with tempfile.TemporaryDirectory() as folder:
-        alone = descend(records, Path(folder), scale, LONGER)
+        alone = descend(records, Path(folder), scale, MAX_STEPS)
     print(f"{POLICY.promise}; noise {scale:.1f} on sums of gradients of length at most {CLIP:g}")
     print(f"one filter for all:   {len(together) - 1:4} steps, loss {loss(records, together[-1]):.4f}")
     print(f"a filter for each:    {len(alone) - 1:4} steps, loss {loss(records, alone[-1]):.4f}")

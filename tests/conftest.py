@@ -15,14 +15,50 @@ from postgres_server import PostgresServer
 if TYPE_CHECKING:
     from service_server import ServiceThread
 
+# What `make quick` leaves out: what needs a server, a browser, another engine or program, and simulations.
+SLOW_FOLDERS = {"crash", "docs", "integrations", "release", "service", "support"}
+SLOW_FILES = {
+    "test_crossings.py",
+    "test_demo.py",
+    "test_duckdb_engine.py",
+    "test_figures.py",
+    "test_individual_filters.py",
+    "test_ledger_large.py",
+    "test_population_crash.py",
+    "test_population_lease.py",
+    "test_spark_engine.py",
+    "test_training.py",
+}
+SLOW_FIXTURES = {"postgres", "service"}
+SLOW_PARAMETERS = {"duckdb", "postgres", "service", "spark"}
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def is_quick(item: pytest.Item) -> bool:
+    """Whether a test is short, and needs nothing but this process and at most a SQLite file."""
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("long"):
+        return False
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return not (
+        (SLOW_FOLDERS | SLOW_FILES) & {*item.path.parts}
+        or SLOW_FIXTURES & {*item.fixturenames}
+        or any(isinstance(one, str) and one in SLOW_PARAMETERS for one in parameters)
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the fast lane."""
+    for item in items:
+        if is_quick(item):
+            item.add_marker("quick")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Solved budgets go to a folder of this run: no test depends on what a machine solved before."""
+    """Keep solved budgets in a folder of this run: no test depends on what was solved before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ODOGRAPH_CACHE", str(tmp_path_factory.mktemp("budgets")))
         yield
@@ -33,7 +69,7 @@ def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL server, for the whole run."""
     with PostgresServer() as server:
         yield server
-        server.kill()  # an orderly end would write out every database, and nobody wants them any more
+        server.kill()  # an orderly end would write out every database
 
 
 @pytest.fixture
@@ -56,7 +92,7 @@ def service(tmp_path: Path) -> Iterator[ServiceThread]:
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a new, empty ledger can be: every test that asks for this runs on every store."""
+    """The URL of a new, empty ledger; a test that uses this runs on every store."""
     if request.param == "postgres":
         where: str = request.getfixturevalue("postgres_url")
         return where

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import odograph as odo
 from odograph.ledger.entries import text_of
-from odograph.ledger.local import LocalBooks
-from odograph.ledger.sql import SCHEMA
+from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.steps import Pointer, Step
-from odograph.ledger.store import Head
+from odograph.ledger.stores.base import Head
+from odograph.ledger.stores.sql import SCHEMA
 
 FOLDER = Path(__file__).parents[1] / "tests" / "fixtures"
 
 
 def fill(ledger: odo.Ledger) -> None:
     """Use every verb, every rule and every kind of guarantee."""
-    policy = odo.Policy(3, "1e-6", delta_steps="1e-7", rule="zcdp")
+    policy = odo.Policy(3, "1e-6", delta_steps="1e-7", filter="zcdp")
     ledger.open_account("everyone", policy, note="the cap of all")
     for name in ("jan", "feb"):
         ledger.open_account(name, policy, parent="everyone", dataset="visits")
     ledger.open_account("exact", odo.Policy(1, "1e-6"))
-    ledger.open_account("curves", odo.Policy(3, "1e-6", rule="renyi"), successor_of="exact")
-    ledger.open_account("sums", odo.Policy(1, 0, rule="basic"))
+    ledger.open_account("curves", odo.Policy(3, "1e-6", filter="renyi"), successor_of="exact")
+    ledger.open_account("sums", odo.Policy(1, 0, filter="basic"))
     costs: list[odo.Guarantee] = [odo.PureDP("0.1"), odo.ApproxDP(0.1, "1e-9"), odo.ProbDP(0.1, "1e-9")]
     costs += [odo.ZCDP("1/300"), odo.GDP(0.05), odo.parallel({"north": odo.PureDP(0.1), "south": odo.PureDP(0.2)})]
     for i, cost in enumerate(costs):
@@ -50,15 +50,15 @@ def fill(ledger: odo.Ledger) -> None:
 
 def take_a_step(ledger: odo.Ledger) -> None:
     """Write what a population writes, whose files would be elsewhere."""
-    books = ledger.books
-    if not isinstance(books, LocalBooks):
+    backend = ledger.backend
+    if not isinstance(backend, LocalBackend):
         raise TypeError("the ledger must be here")
-    policy = odo.Policy(1, "1e-6", rule="zcdp")
+    policy = odo.Policy(1, "1e-6", filter="zcdp")
     about = {"engine": "numpy", "location": "people", "state": "00000000-first", "unknown": "join"}
-    books.open(Head("telemetry", "", "", "", policy.unit, policy.neighbours), policy, "made", "", about)
-    origin, cost = books.opened("telemetry").origin, text_of(odo.PureDP("0.1").to_dict())
+    backend.open(Head("telemetry", "", "", "", policy.privacy_unit, policy.neighbors), policy, "made", "", about)
+    origin, cost = backend.opened("telemetry").origin, text_of(odo.PureDP("0.1").to_dict())
     pointer = Pointer(1, "00000001-second")
-    books.submit(Step(books.author("monday"), "telemetry", origin, 0, "0" * 64, cost, "charge", pointer))
+    backend.submit(Step(backend.author("monday"), "telemetry", origin, 0, "0" * 64, cost, "charge", pointer))
 
 
 def main() -> None:

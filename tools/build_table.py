@@ -1,7 +1,7 @@
 """Solve the shipped table of exact budgets at fine resolution, and write it as a module.
 
 Each target takes about a minute. What is solved is kept in build/table.jsonl, so a run that is cut goes on
-where it stopped; `--write` turns what is there into src/odograph/core/table.py.
+where it stopped; `--write` turns what is there into src/odograph/core/exact_table.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
-from odograph.core.exact import FINE, VERSION, solve
+from odograph.core.value_iteration import FINE, VERSION, solve
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / "build" / "table.jsonl"
@@ -25,7 +25,7 @@ DELTAS = ["1e-6", "1e-5", "1e-9", "1e-12", "1e-8", "1e-10", "1e-7", "1e-11"]
 HEAD = '''"""Certified budgets of the exact rule for common targets, at fine resolution.
 
 Written by tools/build_table.py. Each row: epsilon, delta, the units N; the unit follows from epsilon
-(`exact.family_unit` at `FINENESS`). For pure and Gaussian steps of any size together.
+(`exact.family_quantum` at `FINENESS`). For pure and Gaussian steps of any size together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The pages of the reference that are made from the code: what Sphinx adds to pages of docs/reference/.
+"""The generated part of docs/reference/: command line, HTTP API, errors, theorems and examples, as Markdown.
 
-They are made anew in every build and kept nowhere, so they cannot be out of date. Each page in the tree says by hand
-what it is about; below that comes what is made here, in Markdown.
+It is generated from the code in every build and never stored, so it cannot be out of date. Each page of
+docs/reference/ has a handwritten introduction; Sphinx appends the generated part below it.
 """
 
 from __future__ import annotations
@@ -17,33 +17,38 @@ import typer
 
 import odograph
 from odograph.cli.app import app
-from odograph.cli.options import At
+from odograph.cli.options import LedgerOptions
 from odograph.errors import ERROR_TABLE, OdographError
-from odograph.service.api import ROUTES
-from odograph.service.dashboard.reasons import Reason, cited
-from odograph.service.dashboard.reference import Field, Operation, operations, shapes
+from odograph.service.dashboard.api_reference import (
+    FieldDescription,
+    Operation,
+    describe_operations,
+    describe_types,
+)
+from odograph.service.dashboard.view_models import Citation, read_citation
+from odograph.service.routes import ROUTES
 
 __all__ = ["ALIASES", "PAGES", "cli", "errors", "examples", "http", "markdown", "restructured", "theorems"]
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = Path(odograph.__file__).parent
 
-# Names of types that stand in signatures as they are written, not spelled out.
+# Type aliases that signatures show by name instead of expanding them.
 ALIASES: Final = ("ArrayLike", "Cost", "Guarantee", "Numeric", "Odometer", "Progress")
 
 _CODE: Final = re.compile(r"(`[^`]*`)")
 _INDENT: Final = "&nbsp;" * 4
-_LEDGER: Final = {field.name for field in fields(At)}
+_LEDGER: Final = {field.name for field in fields(LedgerOptions)}
 _LABEL: Final = re.compile(r"^(Theorem|Assumes):", re.MULTILINE)
 
 
 def restructured(docstring: str) -> str:
-    """Return a docstring as reStructuredText: `Theorem:` and `Assumes:` are fields, and no mark is markup."""
+    """Return a docstring as reStructuredText: `Theorem:` and `Assumes:` become fields, other markup is escaped."""
     return _LABEL.sub(r":\1:", _outside_code(docstring, r"([*|_\\])"))
 
 
 def markdown(text: str) -> str:
-    """Return a sentence as Markdown that reads just so, also in a cell of a table."""
+    """Escape a sentence for Markdown, including table cells."""
     return _outside_code(re.sub(r"\s+", " ", text), r"([][*|_<>\\#$])")
 
 
@@ -53,23 +58,23 @@ def _outside_code(text: str, marks: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Write a table, without the columns in which nothing stands."""
-    kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    """Write a table without its empty columns."""
+    kept = [index for index in range(len(heads)) if any(row[index] for row in rows)]
     yield "\n" + _row(heads, kept) + "\n" + _row(["---"] * len(heads), kept)
     yield from (_row(row, kept) for row in rows)
     yield ""
 
 
 def _row(cells: Sequence[str], kept: Iterable[int]) -> str:
-    return f"| {' | '.join(cells[place] for place in kept)} |"
+    return f"| {' | '.join(cells[index] for index in kept)} |"
 
 
 # The command line
 
 
 def cli() -> Iterator[str]:
-    """Write every command with its arguments and options, as its own --help has them."""
-    program: Any = typer.main.get_command(app)  # Typer keeps this type to itself
+    """Write every command with its arguments and options, as in its --help."""
+    program: Any = typer.main.get_command(app)  # the type is private to Typer
     context = typer.Context(program, info_name="odograph")
     panels: dict[str, list[str]] = {}
     for name, command in program.commands.items():
@@ -93,7 +98,7 @@ def _command(path: str, command: Any, context: typer.Context) -> Iterator[str]: 
 
 
 def _help(text: str) -> str:
-    """Return the text of --help: an example in it is a line of its own that begins with the program's name."""
+    """Return the text of --help; a paragraph that begins with the program's name is an example."""
     parts = text.strip().split("\n\n")
     return "\n\n".join(
         f"```console\n$ {part}\n```" if part.startswith("odograph ") else markdown(part) for part in parts
@@ -110,48 +115,48 @@ def _parameters(parameters: Sequence[Any], context: typer.Context) -> Iterator[s
 
 
 def http() -> Iterator[str]:
-    """Write every path of the service, and every type that is sent or answered, from its OpenAPI document."""
-    for title, listed in operations(ROUTES).items():
+    """Write every operation of the service and every type of its OpenAPI document."""
+    for title, found in describe_operations(ROUTES).items():
         yield f"\n## {title}"
-        for one in listed:
+        for one in found:
             yield from _operation(one)
     yield "\n## Types"
-    for shape in shapes(ROUTES):
-        yield f"\n(type-{shape.name})=\n### {shape.name}\n\n{markdown(shape.text)}"
-        yield from _listed(shape.fields)
+    for described in describe_types(ROUTES):
+        yield f"\n(type-{described.name})=\n### {described.name}\n\n{markdown(described.text)}"
+        yield from _field_table(described.fields)
 
 
 def _operation(one: Operation) -> Iterator[str]:
-    yield f"\n### {one.method} `{one.path}`\n\n{markdown(one.summary)}\n\n{markdown(one.more)}\n"
-    bound = "; not with a key that is bound to accounts" if one.whole else ""
-    yield f"Who may: {', '.join(one.who)}{bound}." if one.who else "Who may: anybody, without a key."
+    yield f"\n### {one.method} `{one.path}`\n\n{markdown(one.summary)}\n\n{markdown(one.details)}\n"
+    bound = "; not with a key bound to accounts" if one.whole_ledger else ""
+    yield f"Roles: {', '.join(one.roles)}{bound}." if one.roles else "No key required."
     if one.parameters:
-        yield from _listed(one.parameters)
-    if one.kind:
-        yield f"\nBody: {_typed(one.body) if one.body else f'`{one.kind}`'}."
-        yield from _listed(one.fields)
-    yield "\nAnswers:\n"
-    yield from (f"- {status}: {_typed(name)}. {markdown(meaning)}" for status, meaning, name in one.answers)
+        yield from _field_table(one.parameters)
+    if one.body_format:
+        yield f"\nBody: {_type_link(one.body_type) if one.body_type else f'`{one.body_format}`'}."
+        yield from _field_table(one.fields)
+    yield "\nResponses:\n"
+    yield from (f"- {status}: {_type_link(name)}. {markdown(meaning)}" for status, meaning, name in one.responses)
     yield f"\n```console\n$ {one.example}\n```"
 
 
-def _listed(listed: Sequence[Field]) -> Iterator[str]:
+def _field_table(listed: Sequence[FieldDescription]) -> Iterator[str]:
     if listed:
         yield from _table(("name", "type", "limits", "meaning"), [_field(one) for one in listed])
 
 
-def _field(one: Field) -> tuple[str, str, str, str]:
-    where = f" ({one.place})" if one.place else ""
-    kind = "".join(_typed(piece.ref) if piece.ref else markdown(piece.text) for piece in one.kind)
+def _field(one: FieldDescription) -> tuple[str, str, str, str]:
+    where = f" ({one.location})" if one.location else ""
+    kind = "".join(_type_link(part.link) if part.link else markdown(part.text) for part in one.type_parts)
     return (
         f"`{one.name}`{where}{'' if one.required else ', optional'}",
         kind,
-        markdown(re.sub(r"as (\^\S+\$)", r"as `\1`", one.limits)),  # a pattern is code
+        markdown(re.sub(r"matches (\^\S+\$)", r"matches `\1`", one.limits)),  # a pattern is code
         markdown(one.text),
     )
 
 
-def _typed(name: str) -> str:
+def _type_link(name: str) -> str:
     return f"[{name}](#type-{name})" if name else "text"
 
 
@@ -159,10 +164,10 @@ def _typed(name: str) -> str:
 
 
 def errors() -> Iterator[str]:
-    """Write the table of errors, and what each of them means."""
+    """Write the table of errors and the meaning of each."""
     rows = [
         (
-            f"{_INDENT * (len(_ancestry(error)) - 1)}{_linked(error)}",
+            f"{_INDENT * (len(_ancestry(error)) - 1)}{_error_link(error)}",
             str(row.status),
             str(row.exit_code),
             "yes" if row.retryable else "",
@@ -180,11 +185,11 @@ def _ancestry(error: type[OdographError]) -> list[type]:
 
 
 def _public(error: type[OdographError]) -> str:
-    place = "odograph" if error.__name__ in odograph.__all__ else "odograph.errors"
-    return f"{place}.{error.__name__}"
+    module = "odograph" if error.__name__ in odograph.__all__ else "odograph.errors"
+    return f"{module}.{error.__name__}"
 
 
-def _linked(error: type[OdographError]) -> str:
+def _error_link(error: type[OdographError]) -> str:
     return f"[`{error.__name__}`](#{_public(error)})"
 
 
@@ -192,32 +197,32 @@ def _linked(error: type[OdographError]) -> str:
 
 
 def theorems() -> Iterator[str]:
-    """Write every function that rests on a theorem, with the theorem and what it assumes."""
+    """Write every function that relies on a theorem, with the theorem and its assumptions."""
     for path in sorted(SOURCE.rglob("*.py")):
         tree = ast.parse(path.read_text())
-        if found := [*_cited(tree)]:
+        if found := [*_read_citations(tree)]:
             says = (ast.get_docstring(tree) or "").partition("\n")[0]
             yield f"\n## `{path.relative_to(SOURCE).as_posix()}`\n\n{markdown(says)}\n"
             for one in found:
                 yield f"`{one.title}`\n: {markdown(one.theorem)}\n\n  *Assumes:* {markdown(one.assumes)}\n"
 
 
-def _cited(tree: ast.AST, within: str = "") -> Iterator[Reason]:
-    """Read the citations in a file, without importing what it may need."""
+def _read_citations(tree: ast.AST, within: str = "") -> Iterator[Citation]:
+    """Read the citations of a file without importing it."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             name = f"{within}{node.name}"
             holder = type(node.name, (), {"__doc__": ast.get_docstring(node) or ""})
-            if (reason := cited(name, holder)).theorem:
-                yield reason
-            yield from _cited(node, f"{name}.")
+            if (citation := read_citation(name, holder)).theorem:
+                yield citation
+            yield from _read_citations(node, f"{name}.")
 
 
 # Examples
 
 
 def examples() -> Iterator[str]:
-    """Write what examples/README.md says, with its files to download."""
+    """Write the content of examples/README.md, with links to its files."""
     _, _, text = (ROOT / "examples" / "README.md").read_text().partition("\n")
     yield re.sub(r"\]\(([^):]+)\)", r"](../../examples/\1)", text)
 

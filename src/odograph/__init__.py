@@ -1,11 +1,11 @@
 """Privacy filters and odometers for fully adaptive analysis."""
 
 from odograph.accountant import Accountant
-from odograph.budgets import compile_policy
+from odograph.compile import compile_policy
 from odograph.connect import connect
-from odograph.core import odometers
-from odograph.core.compiled import Compiled, compiled_from_dict, price, reading
-from odograph.core.decide import Decision, Price, Totals, decide, decide_many
+from odograph.core import filters, gate, odometers, planning
+from odograph.core.compiled import Compiled
+from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import (
     GDP,
     RDP,
@@ -27,12 +27,13 @@ from odograph.core.mechanisms import (
     laplace_zcdp,
     parallel,
     randomized_response,
+    subsampled_gaussian,
+    subsampled_gaussian_menu,
 )
 from odograph.core.menu import MenuItem
 from odograph.core.odometers import Reading
-from odograph.core.offers import Quote, ask, how_many, largest, quote
+from odograph.core.planning import Quote
 from odograph.core.policy import Policy
-from odograph.core.subsampling import subsampled_gaussian, subsampled_gaussian_menu
 from odograph.document import Entry
 from odograph.errors import (
     AccountClosed,
@@ -55,10 +56,9 @@ from odograph.errors import (
 from odograph.integrations import cost_of
 from odograph.ledger.account import LedgerAccount, Reservation
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.receipts import Checkpoint, Receipt, Verification
+from odograph.ledger.results import Checkpoint, Receipt, Verification
 from odograph.population.population import Population
-from odograph.population.prices import Prices
-from odograph.population.running import rowwise
+from odograph.population.prices import Prices, vectorized_price
 from odograph.progress import progress_bar
 from odograph.session import Session, private, session
 from odograph.training import TrainingPlan, dpsgd_policy
@@ -109,33 +109,28 @@ __all__ = [
     "TrainingPlan",
     "UnprovenComposition",
     "Verification",
-    "ask",
     "compile_policy",
-    "compiled_from_dict",
     "connect",
     "cost_of",
     "decide",
-    "decide_many",
     "discrete_gaussian",
     "dpsgd_policy",
     "exponential",
     "exponential_zcdp",
+    "filters",
+    "gate",
     "gaussian",
     "guarantee_from_dict",
-    "how_many",
     "laplace",
     "laplace_zcdp",
-    "largest",
     "odometers",
     "parallel",
-    "price",
+    "planning",
     "private",
     "progress_bar",
-    "quote",
     "randomized_response",
-    "reading",
-    "rowwise",
     "session",
     "subsampled_gaussian",
     "subsampled_gaussian_menu",
+    "vectorized_price",
 ]

@@ -11,13 +11,12 @@ from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakSet
 
-from odograph.budgets import Certification, certification, compile_policy
-from odograph.core.compiled import Compiled, check_compiled, compare, compiled_from_dict, price, reading
-from odograph.core.decide import Decision, Price, Totals, decide
+from odograph.compile import Certification, certification, compile_policy
+from odograph.core.compiled import Compiled, check_compiled
+from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
-from odograph.core.offers import G, Quote, used
-from odograph.core.paths import Station, ask_path, largest_on_path, quote_path, with_offer
+from odograph.core.planning import AccountState, G, Quote, ask, largest, quote, used, with_offer
 from odograph.core.policy import Policy
 from odograph.document import (
     Entry,
@@ -194,26 +193,26 @@ class Accountant:
 
     def decide(self, cost: Guarantee) -> Decision:
         """Say whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
-        return ask_path(self._path(), cost)
+        return ask(self._path(), cost)
 
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
         """Decide several costs in order, all or nothing, spending nothing."""
-        return quote_path(self._path(), costs)
+        return quote(self._path(), costs)
 
     def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
-        return largest_on_path(self._path(), kind, times)
+        return largest(self._path(), kind, times)
 
     def reading(self) -> Reading:
-        """Read the policy's odometer: valid at all times at once, and the only licensed one."""
-        return reading(self._compiled, self._totals)
+        """Read the policy's odometer: valid at all times at once, and the only one that the guarantee covers."""
+        return self._compiled.reading(self._totals)
 
     def compare(self) -> tuple[Reading, ...]:
-        """Return the policy's reading, and the finite ones of other odometers beside it, for looking only."""
-        return compare(self._compiled, self._totals)
+        """Return the policy's reading, and the finite ones of other odometers, which the guarantee does not cover."""
+        return self._compiled.compare(self._totals)
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
-        """Draw the reading over intrinsic time with the budget line, other odometers beside it, for looking only."""
+        """Draw the reading over time with the budget line, and other odometers, not covered by the guarantee."""
         stood = [self._totals]
         for entry in reversed(self.history):
             stood.append(stood[-1].without(entry.price))
@@ -272,10 +271,10 @@ class Accountant:
 
     def _adopt(self, child: Accountant) -> None:
         own, other = self.policy, child.policy
-        if (own.unit, own.neighbours) != (other.unit, other.neighbours):
+        if (own.privacy_unit, own.neighbors) != (other.privacy_unit, other.neighbors):
             raise InvalidPolicy(
-                f"a sub-budget protects the same unit and neighbours as its parent: {own.unit!r}, {own.neighbours!r},"
-                f" not {other.unit!r}, {other.neighbours!r}"
+                "a sub-budget protects the same privacy unit and neighbors as its parent:"
+                f" {own.privacy_unit!r}, {own.neighbors!r}, not {other.privacy_unit!r}, {other.neighbors!r}"
             )
         if self._children.setdefault(child.name, child) is not child:
             raise AccountExists(f"there is a sub-budget {child.name!r} already; a new policy needs a new name")
@@ -285,15 +284,15 @@ class Accountant:
         known = self._prices.get(id(cost))
         if known is not None and known[0] is cost:
             return known[1]
-        fresh = price(self._compiled, cost)
+        fresh = self._compiled.price(cost)
         if len(self._prices) >= _REMEMBERED:
             self._prices.clear()
         self._prices[id(cost)] = (cost, fresh)  # holding the object keeps its identity from being used again
         return fresh
 
-    def _path(self) -> list[Station]:
+    def _path(self) -> list[AccountState]:
         return [
-            Station(
+            AccountState(
                 account._name or ("" if account is self else "the account above"), account._compiled, account._totals
             )
             for account in self._chain
@@ -311,7 +310,7 @@ class Accountant:
 
 
 def _restored(form: Mapping[str, Any], parent: Accountant | None) -> Accountant:
-    account = Accountant(compiled_from_dict(form["compiled"]), name=form["name"], parent=parent, keep=form["keep"])
+    account = Accountant(Compiled.from_dict(form["compiled"]), name=form["name"], parent=parent, keep=form["keep"])
     totals = totals_from_dict(form["totals"], len(account._compiled.meters))
     entries = [entry_from_dict(entry, account._compiled) for entry in form["entries"]]
     check_replay(account._compiled, totals, entries)

@@ -10,12 +10,12 @@ from urllib.parse import unquote
 
 from odograph.errors import LedgerError
 from odograph.extras import load
-from odograph.ledger.books import Books
+from odograph.ledger.backend import Backend
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local import LocalBooks
-from odograph.ledger.memory import MemoryStore
-from odograph.ledger.sqlite import SqliteStore
-from odograph.ledger.store import Store
+from odograph.ledger.local_backend import LocalBackend
+from odograph.ledger.stores.base import Store
+from odograph.ledger.stores.memory import MemoryStore
+from odograph.ledger.stores.sqlite import SqliteStore
 
 __all__ = ["connect", "store_at"]
 
@@ -51,11 +51,13 @@ def connect(  # noqa: PLR0913  each is one sentence about the way there
             raise LedgerError("a service knows who writes by the token; leave principal out")
         load("httpx")
         client = import_module("odograph.client")
-        books: Books = client.RemoteBooks(client.Wire(url, token, timeout, accept_plain_http=accept_plain_http))
-        return Ledger(books)
+        backend: Backend = client.RemoteBackend(
+            client.Transport(url, token, timeout, accept_plain_http=accept_plain_http)
+        )
+        return Ledger(backend)
     if token is not None:
         raise LedgerError("a token is for a service, such as https://budgets.example.org; leave it out here")
-    return Ledger(LocalBooks(store_at(url, timeout=timeout, accept_fsync_off=accept_fsync_off), principal))
+    return Ledger(LocalBackend(store_at(url, timeout=timeout, accept_fsync_off=accept_fsync_off), principal))
 
 
 def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> Store:
@@ -70,7 +72,7 @@ def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False)
         return SqliteStore(Path(unquote(rest[1:])), timeout=timeout)
     if scheme in ("postgresql", "postgres"):
         load("psycopg")
-        postgres = import_module("odograph.ledger.postgres")
+        postgres = import_module("odograph.ledger.stores.postgres")
         store: Store = postgres.PostgresStore(url, timeout=timeout, accept_fsync_off=accept_fsync_off)
         return store
     raise LedgerError(f"{url!r} is not where a ledger can be: use {_KNOWN}")

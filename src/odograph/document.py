@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from odograph.core.compiled import Compiled, price, too_low
-from odograph.core.decide import Price, Totals, decide
+from odograph.core.compiled import Compiled, too_low
+from odograph.core.gate import Price, Totals, decide
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
 
 __all__ = [
@@ -73,7 +73,7 @@ def entry_from_dict(form: Mapping[str, Any], compiled: Compiled) -> Entry:
     """Read what `entry_to_dict` wrote, or raise `ValueError` if its price is too low."""
     guarantee = guarantee_from_dict(form["guarantee"])
     stored = Price(tuple(None if amount is None else _whole(amount) for amount in form["price"]))
-    if too_low(stored, price(compiled, guarantee)):
+    if too_low(stored, compiled.price(guarantee)):
         raise ValueError(f"{guarantee} is written with a lower price than it has")
     return Entry(guarantee, stored, str(form["note"]), str(form["account"]))
 

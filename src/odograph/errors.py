@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from odograph.core.decide import Decision
+    from odograph.core.gate import Decision
 
 __all__ = [
     "ERROR_TABLE",

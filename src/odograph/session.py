@@ -9,10 +9,9 @@ from contextvars import ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
-from odograph.core.account import Account, check_account
-from odograph.core.compiled import price
-from odograph.core.decide import Decision
-from odograph.core.guarantees import KINDS, ZCDP, ApproxDP, Guarantee, PureDP
+from odograph.account import Account, check_account
+from odograph.core.gate import Decision
+from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
 from odograph.integrations import cost_of, is_interactive, name_of, states_cost
 
@@ -143,11 +142,11 @@ class Session:
         if not isinstance(trust_cost, bool) or (trust_cost and cost is None):
             raise InvalidGuarantee(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
         if cost is None:
-            own = cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
+            own = cost_of(mechanism, neighbors=self.account.policy.neighbors, settings=kwargs)
             return mechanism, own, ""
-        if not isinstance(cost, KINDS) and callable(cost):
+        if not isinstance(cost, Guarantee) and callable(cost):
             cost = cost(**_settings(mechanism, cost, args, kwargs))
-        if not isinstance(cost, KINDS):
+        if not isinstance(cost, Guarantee):
             raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1), and a {name_of(cost)} is not")
         doubt = self._doubt(mechanism, cost, kwargs) if states_cost(mechanism) else None
         if doubt is None:
@@ -164,7 +163,7 @@ class Session:
     ) -> InvalidGuarantee | UnprovenComposition | None:
         """Return why a given cost may be too low for a measurement that states its own; None if it is not."""
         try:
-            own = cost_of(mechanism, neighbours=self.account.policy.neighbours, settings=kwargs)
+            own = cost_of(mechanism, neighbors=self.account.policy.neighbors, settings=kwargs)
         except (InvalidGuarantee, UnprovenComposition) as problem:
             return type(problem)(f"cost={given} cannot be compared with what the measurement states ({problem})")
         # A cost that is written as the float which the library gives is read as a decimal, which may be half a
@@ -228,7 +227,7 @@ class _Marked:
     """A mechanism and its cost."""
 
     def __init__(self, mechanism: Callable[..., Any], cost: Cost) -> None:
-        if not isinstance(cost, KINDS) and not callable(cost):
+        if not isinstance(cost, Guarantee) and not callable(cost):
             raise InvalidGuarantee(f"private(cost=...) takes a guarantee or a function to one, not {cost!r}")
         functools.update_wrapper(self, mechanism)
         self.mechanism = mechanism
@@ -317,9 +316,9 @@ def _covers(account: Any, given: Guarantee, own: Guarantee) -> bool:  # noqa: AN
     A meter on which the other has no price is one that the given cost must have none on either.
     """
     while account is not None:
-        asked = price(account.compiled, given).amounts
+        asked = account.compiled.price(given).amounts
         try:
-            proven = price(account.compiled, own).amounts
+            proven = account.compiled.price(own).amounts
         except UnprovenComposition:
             return False
         if any(a is not None and (b is None or a < b) for a, b in zip(asked, proven, strict=True)):

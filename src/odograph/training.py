@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
-from typing import Final
+from typing import Final, Never
 
-from odograph.budgets import compile_policy
+from odograph.compile import compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.conversions import largest_rdp
+from odograph.core.filters import Exact, Renyi
+from odograph.core.fixed_point import Numeric, read
 from odograph.core.guarantees import RDP, Mechanism, exact_of
-from odograph.core.odometers import Renyi
-from odograph.core.offers import how_many
-from odograph.core.policy import Policy
-from odograph.core.subsampling import sampling_settings, subsampled_gaussian, subsampled_gaussian_menu
-from odograph.core.units import Numeric, read
+from odograph.core.mechanisms import sampling_settings, subsampled_gaussian, subsampled_gaussian_menu
+from odograph.core.odometers import RenyiOdometer
+from odograph.core.planning import AccountState, how_many
+from odograph.core.policy import Policy, refuse_old_words
 from odograph.errors import InvalidPolicy
 
 __all__ = ["Setting", "TrainingPlan", "dpsgd_policy"]
@@ -48,7 +49,7 @@ class TrainingPlan:
 
     def __str__(self) -> str:
         policy = self.policy
-        lines = [f"{policy.target} by rule {policy.rule!r}, steps if one setting is used alone:"]
+        lines = [f"{policy.target} by filter {policy.filter_text!r}, steps if one setting is used alone:"]
         for (rate, noise), steps in self.steps.items():
             block = self.blocks[rate, noise]
             charged = f", charged by {block}" if block > 1 else ""
@@ -62,52 +63,63 @@ def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
     *,
     sample_rates: Sequence[Numeric],
     noise_multipliers: Sequence[Numeric],
-    rule: str = "exact",
+    filter: str = "exact",  # noqa: A002  as of a policy
     takes: Sequence[str] = (),
     delta_steps: Numeric = 0,
-    unit: str = "person",
+    privacy_unit: str = "person",
+    **old: Never,
 ) -> TrainingPlan:
     """Plan DP-SGD with any of the sampling rates and any of the noise multipliers at every step.
 
-    With `rule="exact"` the settings are a menu, solved together: nothing but them is taken, unless `takes` lists
+    With `filter="exact"` the settings are a menu, solved together: nothing but them is taken, unless `takes` lists
     families for other questions, such as private validation (`takes=("pure",)`), which costs about a tenth of the
-    steps. With `rule="renyi"` any subsampled Gaussian is taken; the orders are those that suit the settings. Charge
+    steps. With `filter="renyi"` any subsampled Gaussian is taken; the orders are those that suit the settings. Charge
     each step, before it runs, with `subsampled_gaussian(rate, noise)`; clipping norms may change freely, because
     noise is a multiple of them.
 
     Theorem: the exact filter over a menu, or the Rényi filter at fixed orders (Lemma 3); Rényi odometer.
-    Assumes: Poisson sampling, per-example clipping, add/remove neighbours; each setting of a step is chosen from
+    Assumes: Poisson sampling, per-example clipping, add/remove neighbors; each setting of a step is chosen from
         what was released before it.
     """
+    refuse_old_words("dpsgd_policy", old)
     settings = _settings(sample_rates, noise_multipliers)
     aside = read(delta_steps, "delta_steps", InvalidPolicy)
     level = read(delta, "delta", InvalidPolicy) - aside
-    if rule not in {"exact", "renyi"}:
-        raise InvalidPolicy(f"subsampled Gaussians are taken by rule 'exact' or 'renyi', not {rule!r}")
+    if filter not in {Exact.kind, Renyi.kind}:
+        raise InvalidPolicy(f"subsampled Gaussians are taken by the filters 'exact' and 'renyi' (got {filter!r})")
     if level <= 0:
         raise InvalidPolicy(f"delta ({delta!r}) must be above delta_steps ({delta_steps!r})")
     target = (float(read(epsilon, "epsilon", InvalidPolicy)), float(level))
     single = {setting: subsampled_gaussian(*setting) for setting in settings}
     curves = [_curve(single[setting]) for setting in settings]
     odometer = _odometer([(curve, max(_steps(curve, target).values())) for curve in curves], target)
-    if rule == "renyi":
+    if filter == Renyi.kind:
         orders = _orders(curves, target)
         policy = Policy(
             epsilon,
             delta,
             delta_steps=delta_steps,
-            rule=rule,
+            filter=Renyi({order: Fraction(1, len(orders)) for order in orders}),
             odometer=odometer,
-            unit=unit,
-            orders={order: Fraction(1, len(orders)) for order in orders},
+            privacy_unit=privacy_unit,
         )
         blocks = dict.fromkeys(settings, 1)
     else:
         menu = subsampled_gaussian_menu(epsilon, level, settings)
-        policy = Policy(epsilon, delta, delta_steps=delta_steps, takes=takes, menu=menu, odometer=odometer, unit=unit)
+        policy = Policy(
+            epsilon,
+            delta,
+            delta_steps=delta_steps,
+            filter=Exact(takes=takes, menu=menu),
+            odometer=odometer,
+            privacy_unit=privacy_unit,
+        )
         blocks = {setting: item.block for setting, item in zip(settings, menu, strict=True)}
     compiled = compile_policy(policy)
-    steps = {s: how_many(compiled, compiled.start, subsampled_gaussian(*s, blocks[s])) * blocks[s] for s in settings}
+    steps = {
+        s: how_many(AccountState("", compiled, compiled.start), subsampled_gaussian(*s, blocks[s])) * blocks[s]
+        for s in settings
+    }
     return TrainingPlan(compiled, steps, blocks)
 
 
@@ -161,7 +173,7 @@ def _log(steps: float) -> float:
     return math.log(max(steps, _NONE))
 
 
-def _odometer(curves: Sequence[tuple[RDP, float]], target: tuple[float, float]) -> Renyi:
+def _odometer(curves: Sequence[tuple[RDP, float]], target: tuple[float, float]) -> RenyiOdometer:
     """Return a Rényi odometer over the orders that read best when parts of the budget are spent."""
     ell = -math.log(target[1])
     orders = set()
@@ -172,4 +184,4 @@ def _odometer(curves: Sequence[tuple[RDP, float]], target: tuple[float, float]) 
                 for order, value in zip(curve.orders, curve.values, strict=True)
             ]
             orders.add(min(losses)[1])
-    return Renyi(tuple(sorted(orders)), (1.0 / len(orders),) * len(orders))
+    return RenyiOdometer(tuple(sorted(orders)), (1.0 / len(orders),) * len(orders))

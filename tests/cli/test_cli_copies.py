@@ -52,7 +52,7 @@ def copied(way: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("way", ["export", "backup"])
 def test_a_copy_without_a_checkpoint_is_closed(way: str) -> None:
     assert "every account is closed" in done(*copied(way), *NEW)
-    assert document("show", "census", *NEW)["closed"] is True
+    assert document("show", "census", *NEW)["account"]["closed"] is True
     assert run("spend", "census", "--pure", "0.1", *NEW)[0] == 5
     assert "1 account " in done("verify", *NEW)
 

@@ -1,11 +1,10 @@
-"""The demo is really killed, and neither loses nor repeats a charge; twins that do are caught."""
+"""The demo is really killed, and neither loses nor repeats a charge; broken analysts that do are caught."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,23 +15,34 @@ from typer.testing import CliRunner
 
 import odograph as odo
 from odograph.cli.app import app
-from odograph.cli.demo import Report, investigate, tally
-from odograph.cli.drill import ACCOUNT, ANSWERS, LEDGER, MOST_VISITS, Desk, Group, Rows, drill, released
+from odograph.cli.demo import (
+    ACCOUNT,
+    ANSWERS,
+    CLAMP,
+    LEDGER,
+    DurableDrillDown,
+    Question,
+    Report,
+    Rows,
+    investigate,
+    read_answers,
+    tally,
+)
 from odograph.integrations.opendp import noisy
-from odograph.ledger.receipts import Past
+from odograph.ledger.results import Past
 
 QUESTIONS = 41  # one count of everybody, two questions for each of 19 splits, two to confirm
 
-# Twins of the analyst. One has new keys each time it is started, one does not charge once it was started again, one
-# draws answers again that were released.
-_TWIN = "import secrets; from odograph.cli import drill\n{change}\ndrill.main()"
-REPEATS = "drill.Desk.next_key = lambda self: secrets.token_hex(8)"
+# Broken analysts. One has new keys each time it is started, one does not charge once it was started again, one draws
+# answers again that were written.
+_BROKEN_ANALYST = "import secrets; from odograph.cli import demo\n{change}\ndemo.analyze()"
+REPEATS = "demo.DurableDrillDown.next_key = lambda self: secrets.token_hex(8)"
 LOSES = (
-    "charge = drill.Desk._charge\n"
-    "drill.Desk._charge = lambda self, key, question, cost:"
+    "charge = demo.DurableDrillDown._charge\n"
+    "demo.DurableDrillDown._charge = lambda self, key, question, cost:"
     " (float(cost.epsilon), False) if self._chosen else charge(self, key, question, cost)"
 )
-REDRAWS = "drill.released = lambda answers: {}"
+REDRAWS = "demo.read_answers = lambda answers: {}"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +56,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def data() -> Rows:
-    return Rows.load()
+    return Rows.load().clamp()
 
 
 def spends(folder: Path) -> list[Past]:
@@ -57,7 +67,7 @@ def spends(folder: Path) -> list[Past]:
 def investigated(folder: Path, *, change: str = "", killed_after: int = 17) -> Report:
     folder.mkdir()
     report = Report(folder)
-    analyst = (sys.executable, "-c", _TWIN.format(change=change))
+    analyst = (sys.executable, "-c", _BROKEN_ANALYST.format(change=change))
     investigate(report, analyst=analyst, killed_after=killed_after)
     return report
 
@@ -74,7 +84,7 @@ def test_the_demo_is_killed_and_neither_loses_nor_repeats_a_charge(shown: dict[s
     assert [row["key"] for row in shown["questions"]] == keys
     assert [past.entry.key for past in spends(Path(shown["folder"]))] == keys
     assert shown["charges"] == QUESTIONS
-    assert [*released(Path(shown["folder"]) / ANSWERS)] == keys
+    assert [*read_answers(Path(shown["folder"]) / ANSWERS)] == keys
 
 
 def test_the_demo_spends_its_budget_to_the_end_and_compares(shown: dict[str, Any]) -> None:
@@ -126,11 +136,11 @@ def test_an_analyst_that_ends_before_it_is_killed_is_not_called_killed(tmp_path:
         investigated(tmp_path / "new", change="raise SystemExit(3)")
 
 
-def test_a_line_that_was_cut_off_was_never_released(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_off_was_never_read_answers(tmp_path: Path) -> None:
     answers = tmp_path / ANSWERS
     whole = json.dumps({"key": "q-01", "answer": [20190]}) + "\n"
     answers.write_text(whole + '{"key": "q-02", "answ')
-    assert [*released(answers)] == ["q-01"]
+    assert [*read_answers(answers)] == ["q-01"]
     assert answers.read_text() == whole
 
 
@@ -148,32 +158,30 @@ def off_by(noise: list[int], scale: float) -> float:
 
 def test_the_noise_is_what_is_charged_for() -> None:
     for epsilon in (0.01, 0.0371, 0.3):
-        for sensitivity in (1, MOST_VISITS):
+        for sensitivity in (1, CLAMP):
             scale = sensitivity / epsilon
             assert abs(off_by(noisy([0] * 4000, sensitivity, epsilon), scale)) < 6
             assert off_by(noisy([0] * 4000, sensitivity, 1.5 * epsilon), scale) < -6  # noise for a higher price
 
 
-class Replayed(Desk):
-    """A desk that gives the answers of an earlier run, and notes the truths that it was asked to add noise to."""
+class Replayed(DurableDrillDown):
+    """A drill-down that gets the answers of an earlier run, and records the true answers to its questions."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, data: Rows) -> None:
         self.ledger = odo.connect(f"sqlite:///{folder / LEDGER}")
-        super().__init__(self.ledger.account(ACCOUNT), folder / ANSWERS)
+        super().__init__(self.ledger.account(ACCOUNT), folder / ANSWERS, data)
         self.asked: list[tuple[list[int], int]] = []
         self._lines = iter(self._known.values())
 
-    def ask(
-        self, about: tuple[str, Group], truths: Sequence[int], sensitivity: int, wanted: odo.Guarantee | None
-    ) -> tuple[list[int], float]:
+    def ask(self, question: Question, wanted: odo.Guarantee | None) -> tuple[list[int], float]:
         del wanted
         line = next(self._lines)
-        assert line["question"] == f"{about[0]} of {about[1]}"
-        self.asked.append(([int(truth) for truth in truths], sensitivity))
+        assert line["question"] == str(question)
+        self.asked.append((question.true_answers(self.data), question.sensitivity))
         return line["answer"], line["epsilon"]
 
-    def tell(self, answer: str) -> None:
-        """Tell nobody."""
+    def show(self, answer: str) -> None:
+        """Show nothing."""
 
 
 def worst(folder: Path, data: Rows) -> float:
@@ -183,13 +191,13 @@ def worst(folder: Path, data: Rows) -> float:
         kept = np.ones(len(data.visits), dtype=np.bool_)
         kept[row if row is not None else []] = False
         columns = {name: column[kept] for name, column in data.attributes.items()}
-        desk = Replayed(folder)
-        with desk.ledger:
-            drill(desk, Rows(data.visits[kept], columns))
+        analyst = Replayed(folder, Rows(data.visits[kept], columns))
+        with analyst.ledger:
+            analyst.confirm(analyst.run()[-1][0])
         if row is None:
-            whole = desk.asked
+            whole = analyst.asked
             continue
-        for (truths, sensitivity), (without, _) in zip(whole, desk.asked, strict=True):
+        for (truths, sensitivity), (without, _) in zip(whole, analyst.asked, strict=True):
             most = max(most, sum(abs(a - b) for a, b in zip(truths, without, strict=True)) / sensitivity)
     return most
 
@@ -200,7 +208,7 @@ def test_a_row_moves_no_answer_by_more_than_its_noise_is_for(shown: dict[str, An
 
 
 def test_visits_without_their_bound_are_caught(shown: dict[str, Any], data: Rows) -> None:
-    # The broken twin: one row has more visits than the bound that the noise is for.
+    # Broken: one row has more visits than the bound that the noise is for.
     visits = data.visits.copy()
-    visits[4001] = MOST_VISITS + 30
+    visits[4001] = CLAMP + 30
     assert worst(Path(shown["folder"]), replace(data, visits=visits)) > 1.0

@@ -12,8 +12,8 @@ from service_server import ServiceThread
 from typer.testing import CliRunner
 
 import odograph as odo
+from odograph.cli import records
 from odograph.cli.app import app
-from odograph.ledger import doctor
 
 YEAR = 365 * 86400 * 10**9
 MOUNTS = """22 1 0:21 / / rw - ext4 /dev/root rw
@@ -27,7 +27,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     url = f"sqlite:///{tmp_path}/a folder/ledger.db"
     (tmp_path / "a folder").mkdir()
     with odo.connect(url, principal="ana") as ledger:
-        ledger.open_account("census", odo.Policy(1, 0, rule="basic")).spend(odo.PureDP("0.1"))
+        ledger.open_account("census", odo.Policy(1, 0, filter="basic")).spend(odo.PureDP("0.1"))
         yield url
 
 
@@ -51,7 +51,7 @@ def test_a_ledger_in_order_has_nothing_to_be_done(url: str) -> None:
 def test_a_ledger_behind_a_service_is_looked_at_too(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
     token = service.token("ana")
     with odo.connect(service.url, token=token) as ledger:
-        ledger.open_account("census", odo.Policy(1, 0, rule="basic"))
+        ledger.open_account("census", odo.Policy(1, 0, filter="basic"))
     monkeypatch.setenv("ODOGRAPH_TOKEN", token)
     code, text = run("doctor", service.url)
     assert code == 0
@@ -90,7 +90,7 @@ def test_a_network_file_system_is_named(
     mounts = tmp_path / "mounts"
     folder = str(tmp_path / "a folder").replace(" ", "\\040")
     mounts.write_text(MOUNTS.format(folder=folder, kind=kind), encoding="utf-8")
-    monkeypatch.setattr(doctor, "_MOUNTS", mounts)
+    monkeypatch.setattr(records, "_MOUNT_INFO", mounts)
     code, text = run("doctor", url)
     assert code == expected
     assert f"file system: {kind}" in text
@@ -100,14 +100,14 @@ def test_a_network_file_system_is_named(
 def test_a_system_that_does_not_say_what_is_mounted_is_no_fault(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_MOUNTS", tmp_path / "nothing")
+    monkeypatch.setattr(records, "_MOUNT_INFO", tmp_path / "nothing")
     code, text = run("doctor", url)
     assert code == 0
-    assert "file system: not known" in text
+    assert "file system: unknown" in text
 
 
 def test_a_log_that_is_kept_from_being_written_back_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_LONG_LOG", 0)
+    monkeypatch.setattr(records, "_WAL_SIZE_WARNING", 0)
     code, text = run("doctor", url)
     assert code == 5
     assert "a program keeps reading" in text
@@ -116,7 +116,7 @@ def test_a_log_that_is_kept_from_being_written_back_is_named(url: str, monkeypat
 def test_many_accounts_ahead_are_counted() -> None:
     with odo.connect("memory://") as ledger:
         for number in range(5):
-            ledger.open_account(f"a{number}", odo.Policy(1, 0, rule="basic"))
-        found = doctor.examine_clock(ledger.books.balances().values(), 0)
-    assert "and 2 more are later than 1970-01-01 00:00:00 UTC" in found.found
-    assert doctor.examine_clock([], 0) == ("clock", "there are no entries", "")
+            ledger.open_account(f"a{number}", odo.Policy(1, 0, filter="basic"))
+        found = records.examine_clock(ledger.backend.balances().values(), 0)
+    assert "and 2 more are later than the present time, 1970-01-01 00:00:00 UTC" in found.found
+    assert records.examine_clock([], 0) == ("clock", "there are no entries", "")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from results import Part, disagreements, page, verdicts
 from run import HERE, SCRIPTS, about, output, part, tables
 from timing import Row, failure, number, ratio, read, row

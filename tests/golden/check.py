@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpmath import mp, mpf
 
-from odograph.core import boundaries, composition, conversions, gaussian, witnesses
-from odograph.core.units import up
+from odograph.core import conversions, odometers, theory
+from odograph.core.fixed_point import up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,19 +48,19 @@ def _odometer(boundary: Callable[..., float], **renamed: str) -> Callable[..., f
 
 
 def _filter_odometer(*, V: float, eps: float, delta_prime: float) -> float:  # noqa: N803
-    at = boundaries.filter_time(eps, delta_prime)
-    return up(boundaries.line(V, delta_prime, at=at) + 0.5 * V)
+    at = conversions.filter_time(eps, delta_prime)
+    return up(odometers.line(V, delta_prime, at=at) + 0.5 * V)
 
 
 def _filter_accepts(*, eps: float, delta_prime: float, V: float, next_eps: float) -> bool:  # noqa: N803
     spent = Fraction(repr(V)) + Fraction(repr(next_eps)) ** 2
-    return spent <= Fraction(boundaries.filter_time(eps, delta_prime))
+    return spent <= Fraction(conversions.filter_time(eps, delta_prime))
 
 
 def _time_left(eps: float, delta_prime: float, v: float) -> Fraction:
     # The larger of the two readings of V, so that what is left is not overstated under either.
     spent = max(Fraction(v), Fraction(repr(v)))
-    return max(Fraction(0), Fraction(boundaries.filter_time(eps, delta_prime)) - spent)
+    return max(Fraction(0), Fraction(conversions.filter_time(eps, delta_prime)) - spent)
 
 
 def _float_down(value: Fraction) -> float:
@@ -98,29 +98,29 @@ def _budget(function: Callable[..., float], *names: str) -> _Entry:
 
 
 _FUNCTIONS: Final[dict[str, _Entry]] = {
-    "adv_comp_half_V": _bound(composition.advanced_half, "eps", "delta_prime"),
-    "adv_comp_kov_tanh_drift": _bound(composition.advanced_hoeffding, "eps", "delta_prime"),
-    "adv_comp_tanh_V": _bound(composition.advanced_tanh, "eps", "delta_prime"),
+    "adv_comp_half_V": _bound(theory.advanced_half, "eps", "delta_prime"),
+    "adv_comp_kov_tanh_drift": _bound(theory.advanced_hoeffding, "eps", "delta_prime"),
+    "adv_comp_tanh_V": _bound(theory.advanced_tanh, "eps", "delta_prime"),
     "dp_filter_accepts": _Entry(_filter_accepts, 0),
     "dp_filter_remaining_eps": _Entry(_remaining, -1),
     "dp_filter_tanh_remaining_eps": _Entry(_tanh_remaining, -1),
-    "dp_not_pdp_loss": _bound(witnesses.dp_not_probdp_loss, "eps", "delta"),
+    "dp_not_pdp_loss": _bound(theory.dp_not_probdp_loss, "eps", "delta"),
     "dp_to_pdp_delta_onesided": _bound(conversions.dp_to_probdp_delta_one_sided, "eps", "delta", "t"),
     "dp_to_pdp_delta_twosided": _bound(conversions.dp_to_probdp_delta, "eps", "delta", "t"),
     "filter_odometer": _Entry(_filter_odometer, 1),
-    "gdp_delta": _Entry(_by_position(gaussian.gdp_to_dp_delta, "mu", "eps"), 1, _GAUSSIAN_TOLERANCE),
-    "kov_optimal_eps": _bound(composition.kov_epsilon, "k", "eps", "delta", "delta_total"),
-    "mixture_gamma_opt": _Entry(_by_position(boundaries.best_gamma, "V", "delta_prime"), 0),
-    "mixture_odometer": _Entry(_odometer(boundaries.mixture), 1),
-    "mixture_onesided_closed_odometer": _Entry(_odometer(boundaries.mixture_one_sided_closed), 1),
-    "mixture_onesided_odometer": _Entry(_odometer(boundaries.mixture_one_sided), 1),
+    "gdp_delta": _Entry(_by_position(conversions.gdp_to_dp_delta, "mu", "eps"), 1, _GAUSSIAN_TOLERANCE),
+    "kov_optimal_eps": _bound(theory.kov_epsilon, "k", "eps", "delta", "delta_total"),
+    "mixture_gamma_opt": _Entry(_by_position(odometers.best_gamma, "V", "delta_prime"), 0),
+    "mixture_odometer": _Entry(_odometer(odometers.mixture), 1),
+    "mixture_onesided_closed_odometer": _Entry(_odometer(odometers.mixture_one_sided_closed), 1),
+    "mixture_onesided_odometer": _Entry(_odometer(odometers.mixture_one_sided), 1),
     "pdp_conditional_drift": _Entry(_conditional_drift, 1),
     "pure_dp_to_zcdp_rho": _bound(conversions.pure_to_zcdp, "eps"),
-    "rogers_odometer": _Entry(_odometer(boundaries.rogers, n="people"), 1),
+    "rogers_odometer": _Entry(_odometer(odometers.rogers, n="people"), 1),
     "rr_renyi": _bound(conversions.pure_to_rdp, "eps", "order"),
-    "stitched_odometer_exact": _Entry(_odometer(boundaries.stitched, v0="start"), 1),
-    "stitched_odometer_paper": _Entry(_odometer(boundaries.stitched_paper, v0="start"), 1),
-    "ystar": _budget(boundaries.filter_time, "eps", "delta_prime"),
+    "stitched_odometer_exact": _Entry(_odometer(odometers.stitched, v0="start"), 1),
+    "stitched_odometer_paper": _Entry(_odometer(odometers.stitched_paper, v0="start"), 1),
+    "ystar": _budget(conversions.filter_time, "eps", "delta_prime"),
     "zcdp_max_rho_optimal": _budget(conversions.largest_rho, "eps", "delta"),
     "zcdp_to_dp_eps_optimal": _bound(conversions.zcdp_to_dp_epsilon, "rho", "delta"),
     "zcdp_to_dp_eps_standard": _bound(conversions.zcdp_to_dp_epsilon_standard, "rho", "delta"),

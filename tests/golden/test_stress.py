@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from odograph.core import boundaries, conversions, gaussian
+from odograph.core import conversions, odometers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ GAUSSIAN: Final = mpf("1e-10")
 # inputs themselves are not known any better.
 CANCELLED: Final = mpf("0.01")
 
-TIMES, WEIGHTS = boundaries.spread_times(1e-6, 1.0, 16)
+TIMES, WEIGHTS = odometers.spread_times(1e-6, 1.0, 16)
 
 
 @pytest.fixture(autouse=True)
@@ -230,44 +230,44 @@ VALUES: Final[dict[str, Case]] = {
         1,
     ),
     "probdp_drift": (conversions.probdp_drift, drift_pair, lambda e, d: [d * e / mp.sinh(e)], 1),
-    "line": (named(boundaries.line, "at"), draws(TIME, delta, TUNING), line, 1),
+    "line": (named(odometers.line, "at"), draws(TIME, delta, TUNING), line, 1),
     "mixture": (
-        named(boundaries.mixture, "gamma"),
+        named(odometers.mixture, "gamma"),
         draws(TIME, delta, TUNING),
         lambda v, d, g: [mp.sqrt((v + g) * (2 * ell(d) + mp.log(1 + v / g)))],
         1,
     ),
     "mixture_one_sided_closed": (
-        named(boundaries.mixture_one_sided_closed, "gamma"),
+        named(odometers.mixture_one_sided_closed, "gamma"),
         draws(TIME, delta, TUNING),
         closed,
         1,
     ),
     "stitched_paper": (
-        named(boundaries.stitched_paper, "start"),
+        named(odometers.stitched_paper, "start"),
         draws(TIME, delta, TUNING),
         stitched_paper,
         1,
     ),
     "stitched": (
-        named(boundaries.stitched, "start", "eta", "s"),
+        named(odometers.stitched, "start", "eta", "s"),
         draws(TIME, delta, TUNING, between(1.01, 50.0), between(1.01, 20.0)),
         stitched,
         1,
     ),
     "rogers": (
-        named(boundaries.rogers, "people"),
+        named(odometers.rogers, "people"),
         draws(TIME, between(1e-300, 0.36), between(2.0, 1e12)),
         rogers,
         1,
     ),
-    "filter_time": (
-        boundaries.filter_time,
+    "conversions.filter_time": (
+        conversions.filter_time,
         draws(EPSILON, delta),
         lambda e, d: [(2 * e / (mp.sqrt(2 * ell(d)) + mp.sqrt(2 * ell(d) + 2 * e))) ** 2],
         -1,
     ),
-    "gdp_to_dp_delta": (gaussian.gdp_to_dp_delta, gaussian_pair, lambda mu, e: [gdp_delta(mu, e)], 1),
+    "gdp_to_dp_delta": (conversions.gdp_to_dp_delta, gaussian_pair, lambda mu, e: [gdp_delta(mu, e)], 1),
 }
 
 
@@ -328,31 +328,31 @@ EQUATIONS: Final[dict[str, Case]] = {
         -1,
     ),
     "gdp_to_dp_epsilon": (
-        gaussian.gdp_to_dp_epsilon,
+        conversions.gdp_to_dp_epsilon,
         gdp_pair_by_epsilon,
         lambda e, mu, d: gdp_delta(mu, e) <= d,
         1,
     ),
-    "largest_mu": (gaussian.largest_mu, draws(EPSILON, delta), lambda mu, e, d: gdp_delta(mu, e) > d, -1),
+    "largest_mu": (conversions.largest_mu, draws(EPSILON, delta), lambda mu, e, d: gdp_delta(mu, e) > d, -1),
     "pure_to_gdp": (
-        gaussian.pure_to_gdp,
+        conversions.pure_to_gdp,
         draws(EPSILON),
         lambda mu, e: mp.ncdf(-mu / 2) <= 1 / (1 + mp.exp(e)),
         1,
     ),
     "mixture_one_sided": (
-        named(boundaries.mixture_one_sided, "gamma"),
+        named(odometers.mixture_one_sided, "gamma"),
         draws(TIME, delta, TUNING),
         one_sided,
         1,
     ),
     "discrete_mixture": (
-        lambda v, d: boundaries.discrete_mixture(v, d, times=TIMES, weights=WEIGHTS),
+        lambda v, d: odometers.discrete_mixture(v, d, times=TIMES, weights=WEIGHTS),
         draws(between(1e-12, 1e12), delta),
         discrete,
         1,
     ),
-    "best_gamma": (boundaries.best_gamma, draws(TIME, delta), best_gamma, 0),
+    "best_gamma": (odometers.best_gamma, draws(TIME, delta), best_gamma, 0),
 }
 
 
@@ -381,14 +381,14 @@ def test_roots(name: str) -> None:
 @pytest.mark.parametrize(
     "curve",
     [
-        lambda v: boundaries.line(v, 1e-6, at=0.3),
-        lambda v: boundaries.mixture(v, 1e-6, gamma=0.3),
-        lambda v: boundaries.mixture_one_sided(v, 1e-6, gamma=0.3),
-        lambda v: boundaries.mixture_one_sided_closed(v, 1e-6, gamma=0.3),
-        lambda v: boundaries.stitched_paper(v, 1e-6, start=0.3),
-        lambda v: boundaries.stitched(v, 1e-6, start=0.3),
-        lambda v: boundaries.discrete_mixture(v, 1e-6, times=TIMES, weights=WEIGHTS),
-        lambda v: boundaries.rogers(v, 1e-6, people=1e6),
+        lambda v: odometers.line(v, 1e-6, at=0.3),
+        lambda v: odometers.mixture(v, 1e-6, gamma=0.3),
+        lambda v: odometers.mixture_one_sided(v, 1e-6, gamma=0.3),
+        lambda v: odometers.mixture_one_sided_closed(v, 1e-6, gamma=0.3),
+        lambda v: odometers.stitched_paper(v, 1e-6, start=0.3),
+        lambda v: odometers.stitched(v, 1e-6, start=0.3),
+        lambda v: odometers.discrete_mixture(v, 1e-6, times=TIMES, weights=WEIGHTS),
+        lambda v: odometers.rogers(v, 1e-6, people=1e6),
     ],
 )
 def test_an_array_gives_what_its_entries_give(curve: Callable[[Any], Any]) -> None:
@@ -404,21 +404,19 @@ def test_an_array_gives_what_its_entries_give(curve: Callable[[Any], Any]) -> No
 @pytest.mark.parametrize("target", [1e-300, 1e-6, 0.05])
 def test_tunings_are_best_where_they_say(target: float) -> None:
     v = 0.4
-    gamma = boundaries.best_gamma(v, target)
-    near = boundaries.best_gamma_one_sided(v, target)
+    gamma = odometers.best_gamma(v, target)
+    near = odometers.best_gamma_one_sided(v, target)
     for factor in (0.5, 2.0):
-        assert boundaries.mixture(v, target, gamma=gamma) < boundaries.mixture(v, target, gamma=factor * gamma)
-        assert boundaries.mixture_one_sided(v, target, gamma=near) < boundaries.mixture_one_sided(
+        assert odometers.mixture(v, target, gamma=gamma) < odometers.mixture(v, target, gamma=factor * gamma)
+        assert odometers.mixture_one_sided(v, target, gamma=near) < odometers.mixture_one_sided(
             v, target, gamma=factor * near
         )
-        assert boundaries.stitched(v, target, start=boundaries.best_start(v)) < boundaries.stitched(
-            v, target, start=factor * v
-        )
+        assert odometers.stitched(v, target, start=v) < odometers.stitched(v, target, start=factor * v)
 
 
 def test_weights_never_sum_to_more_than_one() -> None:
     for points in range(1, 200):
-        times, weights = boundaries.spread_times(1e-3, 10.0, points)
+        times, weights = odometers.spread_times(1e-3, 10.0, points)
         assert len(times) == len(weights) == points
         assert sum(map(mpf, weights)) <= 1
 
@@ -441,11 +439,11 @@ def test_nothing_costs_nothing_and_certainty_costs_everything() -> None:
         conversions.zcdp_to_dp_epsilon_standard(0.0, 1e-6),
         conversions.largest_rho(1.0, 0.0),
         conversions.probdp_drift(1.0, 0.0),
-        gaussian.gdp_to_dp_delta(0.0, 0.0),
-        gaussian.gdp_to_dp_epsilon(0.0, 1e-6),
-        gaussian.largest_mu(1.0, 0.0),
-        gaussian.pure_to_gdp(0.0),
-        boundaries.filter_time(0.0, 1e-6),
+        conversions.gdp_to_dp_delta(0.0, 0.0),
+        conversions.gdp_to_dp_epsilon(0.0, 1e-6),
+        conversions.largest_mu(1.0, 0.0),
+        conversions.pure_to_gdp(0.0),
+        conversions.filter_time(0.0, 1e-6),
     )
     assert free == (0.0,) * len(free)
     assert conversions.zcdp_to_dp_log_delta(0.0, 1.0) == -math.inf
@@ -456,11 +454,11 @@ def test_nothing_costs_nothing_and_certainty_costs_everything() -> None:
     assert conversions.dp_to_probdp_delta(1.0, 1e-6, 1.0) == 1.0
     assert conversions.dp_to_probdp_delta_one_sided(1.0, 0.9, 1.001) == 1.0
     assert conversions.probdp_drift(0.0, 1e-6) == 1e-6
-    assert gaussian.gdp_to_dp_epsilon(1.0, 0.0) == math.inf
-    assert gaussian.largest_mu(1.0, 1.0) == math.inf
+    assert conversions.gdp_to_dp_epsilon(1.0, 0.0) == math.inf
+    assert conversions.largest_mu(1.0, 1.0) == math.inf
 
 
 def test_a_cost_too_small_for_a_float_is_not_zero() -> None:
     assert conversions.pure_to_zcdp(1e-200) > 0.0
     assert conversions.probdp_drift(1e3, 1e-6) > 0.0
-    assert gaussian.gdp_to_dp_delta(1e-3, 10.0) > 0.0
+    assert conversions.gdp_to_dp_delta(1e-3, 10.0) > 0.0

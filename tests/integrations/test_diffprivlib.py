@@ -76,20 +76,20 @@ def _no_default_left() -> None:
     dp.BudgetAccountant.pop_default()
 
 
-def account(epsilon: float = 8, neighbours: str = "replace-one", **choices: Any) -> odo.Accountant:
-    return odo.Accountant(odo.Policy(epsilon, 1e-6, rule="zcdp", neighbours=neighbours, **choices))
+def account(epsilon: float = 8, neighbors: str = "replace-one", **choices: Any) -> odo.Accountant:
+    return odo.Accountant(odo.Policy(epsilon, 1e-6, filter="zcdp", neighbors=neighbors, **choices))
 
 
-def times(name: str, neighbours: str = "replace-one") -> int:
+def times(name: str, neighbors: str = "replace-one") -> int:
     """How often a tool's epsilon counts: what is for an added record counts twice for a replaced one."""
     counted = ("histogram", "GaussianNB", "DecisionTree", "RandomForest")
-    return 2 if neighbours == "replace-one" and name.startswith(counted) else 1
+    return 2 if neighbors == "replace-one" and name.startswith(counted) else 1
 
 
 def charges(account: odo.Accountant) -> list[tuple[float, float]]:
     """What the account was charged, read from its own entries."""
     return [
-        (float(entry.guarantee.epsilon), float(getattr(entry.guarantee, "delta", 0)))  # type: ignore[union-attr]  # pairs only
+        (float(entry.guarantee.epsilon), float(getattr(entry.guarantee, "delta", 0)))  # type: ignore[attr-defined]  # pairs only
         for entry in account.history
     ]
 
@@ -305,7 +305,7 @@ def answers_of_two_threads(accountant: Untyped) -> int:
 def test_two_threads_cannot_spend_the_same_budget() -> None:
     assert (
         answers_of_two_threads(
-            BudgetAccountant(odo.Accountant(odo.Policy(1, 0, rule="basic", neighbours="replace-one")))
+            BudgetAccountant(odo.Accountant(odo.Policy(1, 0, filter="basic", neighbors="replace-one")))
         )
         == 1
     )
@@ -336,7 +336,7 @@ def test_a_check_then_append_race_cannot_overspend() -> None:
             thread.join()
         return accountant.total()[0]
 
-    assert spent(BudgetAccountant(odo.Accountant(odo.Policy(1, 0, rule="basic", neighbours="replace-one")))) == 0.6
+    assert spent(BudgetAccountant(odo.Accountant(odo.Policy(1, 0, filter="basic", neighbors="replace-one")))) == 0.6
     assert spent(Slow(1, 0)) == 1.2
 
 
@@ -358,7 +358,7 @@ def spendable(accountant: Untyped, k: int) -> bool:
     rule=st.sampled_from(["zcdp", "paper", "basic"]),
 )
 def test_what_remains_can_be_spent(epsilon: float, k: int, spent: list[float], aside: float, rule: str) -> None:
-    own = odo.Accountant(odo.Policy(epsilon, 1e-6, rule=rule, delta_steps=1e-6 if rule == "basic" else aside))
+    own = odo.Accountant(odo.Policy(epsilon, 1e-6, filter=rule, delta_steps=1e-6 if rule == "basic" else aside))
     ours = BudgetAccountant(own)
     for part in spent:
         if own.decide(odo.ApproxDP(part * epsilon, aside / 7)).admitted:
@@ -381,7 +381,7 @@ def test_what_remains_in_diffprivlib_cannot_always_be_spent() -> None:
 
 
 def test_remaining_takes_whole_numbers_and_says_nothing_is_left() -> None:
-    ours = BudgetAccountant(odo.Accountant(odo.Policy(1, 0, rule="basic", neighbours="replace-one")))
+    ours = BudgetAccountant(odo.Accountant(odo.Policy(1, 0, filter="basic", neighbors="replace-one")))
     assert ours.remaining(4) == (0.25, 0)
     for _ in range(10):
         ours.spend(0.1, 0)  # ten tenths are one
@@ -394,7 +394,7 @@ def test_remaining_takes_whole_numbers_and_says_nothing_is_left() -> None:
 
 
 def test_the_slack_cannot_be_changed_after_answers_were_seen() -> None:
-    ours = BudgetAccountant(odo.Accountant(odo.Policy(1, 1e-6, rule="zcdp", delta_steps=1e-7)))
+    ours = BudgetAccountant(odo.Accountant(odo.Policy(1, 1e-6, filter="zcdp", delta_steps=1e-7)))
     assert (ours.epsilon, ours.delta, ours.slack) == (1, 1e-6, 9e-7)
     with pytest.raises(odo.InvalidPolicy):
         ours.slack = 1e-8
@@ -422,7 +422,7 @@ def crossing_rate(bounds: dict[int, float], epsilon: float) -> float:
 def test_a_total_for_fixed_parameters_is_no_reading_at_all_times() -> None:
     slack, step, looks = 0.05, 0.02, [2**j for j in range(4, 11)]
     theirs = {n: float(dp.BudgetAccountant(slack=slack, spent_budget=[(step, 0)] * n).total()[0]) for n in looks}
-    own = odo.Accountant(odo.Policy(200, slack, rule="zcdp"))
+    own = odo.Accountant(odo.Policy(200, slack, filter="zcdp"))
     ours = BudgetAccountant(own)
     readings = {}
     for n in range(1, max(looks) + 1):
@@ -460,7 +460,7 @@ def test_what_is_no_budget_is_refused_and_charges_nothing(
 
 
 def test_a_delta_is_charged_to_what_the_policy_sets_aside() -> None:
-    own = odo.Accountant(odo.Policy(1, 1e-6, rule="zcdp", delta_steps=1e-7))
+    own = odo.Accountant(odo.Policy(1, 1e-6, filter="zcdp", delta_steps=1e-7))
     ours = BudgetAccountant(own)
     ours.spend(0.1, 6e-8)
     assert own.history[0].guarantee == odo.ApproxDP(0.1, 6e-8)
@@ -471,8 +471,8 @@ def test_a_delta_is_charged_to_what_the_policy_sets_aside() -> None:
 
 
 def test_a_parent_with_less_delta_left_gets_pure_offers() -> None:
-    parent = odo.Accountant(odo.Policy(1, 1e-6, rule="zcdp"))
-    child = odo.Accountant(odo.Policy(1, 1e-6, rule="zcdp", delta_steps=1e-7), name="analyst", parent=parent)
+    parent = odo.Accountant(odo.Policy(1, 1e-6, filter="zcdp"))
+    child = odo.Accountant(odo.Policy(1, 1e-6, filter="zcdp", delta_steps=1e-7), name="analyst", parent=parent)
     ours = BudgetAccountant(child)
     assert ours.remaining(3)[1] == 0
     assert spendable(ours, 3)
@@ -511,7 +511,7 @@ class Inherited(mechanisms.Laplace):  # type: ignore[misc]  # untyped library
 @pytest.mark.parametrize("kind", [mechanisms.Laplace, Inherited])
 def test_a_mechanism_that_runs_in_a_session_costs_no_less_than_it_was_made_for(kind: type) -> None:
     mechanism = kind(epsilon=0.5, sensitivity=1)
-    account = odo.Accountant(odo.Policy(1, 0, rule="basic"))
+    account = odo.Accountant(odo.Policy(1, 0, filter="basic"))
     with odo.session(account) as s:
         for run in (mechanism.randomise, functools.partial(mechanism.randomise)):
             with pytest.raises(odo.InvalidGuarantee, match="is less"):

@@ -73,22 +73,22 @@ RELATIONS: Final[list[tuple[str, Callable[..., Any], int | None, int | None]]] =
 quiet = pytest.mark.filterwarnings("ignore:.*L-BFGS-B solver are deprecated:DeprecationWarning")
 
 
-def account(neighbours: str) -> odo.Accountant:
-    return odo.Accountant(odo.Policy(8, 1e-6, rule="zcdp", neighbours=neighbours, delta_steps=1e-7))
+def account(neighbors: str) -> odo.Accountant:
+    return odo.Accountant(odo.Policy(8, 1e-6, filter="zcdp", neighbors=neighbors, delta_steps=1e-7))
 
 
 @quiet
-@pytest.mark.parametrize("neighbours", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("neighbors", ["add-remove", "replace-one"])
 @pytest.mark.parametrize(("name", "run", "added", "replaced"), RELATIONS, ids=[name for name, *_ in RELATIONS])
 def test_a_tool_is_charged_for_the_policy_s_neighbours_or_refused(
-    name: str, run: Callable[..., Any], added: int | None, replaced: int | None, neighbours: str
+    name: str, run: Callable[..., Any], added: int | None, replaced: int | None, neighbors: str
 ) -> None:
-    own, times = account(neighbours), added if neighbours == "add-remove" else replaced
+    own, times = account(neighbors), added if neighbors == "add-remove" else replaced
     ours = BudgetAccountant(own)
     if times is None:
         with pytest.raises(odo.UnprovenComposition, match=name.replace("nansum", "sum")) as refused:
             run(epsilon=0.25, accountant=ours)
-        way_out = "accountant=diffprivlib" if replaced is None else "neighbours='replace-one'"
+        way_out = "accountant=diffprivlib" if replaced is None else "neighbors='replace-one'"
         assert way_out in str(refused.value) or "fill the gaps" in str(refused.value)
         assert own.totals.steps == len(ours) == 0
     else:
@@ -187,9 +187,9 @@ def test_arguments_that_break_a_claim_are_refused() -> None:
     ours = BudgetAccountant(account("replace-one"))
     with pytest.raises(odo.UnprovenComposition, match="bounds that do"):
         tools.nansum(X, bounds=(0.5, 1), epsilon=0.1, accountant=ours)
-    for neighbours in ("add-remove", "replace-one"):
+    for neighbors in ("add-remove", "replace-one"):
         with pytest.raises(odo.UnprovenComposition, match="leave weights= out"):
-            tools.histogram(X[:, 0], range=(0, 1), weights=X[:, 1], accountant=BudgetAccountant(account(neighbours)))
+            tools.histogram(X[:, 0], range=(0, 1), weights=X[:, 1], accountant=BudgetAccountant(account(neighbors)))
     for bounds in ((0.1, 1), (-1, -0.1), ([0, 0.5], [1, 1]), None):
         with pytest.raises(odo.UnprovenComposition, match="0 is within the bounds"):
             models.GaussianNB(bounds=bounds, accountant=ours).fit(X, Y)
@@ -233,8 +233,8 @@ def test_bins_that_are_taken_from_the_data_are_refused() -> None:
         tools.histogram(data, bins="auto", range=(0, 10), accountant=dp.BudgetAccountant()) for data in (few, many)
     ]
     assert len(shown[0][0]) != len(shown[1][0])  # no noise is on that
-    for neighbours in ("add-remove", "replace-one"):
-        ours = BudgetAccountant(account(neighbours))
+    for neighbors in ("add-remove", "replace-one"):
+        ours = BudgetAccountant(account(neighbors))
         with pytest.raises(odo.UnprovenComposition, match="pass a number"):
             tools.histogram(few, bins="auto", range=(0, 10), accountant=ours)
         tools.histogram(few, bins=[0, 5, 10], range=(0, 10), epsilon=0.1, accountant=ours)

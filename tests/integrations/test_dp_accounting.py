@@ -9,16 +9,16 @@ import mpmath
 import pytest
 
 import odograph as odo
-from odograph.core.gaussian import gdp_to_dp_epsilon
+from odograph.core.conversions import gdp_to_dp_epsilon
 from odograph.core.guarantees import exact_of
-from odograph.integrations.dp_accounting import ORDERS
+from odograph.core.mechanisms import ORDERS
 
 dpa = pytest.importorskip("dp_accounting")
 from dp_accounting import dp_event as dpe  # noqa: E402  after the skip
 from dp_accounting import privacy_accountant_test, rdp  # noqa: E402  after the skip
 from dp_accounting.pld import PLDAccountant  # noqa: E402  after the skip
 
-from odograph.integrations.dp_events import PrivacyAccountant, cost_of  # noqa: E402  after the skip
+from odograph.integrations.dp_accounting import PrivacyAccountant, cost_of  # noqa: E402  after the skip
 
 ADD, REPLACE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE, dpa.NeighboringRelation.REPLACE_ONE
 GAUSS = dpe.GaussianDpEvent(4.0)
@@ -58,7 +58,7 @@ def both(*events: Any) -> Any:  # noqa: ANN401  untyped library
 )
 def test_simple_events(event: Any, added: odo.Guarantee, replaced: odo.Guarantee) -> None:  # noqa: ANN401
     assert cost_of(event) == added
-    assert cost_of(event, neighbours="replace-one") == replaced
+    assert cost_of(event, neighbors="replace-one") == replaced
 
 
 def test_an_irrational_root_is_rounded_up() -> None:
@@ -70,12 +70,12 @@ def test_an_irrational_root_is_rounded_up() -> None:
 
 def test_randomized_response_is_for_changed_answers() -> None:
     event = dpe.RandomizedResponseDpEvent(0.5, 4)  # truth 5/8, each other answer 1/8
-    cost = cost_of(event, neighbours="replace-one")
+    cost = cost_of(event, neighbors="replace-one")
     assert isinstance(cost, odo.PureDP)
     assert math.log(5) <= cost.epsilon <= math.log(5) * (1 + 1e-14)  # type: ignore[operator]
-    assert cost_of(dpe.RandomizedResponseDpEvent(1, 4), neighbours="replace-one") == odo.PureDP(0)
-    assert cost_of(dpe.RandomizedResponseDpEvent(0.5, 1), neighbours="replace-one") == odo.PureDP(0)
-    tiny = cost_of(dpe.RandomizedResponseDpEvent(1e-320, 2), neighbours="replace-one")
+    assert cost_of(dpe.RandomizedResponseDpEvent(1, 4), neighbors="replace-one") == odo.PureDP(0)
+    assert cost_of(dpe.RandomizedResponseDpEvent(0.5, 1), neighbors="replace-one") == odo.PureDP(0)
+    tiny = cost_of(dpe.RandomizedResponseDpEvent(1e-320, 2), neighbors="replace-one")
     assert isinstance(tiny, odo.PureDP)
     assert math.log(2) + 320 * math.log(10) <= tiny.epsilon < 738  # type: ignore[operator]
     with pytest.raises(odo.UnprovenComposition, match="replace-one"):
@@ -180,7 +180,7 @@ def understates(mu: Fraction | float, event: Any) -> bool:  # noqa: ANN401  unty
 
 
 def test_replacing_a_record_doubles_a_gaussian() -> None:
-    cost = cost_of(GAUSS, neighbours="replace-one")
+    cost = cost_of(GAUSS, neighbors="replace-one")
     assert isinstance(cost, odo.GDP)
     assert not understates(cost.mu, GAUSS)  # type: ignore[arg-type]
     assert understates(0.25, GAUSS)  # the broken twin: the value for added records
@@ -188,7 +188,7 @@ def test_replacing_a_record_doubles_a_gaussian() -> None:
 
 def test_replacing_a_record_doubles_inside_curves_too() -> None:
     halved = both(dpe.GaussianDpEvent(2.0), dpe.LaplaceDpEvent(4.0))
-    curve = cost_of(both(GAUSS, LAPLACE), neighbours="replace-one")
+    curve = cost_of(both(GAUSS, LAPLACE), neighbors="replace-one")
     assert isinstance(curve, odo.RDP)
     assert covers(curve, halved, REPLACE)
     added = cost_of(both(GAUSS, LAPLACE))
@@ -197,7 +197,7 @@ def test_replacing_a_record_doubles_inside_curves_too() -> None:
 
 
 def test_sampling_without_replacement_is_for_replaced_records() -> None:
-    curve = cost_of(WITHOUT, neighbours="replace-one")
+    curve = cost_of(WITHOUT, neighbors="replace-one")
     assert isinstance(curve, odo.RDP)
     # Wang, Balle, Kasiviswanathan 2019 at order 2, for sampling a tenth and noise of 2 sensitivities.
     expected = math.log1p(0.01 * min(4 * math.expm1(0.25), 2 * math.exp(0.25)))
@@ -209,7 +209,7 @@ def test_sampling_without_replacement_is_for_replaced_records() -> None:
 def test_no_curve_for_added_records_serves_replaced_ones() -> None:
     for event in (SAMPLED, both(SAMPLED, GAUSS), dpe.RepeatAndSelectDpEvent(SAMPLED, 4.0, 1.0)):
         with pytest.raises(odo.UnprovenComposition, match="replace-one"):
-            cost_of(event, neighbours="replace-one")
+            cost_of(event, neighbors="replace-one")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_has_no_price_is_refused(event: Any) -> None:  # noqa: ANN401  unty
         with pytest.raises(odo.InvalidGuarantee):
             cost_of(
                 wrapped,
-                neighbours="replace-one"
+                neighbors="replace-one"
                 if "Replacement" in repr(event) or "Randomized" in repr(event)
                 else "add-remove",
             )
@@ -271,7 +271,7 @@ def test_what_dp_accounting_has_no_curve_for_is_unproven(event: Any) -> None:  #
 
 def test_the_library_finds_the_events_by_themselves() -> None:
     assert odo.cost_of(GAUSS) == odo.GDP(0.25)
-    assert odo.cost_of(GAUSS, neighbours="replace-one") == odo.GDP(0.5)
+    assert odo.cost_of(GAUSS, neighbors="replace-one") == odo.GDP(0.5)
 
 
 # The hook.
@@ -288,7 +288,7 @@ def test_compose_spends_and_returns_itself() -> None:
     assert [entry.guarantee for entry in acc.history] == [odo.PureDP(0.125), odo.GDP(0.05)]
     assert accountant.ledger == both(LAPLACE, repeated(dpe.GaussianDpEvent(40.0), 4))
     assert accountant.neighboring_relation is ADD
-    replaced = account(neighbours="replace-one")
+    replaced = account(neighbors="replace-one")
     assert PrivacyAccountant(replaced).compose(dpe.GaussianDpEvent(40.0)).neighboring_relation is REPLACE
     assert replaced.history[0].guarantee == odo.GDP(0.05)
 
@@ -302,7 +302,7 @@ def refuses_whole(compose: Callable[[Any, int], object], acc: odo.Accountant, ev
 
 
 def test_a_refusal_charges_nothing_and_leaves_it_usable() -> None:
-    acc = account(rule="basic")
+    acc = account(filter="basic")
     accountant = PrivacyAccountant(acc)
     accountant.compose(LAPLACE, 2)
 
@@ -317,7 +317,7 @@ def test_a_refusal_charges_nothing_and_leaves_it_usable() -> None:
     assert accountant.ledger == repeated(LAPLACE, 2)
     accountant.compose(LAPLACE, 6)
     assert accountant.ledger == repeated(LAPLACE, 8)
-    roomy = account(rule="basic")
+    roomy = account(filter="basic")
     accountant = PrivacyAccountant(roomy)
     assert not refuses_whole(one_by_one, roomy, LAPLACE, 9)
 
@@ -357,20 +357,20 @@ def test_it_reports_the_promise_and_nothing_else() -> None:
         with pytest.raises(odo.InvalidGuarantee):
             accountant.get_epsilon(math.nan)
         accountant.compose(LAPLACE)
-    third = PrivacyAccountant(odo.Accountant(odo.Policy(Fraction(1, 3), 1e-6, rule="zcdp")))
+    third = PrivacyAccountant(odo.Accountant(odo.Policy(Fraction(1, 3), 1e-6, filter="zcdp")))
     assert Fraction(third.get_epsilon(1e-6)) >= Fraction(1, 3)
 
 
 def test_support_is_the_policy_s_and_asks_for_nothing() -> None:
-    exact, renyi = account(), account(rule="renyi")
+    exact, renyi = account(), account(filter="renyi")
     assert PrivacyAccountant(exact).supports(GAUSS)
     assert PrivacyAccountant(exact).supports(dpe.LaplaceDpEvent(0.1))  # too dear, and yet supported
     assert not PrivacyAccountant(exact).supports(SAMPLED)  # not on the menu
     assert PrivacyAccountant(renyi).supports(SAMPLED)
     assert not PrivacyAccountant(renyi).supports(repeated(GAUSS, 0))
     assert not PrivacyAccountant(renyi).supports(dpe.NonPrivateDpEvent())
-    assert not PrivacyAccountant(account(rule="renyi", neighbours="replace-one")).supports(SAMPLED)
-    with pytest.raises(dpa.UnsupportedEventError, match="rule='renyi'"):
+    assert not PrivacyAccountant(account(filter="renyi", neighbors="replace-one")).supports(SAMPLED)
+    with pytest.raises(dpa.UnsupportedEventError, match="filter='renyi'"):
         PrivacyAccountant(exact).compose(SAMPLED)
     with pytest.raises(TypeError):
         PrivacyAccountant(exact).compose("an event")
@@ -389,7 +389,7 @@ class TestLibraryContract(privacy_accountant_test.PrivacyAccountantTest):  # typ
     __unittest_skip__ = False
 
     def _make_test_accountants(self) -> list[Any]:
-        return [PrivacyAccountant(account(rule=rule)) for rule in ("exact", "renyi")]
+        return [PrivacyAccountant(account(filter=rule)) for rule in ("exact", "renyi")]
 
 
 for name in [name for name in dir(TestLibraryContract) if name.startswith("test_non_private")]:
@@ -423,7 +423,7 @@ def test_noise_calibrated_elsewhere_is_then_spent_here() -> None:
     noise = dpa.calibrate_dp_mechanism(
         rdp.RdpAccountant, lambda noise: repeated(dpe.GaussianDpEvent(noise), 10), 0.9, 1e-6, tol=1e-3
     )
-    acc = account(rule="gdp")
+    acc = account(filter="gdp")
     accountant = PrivacyAccountant(acc)
     for _ in range(10):
         accountant.compose(dpe.GaussianDpEvent(noise))

@@ -29,8 +29,8 @@ import attr  # noqa: E402  comes with dp-accounting
 from dp_accounting import dp_event as dpe  # noqa: E402  after the skip
 from dp_accounting import rdp  # noqa: E402  after the skip
 
-from odograph.integrations import dp_events  # noqa: E402  after the skip
-from odograph.integrations.dp_events import PrivacyAccountant, cost_of  # noqa: E402  after the skip
+from odograph.integrations import dp_accounting as dp_events  # noqa: E402  after the skip
+from odograph.integrations.dp_accounting import PrivacyAccountant, cost_of  # noqa: E402  after the skip
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 
@@ -140,8 +140,8 @@ def best_of(shift: float, noise: float, mean: float, shape: float) -> Pair:
     return p, q, np.concatenate([np.full(x.size, math.log(x[1] - x[0])), [0.0 for _ in none]])
 
 
-def pair(event: Any, neighbours: str) -> Pair:  # noqa: ANN401, PLR0911  untyped library; one line per event
-    norms = NORMS[neighbours]
+def pair(event: Any, neighbors: str) -> Pair:  # noqa: ANN401, PLR0911  untyped library; one line per event
+    norms = NORMS[neighbors]
     match type(event).__name__:
         case "GaussianDpEvent":
             return gaussians(norms, event.noise_multiplier)
@@ -175,18 +175,18 @@ def divergence(of: Pair, order: float) -> float:
     return max(float(logsumexp(order * a + (1 - order) * b + weights)) / (order - 1) for a, b in ((p, q), (q, p)))
 
 
-def truth(event: Any, neighbours: str, order: float) -> float:  # noqa: ANN401  untyped library
+def truth(event: Any, neighbors: str, order: float) -> float:  # noqa: ANN401  untyped library
     """What independent runs of everything in an event add up to."""
     if isinstance(event, dpe.NoOpDpEvent):
         return 0.0
     if isinstance(event, dpe.ComposedDpEvent):
-        return sum(truth(part, neighbours, order) for part in event.events)
+        return sum(truth(part, neighbors, order) for part in event.events)
     if isinstance(event, dpe.SelfComposedDpEvent):
-        return float(event.count) * truth(event.event, neighbours, order)
-    return divergence(pair(event, neighbours), order)
+        return float(event.count) * truth(event.event, neighbors, order)
+    return divergence(pair(event, neighbors), order)
 
 
-def enough(event: Any, neighbours: str, cost: odo.Guarantee) -> bool:  # noqa: ANN401  untyped library
+def enough(event: Any, neighbors: str, cost: odo.Guarantee) -> bool:  # noqa: ANN401  untyped library
     """Whether a cost is at least what an event costs."""
     match cost:
         case odo.PureDP(epsilon):
@@ -201,14 +201,14 @@ def enough(event: Any, neighbours: str, cost: odo.Guarantee) -> bool:  # noqa: A
             bounds = {float(order): float(curve.at(order) or math.inf) for order in ORDERS}
         case _:
             raise AssertionError(cost)
-    return all(truth(event, neighbours, order) <= bound * (1 + 1e-6) + 1e-9 for order, bound in bounds.items())
+    return all(truth(event, neighbors, order) <= bound * (1 + 1e-6) + 1e-9 for order, bound in bounds.items())
 
 
 noises = st.floats(0.4, 20)
 means = st.floats(1, 20)
 
 
-def leaves(neighbours: str) -> st.SearchStrategy[Any]:
+def leaves(neighbors: str) -> st.SearchStrategy[Any]:
     common = [
         st.just(dpe.NoOpDpEvent()),
         st.builds(dpe.GaussianDpEvent, noises),
@@ -223,7 +223,7 @@ def leaves(neighbours: str) -> st.SearchStrategy[Any]:
         ),
     ]
     gaussian = st.builds(dpe.GaussianDpEvent, noises)
-    if neighbours == "add-remove":
+    if neighbors == "add-remove":
         inner = gaussian | st.builds(dpe.SelfComposedDpEvent, gaussian, st.integers(2, 9))
         return st.one_of(*common, st.builds(dpe.PoissonSampledDpEvent, st.floats(0.001, 1), inner))
     return st.one_of(
@@ -233,9 +233,9 @@ def leaves(neighbours: str) -> st.SearchStrategy[Any]:
     )
 
 
-def events(neighbours: str) -> st.SearchStrategy[Any]:
+def events(neighbors: str) -> st.SearchStrategy[Any]:
     return st.recursive(
-        leaves(neighbours),
+        leaves(neighbors),
         lambda inner: (
             st.builds(dpe.ComposedDpEvent, st.lists(inner, max_size=3))
             | st.builds(dpe.SelfComposedDpEvent, inner, st.integers(1, 1000))
@@ -244,19 +244,19 @@ def events(neighbours: str) -> st.SearchStrategy[Any]:
     )
 
 
-@pytest.mark.parametrize("neighbours", NORMS)
+@pytest.mark.parametrize("neighbors", NORMS)
 @settings(max_examples=200 if FULL else 25, deadline=None)
 @given(data=st.data())
-def test_nothing_is_charged_less_than_it_costs(neighbours: str, data: st.DataObject) -> None:
-    event = data.draw(events(neighbours))
-    assert enough(event, neighbours, cost_of(event, neighbours=neighbours))
+def test_nothing_is_charged_less_than_it_costs(neighbors: str, data: st.DataObject) -> None:
+    event = data.draw(events(neighbors))
+    assert enough(event, neighbors, cost_of(event, neighbors=neighbors))
 
 
 GAUSS = dpe.GaussianDpEvent(4.0)
 
 
 @pytest.mark.parametrize(
-    ("event", "neighbours", "cheaper"),
+    ("event", "neighbors", "cheaper"),
     [
         (GAUSS, "replace-one", odo.GDP(0.25)),  # for an added record
         (dpe.LaplaceDpEvent(2.0), "replace-one", odo.PureDP(0.5)),
@@ -270,9 +270,9 @@ GAUSS = dpe.GaussianDpEvent(4.0)
         (dpe.RepeatAndSelectDpEvent(GAUSS, 10.0, 1.0), "add-remove", odo.GDP(0.25)),
     ],
 )
-def test_the_check_finds_what_is_too_cheap(event: Any, neighbours: str, cheaper: odo.Guarantee) -> None:  # noqa: ANN401
-    assert enough(event, neighbours, cost_of(event, neighbours=neighbours))
-    assert not enough(event, neighbours, cheaper)
+def test_the_check_finds_what_is_too_cheap(event: Any, neighbors: str, cheaper: odo.Guarantee) -> None:  # noqa: ANN401
+    assert enough(event, neighbors, cost_of(event, neighbors=neighbors))
+    assert not enough(event, neighbors, cheaper)
 
 
 # A release that is not known yet: its events as twins, and its accountant.
@@ -356,7 +356,7 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.usefixtures("next_release")
-@pytest.mark.parametrize("neighbours", NORMS)
+@pytest.mark.parametrize("neighbors", NORMS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize(
     "event",
@@ -370,11 +370,11 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_events_of_an_unknown_release_are_refused_by_name(event: Any, wrapper: str, neighbours: str) -> None:  # noqa: ANN401
+def test_events_of_an_unknown_release_are_refused_by_name(event: Any, wrapper: str, neighbors: str) -> None:  # noqa: ANN401
     whole = WRAPPERS[wrapper](event)
     with pytest.raises(odo.UnprovenComposition, match=type(event).__name__):
-        cost_of(whole, neighbours=neighbours)
-    account = odo.Accountant(odo.Policy(1, 1e-6, rule="renyi", neighbours=neighbours))
+        cost_of(whole, neighbors=neighbors)
+    account = odo.Accountant(odo.Policy(1, 1e-6, filter="renyi", neighbors=neighbors))
     accountant = PrivacyAccountant(account)
     assert not accountant.supports(whole)
     with pytest.raises(dpa.UnsupportedEventError, match=type(event).__name__):

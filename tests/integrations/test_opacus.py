@@ -42,12 +42,12 @@ RATE: Final = 1 / 16
 
 
 def account(epsilon: float = 3) -> odo.Accountant:
-    return odo.Accountant(odo.Policy(epsilon, 1e-6, rule="renyi"))
+    return odo.Accountant(odo.Policy(epsilon, 1e-6, filter="renyi"))
 
 
 def adaptive_account() -> odo.Accountant:
     """An account whose orders suit the two noise multipliers of `train`."""
-    plan = odo.dpsgd_policy(3, 1e-6, sample_rates=[RATE], noise_multipliers=[1.0, 1.5], rule="renyi")
+    plan = odo.dpsgd_policy(3, 1e-6, sample_rates=[RATE], noise_multipliers=[1.0, 1.5], filter="renyi")
     return odo.Accountant(plan.compiled)
 
 
@@ -232,7 +232,7 @@ def test_virtual_steps_draw_nothing_and_are_not_charged(draws: list[float]) -> N
 def stale_part_after_a_refusal(drop: Callable[[Untyped], None] | None, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Refuse at the end of a virtual batch; say whether the next batch starts with something in its sum."""
     if drop is not None:
-        monkeypatch.setattr("odograph.integrations.opacus._drop", drop)
+        monkeypatch.setattr("odograph.integrations.opacus._drop_batch", drop)
     own, training = account(1), Training(noise=0.3)
     charge_before_step(training.optimizer, own, training.loader, batch_size=36)
     splits = BatchMemoryManager(data_loader=training.loader, max_physical_batch_size=8, optimizer=training.optimizer)
@@ -484,7 +484,7 @@ def test_a_step_costs_one_subsampled_gaussian() -> None:
     with pytest.raises(odo.InvalidGuarantee, match="sample_rate"):
         cost_of(training.optimizer)
     with pytest.raises(odo.UnprovenComposition, match="replace-one"):
-        cost_of((2.0, RATE), neighbours="replace-one")
+        cost_of((2.0, RATE), neighbors="replace-one")
 
 
 def test_a_charge_stands_when_the_step_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import odograph as odo
-from odograph.core.gaussian import gdp_to_dp_delta
+from odograph.core.conversions import gdp_to_dp_delta
 from odograph.core.guarantees import exact_of
+from odograph.core.mechanisms import ORDERS
 from odograph.integrations import is_interactive
-from odograph.integrations.dp_accounting import ORDERS
 from odograph.integrations.opendp import _profile, cost_of
 
 dp = pytest.importorskip("opendp.prelude")
@@ -159,18 +159,18 @@ def test_floats_are_read_as_the_binary_numbers_they_are() -> None:
 def test_replacing_a_record_is_a_removal_and_an_addition(metric: Any) -> None:  # noqa: ANN401  untyped library
     measurement = custom(dp.max_divergence(), lambda d: 0.25 * d, space=(ROWS[0], metric))
     assert cost_of(measurement) == odo.PureDP(0.25)
-    assert cost_of(measurement, neighbours="replace-one") == odo.PureDP(0.5)
+    assert cost_of(measurement, neighbors="replace-one") == odo.PureDP(0.5)
     assert cost_of(measurement, d_in=3) == odo.PureDP(0.75)
-    with pytest.raises(odo.InvalidGuarantee, match="less than one neighbour"):
-        cost_of(measurement, neighbours="replace-one", d_in=1)
+    with pytest.raises(odo.InvalidGuarantee, match="at least one neighbor"):
+        cost_of(measurement, neighbors="replace-one", d_in=1)
 
 
 @pytest.mark.parametrize("metric", [dp.change_one_distance(), dp.hamming_distance()], ids=str)
 def test_changed_records_say_nothing_of_added_ones(metric: Any) -> None:  # noqa: ANN401  untyped library
     measurement = custom(dp.max_divergence(), lambda d: 0.25 * d, space=(ROWS[0], metric))
-    assert cost_of(measurement, neighbours="replace-one") == odo.PureDP(0.25)
+    assert cost_of(measurement, neighbors="replace-one") == odo.PureDP(0.25)
     for d_in in (None, 1, 2):
-        with pytest.raises(odo.UnprovenComposition, match="cannot say that a record is added"):
+        with pytest.raises(odo.UnprovenComposition, match="cannot express that a record is added"):
             cost_of(measurement, d_in=d_in)
 
 
@@ -181,8 +181,8 @@ def test_a_sensitivity_must_be_given() -> None:
     for wrong in (0, -1, math.nan, True, "one", math.inf, (1, 2)):
         with pytest.raises(odo.InvalidGuarantee, match="d_in"):
             cost_of(laplace, d_in=wrong)
-    with pytest.raises(odo.InvalidGuarantee, match="neighbours"):
-        cost_of(laplace, d_in=1, neighbours="either")
+    with pytest.raises(odo.InvalidGuarantee, match="neighbors"):
+        cost_of(laplace, d_in=1, neighbors="either")
     assert cost_of(laplace, d_in=1.5) == odo.PureDP(0.5)  # whole numbers: rounded up
     floats = dp.m.make_laplace(dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float), scale=4.0)
     third = cost_of(floats, d_in="1/3")
@@ -232,7 +232,7 @@ def test_a_session_charges_before_opendp_sees_the_data() -> None:
 
 
 def test_a_whole_pipeline_runs_until_the_budget_is_spent() -> None:
-    account = odo.Accountant(odo.Policy(1, 0, rule="basic"))
+    account = odo.Accountant(odo.Policy(1, 0, filter="basic"))
     with odo.session(account) as s:
         answers = [s.run(clamped_sum(40.0), DATA) for _ in range(4)]  # 0.25 each
         with pytest.raises(odo.BudgetExceeded):
@@ -252,7 +252,7 @@ def test_settings_of_the_cost_are_not_passed_on() -> None:
 
 
 def test_a_session_takes_its_neighbours_from_the_policy() -> None:
-    account = odo.Accountant(odo.Policy(1, 1e-6, neighbours="replace-one"))
+    account = odo.Accountant(odo.Policy(1, 1e-6, neighbors="replace-one"))
     with odo.session(account) as s:
         s.run(clamped_sum(80.0), DATA)
     assert account.history[0].guarantee == odo.PureDP(0.25)  # 0.125 for one record added
@@ -260,8 +260,8 @@ def test_a_session_takes_its_neighbours_from_the_policy() -> None:
 
 def test_zcdp_needs_a_rule_that_takes_it() -> None:
     gaussian = dp.m.make_gaussian(*COUNT, scale=20.0)
-    exact, concentrated = (odo.Accountant(odo.Policy(1, 1e-6, rule=rule)) for rule in ("exact", "zcdp"))
-    with odo.session(exact) as s, pytest.raises(odo.UnprovenComposition, match="rule='zcdp'"):
+    exact, concentrated = (odo.Accountant(odo.Policy(1, 1e-6, filter=rule)) for rule in ("exact", "zcdp"))
+    with odo.session(exact) as s, pytest.raises(odo.UnprovenComposition, match="filter='zcdp'"):
         s.run(gaussian, 17, d_in=1)
     assert exact.totals == exact.compiled.start
     with odo.session(concentrated) as s:
@@ -379,7 +379,7 @@ def test_a_queryable_inside_an_answer_is_seen() -> None:
 def policy_of(rule: str, epsilon: float = 1, delta: float = 1e-6) -> odo.Policy:
     """A policy with room for a step's own delta, but not under the exact rule, where that has to be solved for."""
     aside = None if rule in {"basic", "exact"} else delta / 2
-    return odo.Policy(epsilon, delta, rule=rule, delta_steps=aside)
+    return odo.Policy(epsilon, delta, filter=rule, delta_steps=aside)
 
 
 RULES = ("basic", "exact", "gdp", "paper", "renyi", "zcdp")
@@ -430,7 +430,7 @@ def test_no_other_way_to_call_a_measurement_lowers_its_cost(way: str) -> None:
     count = ROWS >> dp.t.then_count() >> dp.m.then_laplace(scale=4.0)
     called = WAYS[way](count)
     data = () if "data" in way else (DATA,)
-    account = odo.Accountant(odo.Policy(1, 0, rule="basic"))
+    account = odo.Accountant(odo.Policy(1, 0, filter="basic"))
     with odo.session(account) as s:
         with pytest.raises(odo.InvalidGuarantee, match="is less"):
             s.run(called, *data, cost=odo.PureDP(0.001))
@@ -456,9 +456,9 @@ def test_a_cost_as_opendp_prints_it_is_taken() -> None:
     """Its floats are binary, and a cost is read as a decimal: they are the same number to whoever wrote them."""
     for scale in range(1, 200):
         laplace = dp.m.make_laplace(*COUNT, scale=float(scale))
-        assert refused(odo.Policy(1000, 0, rule="basic"), laplace, odo.PureDP(laplace.map(1)), d_in=1) == ""
+        assert refused(odo.Policy(1000, 0, filter="basic"), laplace, odo.PureDP(laplace.map(1)), d_in=1) == ""
     tenth = dp.binary_search_chain(lambda s: ROWS >> dp.t.then_count() >> dp.m.then_laplace(s), 1, 0.1)
-    assert refused(odo.Policy(1, 0, rule="basic"), tenth, odo.PureDP(0.1)) == ""
+    assert refused(odo.Policy(1, 0, filter="basic"), tenth, odo.PureDP(0.1)) == ""
 
 
 def test_a_cost_that_cannot_be_compared_is_refused() -> None:

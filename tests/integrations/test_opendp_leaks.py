@@ -33,7 +33,7 @@ INTEGERS: Final = (0, 3, 10)
 FLOATS: Final = (0.0, 2.5, 10.0)
 WORDS: Final = ("1", "7", "x")
 # For measurements whose answers are sampled, which takes longer: one pair of neighbours that is easy to tell apart.
-FEW: Final = {"add-remove": [([3], [3, 7])], "replace-one": [([3, 3, 3], [3, 3, 10])]}
+SAMPLED_PAIRS: Final = {"add-remove": [([3], [3, 7])], "replace-one": [([3, 3, 3], [3, 3, 10])]}
 
 
 # Neighbours, and what tells them apart.
@@ -358,7 +358,12 @@ VALUES: Final = {
     "make_randomized_response_bitvec",
     "make_randomized_response_bool",
 }
-FRAMES: Final = {"make_private_expr", "make_private_lazyframe", "make_stable_expr", "make_stable_lazyframe"}
+DATAFRAME_CONSTRUCTORS: Final = {
+    "make_private_expr",
+    "make_private_lazyframe",
+    "make_stable_expr",
+    "make_stable_lazyframe",
+}
 
 
 def test_every_constructor_is_classified() -> None:
@@ -369,7 +374,7 @@ def test_every_constructor_is_classified() -> None:
         for name, maker in vars(module).items()
         if name.startswith("make_") and maker.__module__ == module.__name__
     }
-    assert made - CASES.keys() - refused().keys() - VALUES - FRAMES == set()
+    assert made - CASES.keys() - refused().keys() - VALUES - DATAFRAME_CONSTRUCTORS == set()
 
 
 def telling(case: Case, statistic: Any, relation: str) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401  untyped library
@@ -383,7 +388,7 @@ def telling(case: Case, statistic: Any, relation: str) -> Iterator[tuple[Any, An
             known[repr(data)] = many
         return known[repr(data)]
 
-    for here, there in FEW[relation] if sampled else pairs(relation, case.pool):
+    for here, there in SAMPLED_PAIRS[relation] if sampled else pairs(relation, case.pool):
         yield value(here), value(there)
         yield value(there), value(here)
 
@@ -407,9 +412,9 @@ def test_nothing_is_charged_less_than_it_leaks(name: str, relation: str) -> None
         measurement = finished(case, statistic)
         if size is not None and relation == "add-remove":
             with pytest.raises(odo.UnprovenComposition, match="number of records is public"):
-                cost_of(measurement, neighbours=relation)
+                cost_of(measurement, neighbors=relation)
         else:
-            assert not too_cheap(cost_of(measurement, neighbours=relation), case, statistic, relation)
+            assert not too_cheap(cost_of(measurement, neighbors=relation), case, statistic, relation)
 
 
 def as_mapped(measurement: Any, relation: str) -> odo.Guarantee:  # noqa: ANN401  untyped library
@@ -439,7 +444,7 @@ def test_what_is_not_known_is_refused(relation: str) -> None:
     for name, measurement in refused().items():
         d_in = (1, 1, 1) if name == "make_alp_queryable" else None
         with pytest.raises(odo.UnprovenComposition):
-            cost_of(measurement, neighbours=relation, d_in=d_in)
+            cost_of(measurement, neighbors=relation, d_in=d_in)
 
 
 # Single values.
@@ -450,11 +455,11 @@ def test_randomized_response_is_about_a_replaced_value() -> None:
     bits = dp.m.make_randomized_response_bitvec(dp.bitvector_domain(max_weight=2), dp.discrete_distance(), f=0.5)
     # The truth against each other answer; four bits may differ, and each is kept with probability 1 - f/2.
     for measurement, leak in ((three, 0.5 / 0.25), (two, 0.75 / 0.25), (bits, (0.75 / 0.25) ** 4)):
-        cost = cost_of(measurement, neighbours="replace-one")
+        cost = cost_of(measurement, neighbors="replace-one")
         assert isinstance(cost, odo.PureDP)
         assert math.log(leak) * (1 - 1e-12) <= float(cost.epsilon) < math.log(leak) * (1 + 1e-6)
         for d_in in (None, 1):
-            with pytest.raises(odo.UnprovenComposition, match="neighbours='replace-one'"):
+            with pytest.raises(odo.UnprovenComposition, match="neighbors='replace-one'"):
                 cost_of(measurement, d_in=d_in)
 
 
@@ -471,9 +476,9 @@ def test_monotonic_scores_are_not_about_a_replaced_record() -> None:
     assert cost_of(most(monotonic=True), d_in=1) == one
     assert least_epsilon(here, there) > loss_of(one)[0]  # what replace-one must not be charged
     with pytest.raises(odo.UnprovenComposition, match="monotonic=False"):
-        cost_of(most(monotonic=True), neighbours="replace-one", d_in=1)
-    for neighbours in ("add-remove", "replace-one"):
-        assert cost_of(most(monotonic=False), neighbours=neighbours, d_in=1) == two
+        cost_of(most(monotonic=True), neighbors="replace-one", d_in=1)
+    for neighbors in ("add-remove", "replace-one"):
+        assert cost_of(most(monotonic=False), neighbors=neighbors, d_in=1) == two
     assert least_epsilon(here, there) <= loss_of(two)[0]
 
 
@@ -520,7 +525,7 @@ def test_thresholds_on_integers_are_refused(relation: str) -> None:
     coarse = dp.m.make_laplace_threshold(FLOATS_BY_KEY, L1, scale=1.0, threshold=6.0, k=0)
     for refused in (measurement, dp.c.make_composition([measurement, measurement]), measurement >> len, coarse):
         with pytest.raises(odo.UnprovenComposition, match="threshold one lower"):
-            cost_of(refused, neighbours=relation, d_in=(1, 1.0, 1.0) if refused is coarse else None)
+            cost_of(refused, neighbors=relation, d_in=(1, 1.0, 1.0) if refused is coarse else None)
     lower = statistic >> dp.m.then_laplace_threshold(scale=1.0, threshold=Threshold.threshold - 1)
     assert not too_cheap(as_mapped(lower, relation), case, statistic, relation)  # the way out that the message names
 
@@ -574,7 +579,7 @@ def test_a_loss_that_grows_too_fast_is_refused(measure: Any, loss: Callable[[int
 )
 def test_what_group_privacy_allows_is_taken(measure: Any, loss: Callable[[int], Any]) -> None:  # noqa: ANN401
     cost_of(custom(loss, measure))
-    cost_of(custom(loss, measure), neighbours="replace-one")
+    cost_of(custom(loss, measure), neighbors="replace-one")
 
 
 def test_profiles_of_known_size_are_refused_and_others_taken() -> None:
@@ -582,7 +587,7 @@ def test_profiles_of_known_size_are_refused_and_others_taken() -> None:
         return dp.c.make_zCDP_to_approxDP(chain(integers(size), *SUM, dp.m.then_gaussian(scale=20.0)))
 
     assert isinstance(cost_of(profile(None), delta=1e-6), odo.ApproxDP)
-    assert isinstance(cost_of(profile(SIZE), delta=1e-6, neighbours="replace-one"), odo.ApproxDP)
+    assert isinstance(cost_of(profile(SIZE), delta=1e-6, neighbors="replace-one"), odo.ApproxDP)
     assert isinstance(cost_of(dp.c.make_fix_delta(profile(None), 1e-6)), odo.ApproxDP)
     with pytest.raises(odo.UnprovenComposition, match="number of records is public"):
         cost_of(profile(SIZE), delta=1e-6)
@@ -592,14 +597,14 @@ def test_population_amplification_is_refused() -> None:
     """Its cost is for a fresh sample; answers from one sample, charged as if fresh, leak far more than the sum."""
     inner = chain(integers(SIZE), *SUM, dp.m.then_laplace(scale=10.0))
     amplified = dp.c.make_population_amplification(inner, population_size=100 * SIZE)
-    assert cost_of(inner, neighbours="replace-one") == odo.PureDP(1)
+    assert cost_of(inner, neighbors="replace-one") == odo.PureDP(1)
     per_answer, answers = amplified.map(2), 50
     # A record is in the sample with probability 1/100, and then 50 answers tell it by a factor of e^50.
     assert math.log1p(0.01 * math.expm1(answers * 1.0)) > 40 * answers * per_answer
     for relation in RELATIONS:
         for measurement in (amplified, amplified >> str, dp.c.make_approximate(amplified)):
             with pytest.raises(odo.UnprovenComposition, match="fresh, secret sample"):
-                cost_of(measurement, neighbours=relation)
+                cost_of(measurement, neighbors=relation)
 
 
 def test_a_thousand_exact_sums_are_not_free() -> None:
@@ -612,7 +617,7 @@ def test_a_thousand_exact_sums_are_not_free() -> None:
 
 def test_the_two_ways_out_of_a_known_size() -> None:
     mean = floats(SIZE) >> dp.t.then_mean() >> dp.m.then_laplace(scale=40.0)
-    replacing = odo.Accountant(odo.Policy(1, 1e-6, neighbours="replace-one"))
+    replacing = odo.Accountant(odo.Policy(1, 1e-6, neighbors="replace-one"))
     with odo.session(replacing) as s:
         s.run(mean, [1.0, 2.0, 3.0])
     resized = floats(None) >> dp.t.then_mean() >> dp.m.then_laplace(scale=40.0)
@@ -638,7 +643,7 @@ def test_domains_and_metrics_that_are_not_known_are_refused() -> None:
         measurement = dp.m.make_user_measurement(*space, dp.max_divergence(), len, lambda _: 0.1)
         for relation in RELATIONS:
             with pytest.raises(odo.UnprovenComposition, match="not known here"):
-                cost_of(measurement, neighbours=relation, d_in=2)
+                cost_of(measurement, neighbors=relation, d_in=2)
 
 
 def test_arrays_of_known_size_are_refused() -> None:
@@ -647,7 +652,7 @@ def test_arrays_of_known_size_are_refused() -> None:
         measurement = dp.m.make_user_measurement(
             domain, dp.symmetric_distance(), dp.max_divergence(), len, lambda d: 0.1 * d
         )
-        assert cost_of(measurement, neighbours="replace-one") == odo.PureDP(Fraction(0.2))
+        assert cost_of(measurement, neighbors="replace-one") == odo.PureDP(Fraction(0.2))
         if size is None:
             assert cost_of(measurement) == odo.PureDP(Fraction(0.1))
         else:
@@ -663,17 +668,17 @@ def test_arrays_of_known_size_are_refused() -> None:
 def test_a_frame_inherits_what_is_public_about_its_groups(public: str | None, relation: str) -> None:
     """As far as it goes without Polars: a frame's domain, by what is read of it."""
 
-    class Frame:
+    class LazyTable:
         type = "LazyFrameDomain"
 
         def get_margin(self, by: list[Any]) -> SimpleNamespace:
             return SimpleNamespace(by=by, invariant=public)
 
     if public is None:
-        _check_dataset(Frame(), relation)
+        _check_dataset(LazyTable(), relation)
     else:
         with pytest.raises(odo.UnprovenComposition, match=f"public {public}"):
-            _check_dataset(Frame(), relation)
+            _check_dataset(LazyTable(), relation)
 
 
 def test_frames_with_public_lengths_or_keys_are_refused() -> None:
@@ -690,7 +695,7 @@ def test_frames_with_public_lengths_or_keys_are_refused() -> None:
         return lazy >> (lambda frame: frame.collect())
 
     assert cost_of(measured()) == odo.PureDP(0.25)
-    assert cost_of(measured(), neighbours="replace-one") == odo.PureDP(0.5)
+    assert cost_of(measured(), neighbors="replace-one") == odo.PureDP(0.5)
     publics: list[tuple[Any, ...]] = [(dp.polars.Margin(by=[], max_length=10, invariant="lengths"),)]
     for by in (["B"], [pl.col("A") + 1]):
         for public in ("lengths", "keys"):
@@ -699,14 +704,14 @@ def test_frames_with_public_lengths_or_keys_are_refused() -> None:
     for margins in publics:
         for relation in RELATIONS:
             with pytest.raises(odo.UnprovenComposition, match=f"public {margins[-1].invariant}"):
-                cost_of(measured(*margins), neighbours=relation)
+                cost_of(measured(*margins), neighbors=relation)
     framed = measured(metric=dp.frame_distance(dp.symmetric_distance()))
     for rows_of_one, relation in ((1, "add-remove"), (2, "replace-one")):
         bounds = [dp.polars.Bound(by=[], per_group=rows_of_one)]
-        assert cost_of(framed, neighbours=relation, d_in=bounds) == odo.PureDP(Fraction(rows_of_one, 4))
+        assert cost_of(framed, neighbors=relation, d_in=bounds) == odo.PureDP(Fraction(rows_of_one, 4))
         for wrong in (None, [], 1, [dp.polars.Bound(by=[], per_group=rows_of_one - 1)], [1]):
             with pytest.raises(odo.InvalidGuarantee, match="d_in"):
-                cost_of(framed, neighbours=relation, d_in=wrong)
+                cost_of(framed, neighbors=relation, d_in=wrong)
 
 
 # Combinators.
@@ -760,8 +765,8 @@ def test_combinators_do_not_hide_what_is_inside(size: int | None, relation: str)
     for measurement, least in together:
         if size is not None and relation == "add-remove":
             with pytest.raises(odo.UnprovenComposition, match="number of records is public"):
-                cost_of(measurement, neighbours=relation)
+                cost_of(measurement, neighbors=relation)
             continue
-        cost = cost_of(measurement, neighbours=relation)
+        cost = cost_of(measurement, neighbors=relation)
         assert isinstance(cost, odo.PureDP | odo.ApproxDP | odo.ZCDP)
         assert float(getattr(cost, cost.__match_args__[0])) >= least * (1 - 1e-9)

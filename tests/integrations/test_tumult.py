@@ -71,14 +71,14 @@ def test_infinite_budgets_are_refused(budget: Any) -> None:  # noqa: ANN401  unt
 
 def test_tumult_protects_added_rows() -> None:
     with pytest.raises(odo.UnprovenComposition, match="replace-one"):
-        cost_of(tmlt.PureDPBudget(1), neighbours="replace-one")
+        cost_of(tmlt.PureDPBudget(1), neighbors="replace-one")
 
 
 def test_the_library_finds_budgets_by_themselves() -> None:
     acc = account()
     acc.spend(odo.cost_of(tmlt.PureDPBudget(TENTH)))
     assert acc.history[0].guarantee == odo.PureDP(0.1)
-    with pytest.raises(odo.UnprovenComposition, match="rule='zcdp'"):
+    with pytest.raises(odo.UnprovenComposition, match="filter='zcdp'"):
         acc.spend(odo.cost_of(tmlt.RhoZCDPBudget(0.001)))
     with pytest.raises(odo.InvalidGuarantee, match="AddOneRow"):
         odo.cost_of(tmlt.AddOneRow())
@@ -96,7 +96,7 @@ def test_the_library_finds_budgets_by_themselves() -> None:
 )
 def test_the_largest_budget_is_admitted_and_no_larger_one(kind: Any, rule: str, times: int) -> None:  # noqa: ANN401
     settings = {"delta_steps": 1e-7} if rule == "paper" else {}
-    acc, greedy = (account(rule=rule, **settings) for _ in range(2))
+    acc, greedy = (account(filter=rule, **settings) for _ in range(2))
     budget = largest_budget(acc, kind, times)
     for _ in range(times):
         acc.spend(cost_of(budget))
@@ -109,7 +109,7 @@ def test_the_largest_budget_is_admitted_and_no_larger_one(kind: Any, rule: str, 
 
 
 def test_nothing_left_is_no_budget() -> None:
-    acc = account(rule="basic")
+    acc = account(filter="basic")
     acc.spend(odo.PureDP(1))
     assert largest_budget(acc, tmlt.PureDPBudget) is None
     with pytest.raises(odo.InvalidGuarantee, match="delta"):
@@ -133,7 +133,7 @@ def test_a_core_measurement_runs_in_a_session() -> None:
     assert cost_of(gaussian, d_in=1) == odo.ZCDP(0.125)
     with pytest.raises(odo.InvalidGuarantee, match="d_in must be given"):
         cost_of(geometric(10))
-    with pytest.raises(odo.InvalidGuarantee, match="less than one neighbour"):
+    with pytest.raises(odo.InvalidGuarantee, match="at least one neighbor"):
         cost_of(geometric(10), d_in=0)
     with pytest.raises(odo.InvalidGuarantee, match="no privacy"):
         cost_of(geometric(0), d_in=1)

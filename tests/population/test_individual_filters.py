@@ -14,15 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from peoples import Peoples
+from population_helpers import PopulationFactory
 
 from odograph import GDP, Guarantee, Policy, Population, Prices, PureDP, compile_policy
-from odograph.population.dense import Dense
-from odograph.population.engines import Site
-from odograph.population.prices import Priced
+from odograph.population.engines import EngineContext
+from odograph.population.engines.numpy import NumpyEngine
+from odograph.population.prices import PriceTable
 from odograph.progress import Progress
-
-pytest_plugins = ("peopling",)
 
 EPSILON, DELTA = 0.5, 0.05
 TRIALS, STEPS = 40_000, 40
@@ -32,35 +30,35 @@ MENU: tuple[Guarantee, ...] = (PureDP(0), *map(GDP, MUS), *map(PureDP, EPSILONS)
 NOTHING, FIRST_PURE = 0, 1 + len(MUS)
 
 Array = NDArray[np.float64]
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 # From the loss of each so far and the number of the step to what each is asked for.
-Strategy = Callable[[Array, int], Places]
+Strategy = Callable[[Array, int], Indices]
 
 
-def gaussians(losses: Array, step: int) -> Places:
+def gaussians(losses: Array, step: int) -> Indices:
     """Ask for as much as there is."""
     return np.full(len(losses), 3 if step < 20 else 2 if step < 32 else 1)
 
 
-def bold(losses: Array, step: int) -> Places:
+def bold(losses: Array, step: int) -> Indices:
     """Ask for as much as there is, and for more at a time while the loss is small."""
     if step >= 25:
         return gaussians(losses, step)
     return np.where(losses > 0.2, 2, np.where(losses > 0, 3, 4))
 
 
-def greedy(losses: Array, step: int) -> Places:
+def greedy(losses: Array, step: int) -> Indices:
     """Ask for much as long as the loss is small, for little when it is large, and stop above epsilon."""
     del step
     return np.select([losses > EPSILON, losses > 0.3, losses > 0], [NOTHING, 1, 2], 4)
 
 
-def mixed(losses: Array, step: int) -> Places:
+def mixed(losses: Array, step: int) -> Indices:
     """Gaussian steps and randomized response, by how far the loss has come."""
     return np.select([losses > EPSILON, losses > 0.2, losses < -0.1], [NOTHING, 5 + step % 3, 4], 1 + step % 7)
 
 
-def responses(losses: Array, step: int) -> Places:
+def responses(losses: Array, step: int) -> Indices:
     """Randomized response alone, larger when the loss has fallen behind."""
     del step
     return np.select([losses > EPSILON, losses > 0.3, losses < -0.2], [NOTHING, 5, 7], 6)
@@ -105,17 +103,19 @@ def played(people: Population, strategy: Strategy, seed: int = 5) -> Harm:
     )
 
 
-class Forgetful(Dense):
+class Forgetful(NumpyEngine):
     """Forgets what some of those who took part were charged, now and then."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(1)
 
-    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
-        super().charge(site, before, after, prices, progress)
-        mask = self.mask(site, after)
+    def charge(
+        self, context: EngineContext, before: Path, after: Path, prices: PriceTable, progress: Progress | None
+    ) -> None:
+        super().charge(context, before, after, prices, progress)
+        mask = self.mask(context, after)
         lost = mask & (self.rng.random(len(mask)) < 0.4)
-        for number in range(len(site.gate.limits)):
+        for number in range(len(context.gate.limits)):
             path = after / f"total-{number}"
             totals = np.fromfile(path, dtype=np.int64)
             totals[lost] = np.fromfile(before / path.name, dtype=np.int64)[lost]
@@ -123,8 +123,8 @@ class Forgetful(Dense):
             totals.tofile(path)
 
 
-def trials(dense: Peoples, rule: str) -> Population:
-    return dense.create(TRIALS, compiled=compile_policy(Policy(str(EPSILON), str(DELTA), rule=rule)))
+def trials(dense: PopulationFactory, rule: str) -> Population:
+    return dense.create(TRIALS, compiled=compile_policy(Policy(str(EPSILON), str(DELTA), filter=rule)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,9 @@ def trials(dense: Peoples, rule: str) -> Population:
         ("basic", responses),
     ],
 )
-def test_the_loss_of_any_one_person_stays_within_the_promise(dense: Peoples, rule: str, strategy: Strategy) -> None:
+def test_the_loss_of_any_one_person_stays_within_the_promise(
+    dense: PopulationFactory, rule: str, strategy: Strategy
+) -> None:
     harm = played(trials(dense, rule), strategy)
     assert harm.divergence <= DELTA + harm.error
     if rule in ("paper", "basic"):
@@ -150,22 +152,24 @@ def test_the_loss_of_any_one_person_stays_within_the_promise(dense: Peoples, rul
 
 
 @pytest.mark.parametrize(("rule", "strategy"), [("gdp", gaussians), ("gdp", bold)])
-def test_a_kernel_that_forgets_charges_now_and_then_is_caught(dense: Peoples, rule: str, strategy: Strategy) -> None:
+def test_a_kernel_that_forgets_charges_now_and_then_is_caught(
+    dense: PopulationFactory, rule: str, strategy: Strategy
+) -> None:
     people = trials(dense, rule)
     people._engine = Forgetful()  # noqa: SLF001  the broken one
     harm = played(people, strategy)
     assert harm.divergence > DELTA + harm.error
 
 
-def test_a_kernel_that_forgets_is_caught_where_every_loss_is_bounded(dense: Peoples) -> None:
+def test_a_kernel_that_forgets_is_caught_where_every_loss_is_bounded(dense: PopulationFactory) -> None:
     people = trials(dense, "basic")
     people._engine = Forgetful()  # noqa: SLF001  the broken one
     harm = played(people, responses)
     assert harm.passed > harm.rate_error
 
 
-def test_people_whose_records_change_little_stay_for_longer(dense: Peoples) -> None:
+def test_people_whose_records_change_little_stay_for_longer(dense: PopulationFactory) -> None:
     """Prices are found from own records: who is charged half of mu takes part in four times as many steps."""
-    people = dense.create(2, compiled=compile_policy(Policy(str(EPSILON), str(DELTA), rule="gdp")))
+    people = dense.create(2, compiled=compile_policy(Policy(str(EPSILON), str(DELTA), filter="gdp")))
     steps = [people.charge(Prices.of(GDP, [0.25, 0.125]), key=f"{number}").mask for number in range(20)]
     assert np.sum(steps, axis=0).tolist() == [3, 15]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peoples import (
-    Peoples,
+from population_helpers import (
+    PopulationFactory,
     compiled_for,
     current,
     ledger_in,
@@ -35,69 +35,70 @@ from odograph.errors import (
     OdographError,
     UnprovenComposition,
 )
-from odograph.population.kernel import SPENT
-from odograph.population.versions import Versions
+from odograph.population.gate import SPENT
+from odograph.population.version_store import Versions
 
-pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 
 SMALL, LARGE = PureDP("0.1"), PureDP("0.7")
 BASIC = compiled_for("basic")  # of which LARGE fits once
 
 
-def test_a_charge_charges_everybody_whose_filter_admits_it_and_says_who(peoples: Peoples) -> None:
-    people = peoples.create(5, compiled=BASIC)
+def test_a_charge_charges_everybody_whose_filter_admits_it_and_says_who(populations: PopulationFactory) -> None:
+    people = populations.create(5, compiled=BASIC)
     assert took(people.charge(Prices([LARGE], [0, 0], ids=[1, 3]), key="some")) == {1, 3}
     step = people.charge(LARGE, key="all")
     assert took(step) == {0, 2, 4}
     assert (step.receipt.version, step.receipt.population, step.receipt.key) == (2, "people", "all")
     assert not step.receipt.repeated
-    assert peoples.state(people) == dict.fromkeys(range(5), (0, 7 * 10**14))
+    assert populations.state(people) == dict.fromkeys(range(5), (0, 7 * 10**14))
     assert took(people.charge(SMALL, key="small")) == {0, 1, 2, 3, 4}
-    peoples.ledger.verify()
+    populations.ledger.verify()
 
 
-def test_a_mask_is_the_same_as_the_ids_where_ids_are_dense(peoples: Peoples) -> None:
-    people = peoples.create(5, compiled=BASIC)
+def test_a_mask_is_the_same_as_the_ids_where_ids_are_dense(populations: PopulationFactory) -> None:
+    people = populations.create(5, compiled=BASIC)
     step = people.charge(Prices([LARGE], [0, 0], ids=[1, 3]), key="some")
-    if peoples.engine == "numpy":
+    if populations.engine == "numpy":
         assert step.mask.tolist() == [False, True, False, True, False]
     else:
         with pytest.raises(LedgerError):
             _ = step.mask
 
 
-def test_who_is_asked_for_nothing_takes_no_part_and_pays_nothing(peoples: Peoples) -> None:
-    people = peoples.create(4, compiled=BASIC)
+def test_who_is_asked_for_nothing_takes_no_part_and_pays_nothing(populations: PopulationFactory) -> None:
+    people = populations.create(4, compiled=BASIC)
     assert took(people.charge(Prices([SMALL], [], ids=np.array([], dtype=np.int64)), key="nobody")) == set()
-    assert peoples.state(people) == dict.fromkeys(range(4), (0, 0))
+    assert populations.state(people) == dict.fromkeys(range(4), (0, 0))
     assert took(people.charge(Prices([SMALL, PureDP(0)], [1, 0], ids=[2, 0]), key="free")) == {0, 2}
-    assert peoples.state(people) == {0: (0, 10**14), 1: (0, 0), 2: (0, 0), 3: (0, 0)}
+    assert populations.state(people) == {0: (0, 10**14), 1: (0, 0), 2: (0, 0), 3: (0, 0)}
 
 
 @pytest.mark.parametrize("unknown", ["join", "leave-out"])
 def test_people_who_are_not_there_join_or_are_left_out_as_was_said_at_creation(
-    peoples: Peoples, unknown: str
+    populations: PopulationFactory, unknown: str
 ) -> None:
-    people = peoples.create(2, compiled=BASIC, unknown=unknown)
+    people = populations.create(2, compiled=BASIC, unknown=unknown)
     joined = {1, 2} if unknown == "join" else {1}
     assert took(people.charge(Prices([SMALL], [0, 0], ids=[2, 1]), key="a")) == joined
     assert took(people.charge(PureDP("0.9"), key="b")) == {0} | joined
     assert took(people.charge(SMALL, key="c")) == {0}
-    assert len(peoples.state(people)) == 1 + len(joined)
+    assert len(populations.state(people)) == 1 + len(joined)
 
 
-def test_who_joins_has_spent_nothing_and_who_is_there_already_keeps_what_was_spent(peoples: Peoples) -> None:
-    people = peoples.create(2, compiled=BASIC)
+def test_who_joins_has_spent_nothing_and_who_is_there_already_keeps_what_was_spent(
+    populations: PopulationFactory,
+) -> None:
+    people = populations.create(2, compiled=BASIC)
     people.charge(LARGE, key="a")
     people.join([1, 2, 3, 3], key="join")
-    assert peoples.state(people) == {0: (0, 7 * 10**14), 1: (0, 7 * 10**14), 2: (0, 0), 3: (0, 0)}
+    assert populations.state(people) == {0: (0, 7 * 10**14), 1: (0, 7 * 10**14), 2: (0, 0), 3: (0, 0)}
     assert took(people.charge(LARGE, key="b")) == {2, 3}
 
 
 @pytest.mark.parametrize("unknown", ["join", "leave-out"])
-def test_who_was_removed_comes_back_only_as_spent(peoples: Peoples, unknown: str) -> None:
-    people = peoples.create(4, compiled=BASIC, unknown=unknown)
+def test_who_was_removed_comes_back_only_as_spent(populations: PopulationFactory, unknown: str) -> None:
+    people = populations.create(4, compiled=BASIC, unknown=unknown)
     people.charge(SMALL, key="a")
     people.remove([1, 2, 77], key="remove")
     assert took(people.charge(PureDP(0), key="b")) == {0, 3}
@@ -106,40 +107,42 @@ def test_who_was_removed_comes_back_only_as_spent(peoples: Peoples, unknown: str
     people.remove([3], key="again")
     people.join([1, 2, 3], key="all of them")
     assert took(people.charge(PureDP(0), key="d")) == {0}
-    assert peoples.state(people) == {0: (0, 10**14)}
-    spent = [totals for one, totals in read_state(current(peoples.ledger, people)).items() if one != 0]
+    assert populations.state(people) == {0: (0, 10**14)}
+    spent = [totals for one, totals in read_state(current(populations.ledger, people)).items() if one != 0]
     assert {*spent} <= {(SPENT, SPENT)}
 
 
-def test_a_person_who_was_never_there_can_be_removed_and_still_joins_fresh(peoples: Peoples) -> None:
-    people = peoples.create(2, compiled=BASIC)
+def test_a_person_who_was_never_there_can_be_removed_and_still_joins_fresh(populations: PopulationFactory) -> None:
+    people = populations.create(2, compiled=BASIC)
     people.remove([2], key="remove")
     people.join([2], key="join")
     assert took(people.charge(SMALL, key="a")) == {0, 1, 2}
 
 
-def test_the_same_key_charges_once_and_is_answered_the_same(peoples: Peoples) -> None:
-    people = peoples.create(4, compiled=BASIC)
+def test_the_same_key_charges_once_and_is_answered_the_same(populations: PopulationFactory) -> None:
+    people = populations.create(4, compiled=BASIC)
     prices = Prices([LARGE, SMALL], [0, 1, 0], ids=[3, 1, 0])
-    first, after = people.charge(prices, key="a"), peoples.state(people)
-    for again in (people, peoples.open()):
+    first, after = people.charge(prices, key="a"), populations.state(people)
+    for again in (people, populations.open()):
         same = again.charge(Prices([LARGE, SMALL], [0, 0, 1], ids=[0, 3, 1]), key="a")  # in another order
         assert same.receipt.repeated
         assert same.receipt._replace(repeated=False) == first.receipt
         assert took(same) == took(first) == {0, 1, 3}
-    assert peoples.state(people) == after
+    assert populations.state(people) == after
     for verb in (people.join, people.remove):
         verb([1, 2], key=verb.__name__)
-        found = peoples.state(people)
+        found = populations.state(people)
         verb([2, 1], key=verb.__name__)
-        assert peoples.state(people) == found
+        assert populations.state(people) == found
     assert len(people.history()) == 4
 
 
-def test_a_key_that_was_used_for_something_else_is_a_conflict_and_changes_nothing(peoples: Peoples) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_a_key_that_was_used_for_something_else_is_a_conflict_and_changes_nothing(
+    populations: PopulationFactory,
+) -> None:
+    people = populations.create(3, compiled=BASIC)
     people.charge(Prices([SMALL], [0, 0], ids=[0, 1]), key="a")
-    before = current(peoples.ledger, people), peoples.state(people)
+    before = current(populations.ledger, people), populations.state(people)
     for other in (
         LARGE,
         SMALL,
@@ -152,51 +155,55 @@ def test_a_key_that_was_used_for_something_else_is_a_conflict_and_changes_nothin
     for act in (people.join, people.remove):
         with pytest.raises(IdempotencyConflict):
             act([0, 1], key="a")
-    assert (current(peoples.ledger, people), peoples.state(people)) == before
+    assert (current(populations.ledger, people), populations.state(people)) == before
 
 
-def test_who_took_part_is_told_for_the_last_two_steps_and_later_the_receipt_alone(peoples: Peoples) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_who_took_part_is_told_for_the_last_two_steps_and_later_the_receipt_alone(
+    populations: PopulationFactory,
+) -> None:
+    people = populations.create(3, compiled=BASIC)
     steps = [people.charge(SMALL, key=f"step {number}") for number in range(3)]
     assert took(people.charge(SMALL, key="step 2")) == took(people.charge(SMALL, key="step 1")) == {0, 1, 2}
     old = people.charge(SMALL, key="step 0")
     assert old.receipt.repeated
     assert old.receipt.version == 1
     for step in (old, steps[0]):
-        with pytest.raises(LedgerError, match="last two steps"):
+        with pytest.raises(LedgerError, match="last two rounds"):
             _ = step.ids
         with pytest.raises(LedgerError):
             _ = step.mask
     assert versions_in(location_of(people)) == {step.folder.name for step in steps[1:]}
 
 
-def test_another_handle_goes_on_where_the_first_one_stopped(peoples: Peoples, tmp_path: Path) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_another_handle_goes_on_where_the_first_one_stopped(populations: PopulationFactory, tmp_path: Path) -> None:
+    people = populations.create(3, compiled=BASIC)
     people.charge(LARGE, key="a")
     with ledger_in(tmp_path) as other:
-        again = peoples.open(ledger=other)
+        again = populations.open(ledger=other)
         assert again.policy == people.policy
         assert took(again.charge(LARGE, key="b")) == set()
         assert took(again.charge(SMALL, key="c")) == {0, 1, 2}
-    assert peoples.state(people) == dict.fromkeys(range(3), (0, 8 * 10**14))
+    assert populations.state(people) == dict.fromkeys(range(3), (0, 8 * 10**14))
     assert took(people.charge(PureDP("0.2"), key="d")) == {0, 1, 2}
 
 
-def test_files_that_were_moved_are_found_where_they_are(peoples: Peoples, tmp_path: Path) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_files_that_were_moved_are_found_where_they_are(populations: PopulationFactory, tmp_path: Path) -> None:
+    people = populations.create(3, compiled=BASIC)
     people.charge(LARGE, key="a")
     moved = tmp_path / "a place 'of' its own"
     shutil.move(location_of(people), moved)
     with pytest.raises(LedgerError, match="there is no population in"):
-        peoples.open().charge(SMALL, key="b")
-    again = peoples.open(location=moved)
+        populations.open().charge(SMALL, key="b")
+    again = populations.open(location=moved)
     assert took(again.charge(LARGE, key="a")) == {0, 1, 2}
     assert took(again.charge(LARGE, key="b")) == set()
-    assert peoples.state(again) == dict.fromkeys(range(3), (0, 7 * 10**14))
+    assert populations.state(again) == dict.fromkeys(range(3), (0, 7 * 10**14))
 
 
-def test_a_population_that_is_closed_takes_no_steps_and_still_answers_old_keys(peoples: Peoples) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_a_population_that_is_closed_takes_no_steps_and_still_answers_old_keys(
+    populations: PopulationFactory,
+) -> None:
+    people = populations.create(3, compiled=BASIC)
     people.charge(SMALL, key="a")
     people.close(note="done")
     for act in (people.join, people.remove):
@@ -207,9 +214,9 @@ def test_a_population_that_is_closed_takes_no_steps_and_still_answers_old_keys(p
     same = people.charge(SMALL, key="a")
     assert same.receipt.repeated
     assert took(same) == {0, 1, 2}
-    assert peoples.state(people) == dict.fromkeys(range(3), (0, 10**14))
+    assert populations.state(people) == dict.fromkeys(range(3), (0, 10**14))
     assert len(versions_in(location_of(people))) == 2
-    peoples.ledger.verify()
+    populations.ledger.verify()
 
 
 def at_once(*calls: Callable[[], object]) -> list[Any]:
@@ -218,38 +225,38 @@ def at_once(*calls: Callable[[], object]) -> list[Any]:
         return [running.result() for running in [pool.submit(call) for call in calls]]
 
 
-def test_two_handles_at_once_both_charge_once(peoples: Peoples, tmp_path: Path) -> None:
+def test_two_handles_at_once_both_charge_once(populations: PopulationFactory, tmp_path: Path) -> None:
     """One is first, and the other goes on from there."""
-    people = peoples.create(50, compiled=BASIC)
+    people = populations.create(50, compiled=BASIC)
 
     def charge(name: str) -> None:
         with ledger_in(tmp_path) as own:
-            mine = peoples.open(ledger=own)
+            mine = populations.open(ledger=own)
             for number in range(3):
                 mine.charge(PureDP("0.01"), key=f"{name} {number}")
 
     at_once(lambda: charge("a"), lambda: charge("b"))
-    assert peoples.state(people) == dict.fromkeys(range(50), (0, 6 * 10**13))
+    assert populations.state(people) == dict.fromkeys(range(50), (0, 6 * 10**13))
     people.charge(PureDP(0), key="clean")
     assert len(versions_in(location_of(people))) == 2
-    peoples.ledger.verify()
+    populations.ledger.verify()
 
 
-def test_two_handles_with_one_key_charge_once(peoples: Peoples, tmp_path: Path) -> None:
-    people = peoples.create(50, compiled=BASIC)
+def test_two_handles_with_one_key_charge_once(populations: PopulationFactory, tmp_path: Path) -> None:
+    people = populations.create(50, compiled=BASIC)
 
     def charge() -> tuple[bool, set[Any]]:
         with ledger_in(tmp_path) as own:
-            step = peoples.open(ledger=own).charge(SMALL, key="one")
+            step = populations.open(ledger=own).charge(SMALL, key="one")
             return step.receipt.repeated, took(step)
 
     assert sorted(at_once(charge, charge), key=itemgetter(0)) == [(False, {*range(50)}), (True, {*range(50)})]
-    assert peoples.state(people) == dict.fromkeys(range(50), (0, 10**14))
+    assert populations.state(people) == dict.fromkeys(range(50), (0, 10**14))
 
 
 @pytest.mark.parametrize("unknown", ["join", "leave-out"])
-def test_a_population_of_nobody_answers_every_step(peoples: Peoples, unknown: str) -> None:
-    people = peoples.create(0, compiled=BASIC, unknown=unknown)
+def test_a_population_of_nobody_answers_every_step(populations: PopulationFactory, unknown: str) -> None:
+    people = populations.create(0, compiled=BASIC, unknown=unknown)
     assert took(people.charge(SMALL, key="a")) == set()
     people.remove([0], key="remove")
     assert took(people.charge(Prices([SMALL], [0], ids=[0]), key="b")) == ({0} if unknown == "join" else set())
@@ -257,8 +264,8 @@ def test_a_population_of_nobody_answers_every_step(peoples: Peoples, unknown: st
     assert took(people.charge(SMALL, key="c")) == {0, 1}
 
 
-def test_a_step_answers_when_everybody_is_spent(peoples: Peoples) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_a_step_answers_when_everybody_is_spent(populations: PopulationFactory) -> None:
+    people = populations.create(3, compiled=BASIC)
     people.charge(PureDP(1), key="all")
     for number in range(3):
         step = people.charge(PureDP("1e-9"), key=f"{number}")
@@ -267,8 +274,8 @@ def test_a_step_answers_when_everybody_is_spent(peoples: Peoples) -> None:
     assert took(people.charge(PureDP(0), key="free")) == {0, 1, 2}
 
 
-def test_a_person_who_is_named_twice_is_refused_and_nobody_is_charged(peoples: Peoples) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_a_person_who_is_named_twice_is_refused_and_nobody_is_charged(populations: PopulationFactory) -> None:
+    people = populations.create(3, compiled=BASIC)
     before = versions_in(location_of(people))
     with pytest.raises(InvalidGuarantee, match="ids must name each person once"):
         people.charge(Prices([SMALL], [0, 0, 0], ids=[1, 2, 1]), key="a")
@@ -276,32 +283,32 @@ def test_a_person_who_is_named_twice_is_refused_and_nobody_is_charged(peoples: P
     assert took(people.charge(Prices([SMALL], [0], ids=[1]), key="a")) == {1}
 
 
-def test_what_no_rule_takes_is_refused_and_nobody_is_charged(peoples: Peoples) -> None:
-    people = peoples.create(3, compiled=BASIC)
+def test_what_no_rule_takes_is_refused_and_nobody_is_charged(populations: PopulationFactory) -> None:
+    people = populations.create(3, compiled=BASIC)
     with pytest.raises(UnprovenComposition):
         people.charge(GDP(1), key="a")
     with pytest.raises(UnprovenComposition):
         people.charge(Prices([SMALL, GDP(1)], [0, 0], ids=[0, 1]), key="a")
     assert len(people.history()) == 1
-    assert peoples.state(people) == dict.fromkeys(range(3), (0, 0))
+    assert populations.state(people) == dict.fromkeys(range(3), (0, 0))
 
 
-def test_a_place_and_a_name_are_taken_once(peoples: Peoples, tmp_path: Path) -> None:
-    people = peoples.create(3)
+def test_a_place_and_a_name_are_taken_once(populations: PopulationFactory, tmp_path: Path) -> None:
+    people = populations.create(3)
     with pytest.raises(LedgerError, match="there is a population in"):
-        peoples.create(3, name="other", location=location_of(people))
+        populations.create(3, name="other", location=location_of(people))
     with pytest.raises(AccountExists):
-        peoples.create(3, location=tmp_path / "elsewhere")
+        populations.create(3, location=tmp_path / "elsewhere")
     with pytest.raises(AccountNotFound):
-        peoples.open("nobody")
+        populations.open("nobody")
     assert took(people.charge(SMALL, key="a")) == {0, 1, 2}
 
 
-def test_files_that_are_gone_are_missed_in_our_own_words(peoples: Peoples) -> None:
-    people, other = peoples.create(3), peoples.create(3, name="other")
+def test_files_that_are_gone_are_missed_in_our_own_words(populations: PopulationFactory) -> None:
+    people, other = populations.create(3), populations.create(3, name="other")
     with pytest.raises(OdographError):
-        peoples.open(location=location_of(other)).charge(SMALL, key="a")
-    shutil.rmtree(current(peoples.ledger, people))
+        populations.open(location=location_of(other)).charge(SMALL, key="a")
+    shutil.rmtree(current(populations.ledger, people))
     with pytest.raises(OdographError):
         people.charge(SMALL, key="a")
     assert took(other.charge(SMALL, key="b")) == {0, 1, 2}
@@ -310,23 +317,23 @@ def test_files_that_are_gone_are_missed_in_our_own_words(peoples: Peoples) -> No
 
 @pytest.mark.parametrize("typo", [True, False])
 def test_a_location_without_the_files_is_refused_when_a_population_is_opened(
-    peoples: Peoples, tmp_path: Path, *, typo: bool
+    populations: PopulationFactory, tmp_path: Path, *, typo: bool
 ) -> None:
-    people, other = peoples.create(3), peoples.create(3, name="other")
+    people, other = populations.create(3), populations.create(3, name="other")
     people.charge(SMALL, key="a")
     place = tmp_path / "typo" if typo else location_of(other)
     before = versions_in(location_of(other))
     with pytest.raises(LedgerError) as caught:
-        peoples.open(location=place)
+        populations.open(location=place)
     message = str(caught.value)
     assert f"there is no version 1 of 'people' in {place}" in message
-    assert "pass the location that it was made with" in message
+    assert "pass the location where it was created" in message
     assert "nothing was charged" in message
     assert versions_in(location_of(other)) == before
-    assert took(peoples.open(location=location_of(people)).charge(SMALL, key="b")) == {0, 1, 2}
+    assert took(populations.open(location=location_of(people)).charge(SMALL, key="b")) == {0, 1, 2}
 
 
-def test_a_version_that_is_gone_is_missed_by_its_number_and_nobody_is_charged(dense: Peoples) -> None:
+def test_a_version_that_is_gone_is_missed_by_its_number_and_nobody_is_charged(dense: PopulationFactory) -> None:
     people = dense.create(3)
     shutil.rmtree(current(dense.ledger, people))
     asked: list[Callable[[], object]] = [
@@ -341,7 +348,7 @@ def test_a_version_that_is_gone_is_missed_by_its_number_and_nobody_is_charged(de
 
 
 def test_a_version_that_another_process_has_left_behind_is_not_missed(
-    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people, other, found = dense.create(3), dense.open(), Versions.folder
 
@@ -373,11 +380,11 @@ def test_a_ledger_that_is_none_is_refused_by_name_and_without_a_password(
     for ask in asked:
         with pytest.raises(InvalidPolicy) as caught:
             ask()
-        assert str(caught.value) == f"ledger must be a Ledger, as from odograph.connect(...), and {said} is not"
+        assert str(caught.value) == f"ledger must be a Ledger, such as odograph.connect(...) returns (got {said})"
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_population_that_could_not_be_made_leaves_its_place_free(dense: Peoples, tmp_path: Path) -> None:
+def test_a_population_that_could_not_be_made_leaves_its_place_free(dense: PopulationFactory, tmp_path: Path) -> None:
     with pytest.raises(InvalidPolicy, match="ids"):
         dense.create([0, 2])
     people = dense.create(3)
@@ -387,9 +394,9 @@ def test_a_population_that_could_not_be_made_leaves_its_place_free(dense: People
     assert took(people.charge(SMALL, key="a")) == {0, 1, 2}
 
 
-def test_a_step_tells_how_far_it_has_come_in_percent(peoples: Peoples) -> None:
+def test_a_step_tells_how_far_it_has_come_in_percent(populations: PopulationFactory) -> None:
     told: list[tuple[int, int]] = []
-    people = peoples.create(70_000 if peoples.engine == "numpy" else 100)
+    people = populations.create(70_000 if populations.engine == "numpy" else 100)
     people.charge(SMALL, key="a", progress=lambda done, whole: told.append((done, whole)))
     assert told[-1] == (100, 100)
     assert {whole for _, whole in told} == {100}
@@ -405,7 +412,7 @@ def test_a_charge_is_the_same_on_every_store(url: str, tmp_path: Path) -> None:
         ledger.verify()
 
 
-def test_choices_that_are_none_are_refused_with_their_name(dense: Peoples, tmp_path: Path) -> None:
+def test_choices_that_are_none_are_refused_with_their_name(dense: PopulationFactory, tmp_path: Path) -> None:
     for wrong, said in (({"engine": "abacus"}, "engine"), ({"unknown": "ask"}, "unknown"), ({"ids": [0, 2]}, "ids")):
         choices: dict[str, Any] = {"ledger": dense.ledger, "location": tmp_path / "people", "ids": 3} | wrong
         with pytest.raises(InvalidPolicy, match=said):

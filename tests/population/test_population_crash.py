@@ -15,36 +15,44 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peoples import ENGINES, Peoples, current, ledger_in, location_of, read_state, took, versions_in
-from peoples_killed import KILLED, PEOPLE, SYNCS, charged, prices_of
+from crash_worker import KILLED, PEOPLE, SYNCS, charged, prices_of
+from population_helpers import (
+    ENGINES,
+    PopulationFactory,
+    current,
+    ledger_in,
+    location_of,
+    read_state,
+    took,
+    versions_in,
+)
 
 from odograph import Policy, Population, compile_policy
 from odograph.errors import LedgerError, OdographError
 
-pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 ROUNDS = {"numpy": 100 if FULL else 20, "duckdb": 100 if FULL else 8, "spark": 20 if FULL else 1}
 MOMENTS = {"numpy": 0.05, "duckdb": 0.3, "spark": 1.5}  # seconds after the first answer, at most
 CONTROLS = 40  # rounds until a broken twin must have been caught
-PATIENCE = 120.0  # seconds
+PROCESS_TIMEOUT = 120.0  # seconds
 HERE = Path(__file__).parent
-ROOMY = compile_policy(Policy(1000, 0, rule="basic"))
+ROOMY = compile_policy(Policy(1000, 0, filter="basic"))
 
 
 class Killed:
     """The program that charges, killed again and again, and what it was answered."""
 
-    def __init__(self, peoples: Peoples, twin: str = "") -> None:
-        self.peoples = peoples
-        self.people = peoples.create(PEOPLE, compiled=ROOMY)
-        self.output = peoples.folder / "answers"
+    def __init__(self, populations: PopulationFactory, twin: str = "") -> None:
+        self.populations = populations
+        self.people = populations.create(PEOPLE, compiled=ROOMY)
+        self.output = populations.folder / "answers"
         self.answered = 0  # steps, from the first on
         self.expected = np.zeros(PEOPLE, dtype=np.int64)
-        url = f"sqlite:///{peoples.folder}/ledger.db"
-        program = str(HERE / "peoples_killed.py")
-        self.command = [sys.executable, program, url, str(location_of(self.people)), peoples.engine, twin]
+        url = f"sqlite:///{populations.folder}/ledger.db"
+        program = str(HERE / "crash_worker.py")
+        self.command = [sys.executable, program, url, str(location_of(self.people)), populations.engine, twin]
         self.server: subprocess.Popen[bytes] | None = None
 
     def lines(self) -> list[str]:
@@ -52,10 +60,10 @@ class Killed:
 
     def wait(self, program: subprocess.Popen[bytes], line: str, more_than: int = 0) -> None:
         """Wait until a line of the output begins so, after so many."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + PROCESS_TIMEOUT
         while not any(one.startswith(line) for one in self.lines()[more_than:]):
             assert program.poll() is None, self.output.with_suffix(".log").read_text()[-4000:]
-            assert time.monotonic() < end, f"no {line!r} in {PATIENCE} s"
+            assert time.monotonic() < end, f"no {line!r} in {PROCESS_TIMEOUT} s"
             time.sleep(0.003)
 
     @contextmanager
@@ -80,7 +88,7 @@ class Killed:
     @contextmanager
     def serving(self) -> Iterator[None]:
         """Keep a program at hand that charges in processes of its own; Spark's has one process, and starts anew."""
-        if self.peoples.engine == "spark":
+        if self.populations.engine == "spark":
             yield
             return
         with self.program("-") as self.server:
@@ -92,7 +100,7 @@ class Killed:
         if self.server is None:
             with self.program(first) as alone:
                 self.wait(alone, first, seen)
-                time.sleep(random.uniform(0, MOMENTS[self.peoples.engine]))  # noqa: S311  any moment will do
+                time.sleep(random.uniform(0, MOMENTS[self.populations.engine]))  # noqa: S311  any moment will do
         else:
             assert self.server.stdin is not None
             self.server.stdin.write(f"{first} {point}\n".encode())
@@ -101,7 +109,7 @@ class Killed:
             (child,) = (int(line.split()[1]) for line in self.lines()[seen:] if line.startswith("pid"))
             if not point:
                 self.wait(self.server, first, seen)
-                time.sleep(random.uniform(0, MOMENTS[self.peoples.engine]))  # noqa: S311  any moment will do
+                time.sleep(random.uniform(0, MOMENTS[self.populations.engine]))  # noqa: S311  any moment will do
                 os.kill(child, signal.SIGKILL)
             self.wait(self.server, "gone", seen)
         for number in [int(line) for line in self.lines()[seen:] if line.isdigit()]:
@@ -112,9 +120,9 @@ class Killed:
     def check(self) -> bool:
         """See that everything is as it should be, and ask again for what was under way; say if it had been done."""
         name = self.people.name
-        with ledger_in(self.peoples.folder) as ledger:
+        with ledger_in(self.populations.folder) as ledger:
             ledger.verify()
-            people = Population.open(name, ledger=ledger, session=self.peoples.session)
+            people = Population.open(name, ledger=ledger, session=self.populations.session)
             state = totals_in(current(ledger, people))
             after = self.expected + charged(self.answered)
             done = bool(np.array_equal(state, after))
@@ -153,15 +161,19 @@ def survive(killed: Killed, rounds: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_charge_that_is_killed_has_happened_or_not_and_is_answered_by_its_key(peoples: Peoples) -> None:
-    survive(Killed(peoples), ROUNDS[peoples.engine])
+def test_a_charge_that_is_killed_has_happened_or_not_and_is_answered_by_its_key(
+    populations: PopulationFactory,
+) -> None:
+    survive(Killed(populations), ROUNDS[populations.engine])
 
 
 @pytest.mark.parametrize(
     ("twin", "says"),
     [("in place", "a mix|charged again"), ("late", "points to nothing"), ("forgets", "charged again")],
 )
-def test_an_engine_or_a_population_that_is_not_atomic_is_caught(dense: Peoples, twin: str, says: str) -> None:
+def test_an_engine_or_a_population_that_is_not_atomic_is_caught(
+    dense: PopulationFactory, twin: str, says: str
+) -> None:
     with pytest.raises((AssertionError, OSError), match=says):
         survive(Killed(dense, twin), CONTROLS)
 
@@ -169,7 +181,7 @@ def test_an_engine_or_a_population_that_is_not_atomic_is_caught(dense: Peoples, 
 POINTS = [*KILLED, *(f"sync.{number}" for number in range(SYNCS + 2))]
 
 
-def test_killed_at_every_point_of_a_charge_the_version_before_or_after_is_there(dense: Peoples) -> None:
+def test_killed_at_every_point_of_a_charge_the_version_before_or_after_is_there(dense: PopulationFactory) -> None:
     """The step is done from the commit on, and not a moment earlier."""
     killed = Killed(dense)
     with killed.serving():
@@ -181,8 +193,10 @@ def test_killed_at_every_point_of_a_charge_the_version_before_or_after_is_there(
 
 
 @pytest.mark.parametrize("engine", ["numpy", "duckdb"])
-def test_left_over_folders_vanish_with_the_next_step_and_others_are_left_alone(peoples: Peoples) -> None:
-    people = peoples.create(5)
+def test_left_over_folders_vanish_with_the_next_step_and_others_are_left_alone(
+    populations: PopulationFactory,
+) -> None:
+    people = populations.create(5)
     location = location_of(people)
     for name in ("00000001-0123456789abcdef", "00000000-fedcba9876543210"):
         (location / name).mkdir()
@@ -191,7 +205,7 @@ def test_left_over_folders_vanish_with_the_next_step_and_others_are_left_alone(p
     for name in left:
         (location / name).mkdir()
     people.charge(prices_of(0), key="a")
-    assert versions_in(location) - left == {current(peoples.ledger, people).name, *old_versions(people, location)}
+    assert versions_in(location) - left == {current(populations.ledger, people).name, *old_versions(people, location)}
     assert left <= versions_in(location)
 
 
@@ -201,7 +215,9 @@ def old_versions(people: Population, location: Path) -> set[str]:
     return {state}
 
 
-def test_a_step_that_fails_leaves_everything_as_it_was(dense: Peoples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_leaves_everything_as_it_was(
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk, or a ledger that is not reached: the step can be asked for again."""
     people = dense.create(5)
     people.charge(prices_of(0), key="a")
@@ -210,7 +226,7 @@ def test_a_step_that_fails_leaves_everything_as_it_was(dense: Peoples, monkeypat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for owner, name in ((people._site.versions, "finish"), (people._engine, "_write")):  # noqa: SLF001  inside
+    for owner, name in ((people._context.versions, "finish"), (people._engine, "_write")):  # noqa: SLF001  inside
         with monkeypatch.context() as patch:
             patch.setattr(type(owner), name, full)
             with pytest.raises((OSError, OdographError)):
@@ -220,7 +236,7 @@ def test_a_step_that_fails_leaves_everything_as_it_was(dense: Peoples, monkeypat
     dense.ledger.verify()
 
 
-def test_a_disk_that_is_almost_full_leaves_no_half_of_a_version(dense: Peoples) -> None:
+def test_a_disk_that_is_almost_full_leaves_no_half_of_a_version(dense: PopulationFactory) -> None:
     """It takes the beginning of the last write, and says nothing: half of the totals would be current."""
     people = dense.create(100_000, compiled=ROOMY)
     people.charge(prices_of(0), key="a")

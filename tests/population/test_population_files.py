@@ -15,13 +15,12 @@ from typing import Any
 
 import duckdb
 import pytest
-from peoples import Peoples, compiled_for, current, ledger_in, location_of, small_session
+from population_helpers import PopulationFactory, compiled_for, current, ledger_in, location_of, small_session
 
 from odograph import Population, Prices, PureDP
 from odograph.errors import LedgerError
-from odograph.population.versions import Versions
+from odograph.population.version_store import Versions
 
-pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 
 BASIC = compiled_for("basic")
@@ -70,11 +69,11 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def reachable(request: pytest.FixtureRequest, engine: str, open_folder: Path) -> Iterator[Peoples]:
+def reachable(request: pytest.FixtureRequest, engine: str, open_folder: Path) -> Iterator[PopulationFactory]:
     """Populations on every engine, in a folder that everybody can enter."""
     running = request.getfixturevalue("spark") if engine == "spark" else None
     with ledger_in(open_folder) as ledger:
-        yield Peoples(engine, ledger, open_folder, running)
+        yield PopulationFactory(engine, ledger, open_folder, running)
 
 
 def paths_in(location: Path) -> list[Path]:
@@ -110,12 +109,12 @@ def steps(people: Population, session: Any) -> None:  # noqa: ANN401  of Spark
     people.charge(Prices([SMALL, PureDP("0.2")], [0, 1], ids=[1, 2]), key="some")
     people.remove([3], key="remove")
     people.join([3, 11], key="join")
-    if session is None and not people._engine.in_order:  # noqa: SLF001  DuckDB copies a relation into a file
+    if session is None and not people._engine.ordered:  # noqa: SLF001  DuckDB copies a relation into a file
         people.join(duckdb.sql("SELECT 12 AS id"), key="relation")
     people.charge(PureDP(0), key="free")  # whose files are links to those before
 
 
-def check_private(peoples: Peoples, mask: int, monkeypatch: pytest.MonkeyPatch) -> Population:
+def check_private(populations: PopulationFactory, mask: int, monkeypatch: pytest.MonkeyPatch) -> Population:
     """Make every kind of step under a umask, and look at every file before a version is finished, and at the end."""
     finish, looked = Versions.finish, [0]
 
@@ -126,8 +125,8 @@ def check_private(peoples: Peoples, mask: int, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Versions, "finish", look)
     with umask(mask):
-        people = peoples.create(10, compiled=BASIC)
-        steps(people, peoples.session)
+        people = populations.create(10, compiled=BASIC)
+        steps(people, populations.session)
     assert looked[0] >= 6
     assert loose(location_of(people)) == []
     return people
@@ -135,13 +134,15 @@ def check_private(peoples: Peoples, mask: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("engine", ["numpy", "duckdb"])
 def test_files_are_their_owners_alone_under_a_strict_umask_too(
-    peoples: Peoples, monkeypatch: pytest.MonkeyPatch
+    populations: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_private(peoples, 0o077, monkeypatch)
+    check_private(populations, 0o077, monkeypatch)
 
 
 @pytest.mark.parametrize("engine", ["numpy", "duckdb"])
-def test_a_file_that_is_made_by_the_umask_is_found(peoples: Peoples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_made_by_the_umask_is_found(
+    populations: PopulationFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control."""
     begin = Versions.begin
 
@@ -152,24 +153,24 @@ def test_a_file_that_is_made_by_the_umask_is_found(peoples: Peoples, monkeypatch
 
     monkeypatch.setattr(Versions, "begin", noted)
     with pytest.raises(AssertionError, match="others may read"):
-        check_private(peoples, 0, monkeypatch)
+        check_private(populations, 0, monkeypatch)
 
 
 @pytest.mark.parametrize("engine", ["duckdb"])
 def test_what_duckdb_spills_lies_in_a_folder_that_is_its_owners_alone(
-    peoples: Peoples, monkeypatch: pytest.MonkeyPatch
+    populations: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from odograph.population.duck import Duck  # noqa: PLC0415  only here
+    from odograph.population.engines.duckdb import DuckDBEngine  # noqa: PLC0415  only here
 
-    people, spills = peoples.create(10, compiled=BASIC), list[int]()
-    connected = Duck._connected  # noqa: SLF001  where DuckDB is told
+    people, spills = populations.create(10, compiled=BASIC), list[int]()
+    connected = DuckDBEngine._connect  # noqa: SLF001  where DuckDB is told
 
-    def noted(own: Duck, spill: Path | str) -> object:
+    def noted(own: DuckDBEngine, spill: Path | str) -> object:
         if spill:
             spills.append(stat.S_IMODE(Path(spill).stat().st_mode))
         return connected(own, spill)
 
-    monkeypatch.setattr(Duck, "_connected", noted)
+    monkeypatch.setattr(DuckDBEngine, "_connect", noted)
     with umask(0):
         people.charge(Prices([SMALL], [0], ids=[1]), key="a")
     assert spills
@@ -183,7 +184,7 @@ def loosen(location: Path) -> None:
 
 
 def test_files_are_their_owners_alone_under_any_umask_and_another_user_sees_nothing(
-    reachable: Peoples, monkeypatch: pytest.MonkeyPatch
+    reachable: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor after a population is opened whose files everybody could read before."""
     people = check_private(reachable, 0, monkeypatch)
@@ -206,7 +207,7 @@ def test_files_are_their_owners_alone_under_any_umask_and_another_user_sees_noth
     assert seen_by_a_stranger(paths) == []
 
 
-def test_files_of_a_population_that_is_closed_or_was_moved_are_closed_to_others_too(dense: Peoples) -> None:
+def test_files_of_a_population_that_is_closed_or_was_moved_are_closed_to_others_too(dense: PopulationFactory) -> None:
     people = dense.create(3, compiled=BASIC)
     people.charge(SMALL, key="a")
     moved = location_of(people).rename(dense.folder / "moved")
@@ -219,7 +220,7 @@ def test_files_of_a_population_that_is_closed_or_was_moved_are_closed_to_others_
     assert loose(moved) == []
 
 
-def test_what_is_not_the_populations_keeps_its_mode(dense: Peoples) -> None:
+def test_what_is_not_the_populations_keeps_its_mode(dense: PopulationFactory) -> None:
     people, outside = dense.create(3, compiled=BASIC), dense.folder / "outside"
     people.charge(SMALL, key="a")
     location = location_of(people)
@@ -237,7 +238,7 @@ def test_what_is_not_the_populations_keeps_its_mode(dense: Peoples) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in closed} == {0o600}
 
 
-def test_a_symlinked_folder_is_closed_to_others_where_it_is(dense: Peoples) -> None:
+def test_a_symlinked_folder_is_closed_to_others_where_it_is(dense: PopulationFactory) -> None:
     real, link = dense.folder / "real", dense.folder / "link"
     real.mkdir()
     real.chmod(0o755)
@@ -275,10 +276,10 @@ def in_a_child(work: Callable[[], None]) -> str:
 @as_root
 def test_files_that_cannot_be_closed_to_others_are_refused(open_folder: Path) -> None:
     with ledger_in(open_folder) as ledger:
-        location = location_of(Peoples("numpy", ledger, open_folder).create(3, compiled=BASIC))
+        location = location_of(PopulationFactory("numpy", ledger, open_folder).create(3, compiled=BASIC))
         loosen(location)
         said = in_a_child(Versions(location).restrict)
-        assert "may be read by others" in said
+        assert "other users may be able to read" in said
         assert f"chmod -R go= {location}" in said
         Versions(location).restrict()
         assert in_a_child(Versions(location).restrict) == "nothing"  # others see nothing, and need not be refused

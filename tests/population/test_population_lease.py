@@ -19,27 +19,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from peoples import Peoples, ledger_in, location_of, read_state, versions_in
-from peoples_racing import PRICE
+from population_helpers import PopulationFactory, ledger_in, location_of, read_state, versions_in
+from race_worker import PRICE
 
 from odograph import Policy, Population, compile_policy
-from odograph.ledger.local import LocalBooks
-from odograph.ledger.requests import Outcome
+from odograph.ledger.commands import Outcome
+from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.steps import Step
-from odograph.ledger.store import Changes, State
-from odograph.population import lease
-from odograph.population.lease import LOCKS, leased
-from odograph.population.versions import Versions
-
-pytest_plugins = ("peopling",)
+from odograph.ledger.stores.base import Changes, State
+from odograph.population import version_store
+from odograph.population.version_store import LOCK_FILES, Versions, hold_lease
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 PROCESSES = 5
 CHARGES = 15 if FULL else 6  # of each process
 PEOPLE = 1_000_000 if FULL else 300_000
-ROOMY = compile_policy(Policy(1000, 0, rule="basic"))
+ROOMY = compile_policy(Policy(1000, 0, filter="basic"))
 HERE = Path(__file__).parent
-PATIENCE = 120.0  # seconds
+PROCESS_TIMEOUT = 120.0  # seconds
 # Processes that wait take no longer than one that does the same alone, but for what a busy machine makes of it.
 SLOWER = 1.6
 
@@ -47,13 +44,13 @@ SLOWER = 1.6
 def race(folder: Path, twin: str, processes: int, charges: int, people: int = PEOPLE) -> dict[str, Any]:
     """Let processes charge one population, and look at what everybody has spent after it."""
     with ledger_in(folder) as ledger:
-        population = Peoples("numpy", ledger, folder).create(people, compiled=ROOMY)
+        population = PopulationFactory("numpy", ledger, folder).create(people, compiled=ROOMY)
         state = location_of(population)
     support = os.pathsep.join([str(HERE), str(HERE.parent / "support")])
     done = subprocess.run(  # noqa: S603  our own code
         [
             sys.executable,
-            str(HERE / "peoples_racing.py"),
+            str(HERE / "race_worker.py"),
             f"sqlite:///{folder}/ledger.db",
             twin,
             f"{processes}",
@@ -62,7 +59,7 @@ def race(folder: Path, twin: str, processes: int, charges: int, people: int = PE
         env=os.environ | {"PYTHONPATH": support},
         capture_output=True,
         check=True,
-        timeout=PATIENCE,
+        timeout=PROCESS_TIMEOUT,
     )
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["processes"] == processes, done.stderr.decode()[-3000:]
@@ -81,7 +78,7 @@ def check_right(found: dict[str, Any], charges: int) -> None:
     assert found["spent"] == {charges}, "charges are lost, or there twice"
 
 
-def check_waiting(found: dict[str, Any], charges: int) -> None:
+def check_nothing_wasted(found: dict[str, Any], charges: int) -> None:
     """No process is refused, and none writes a version that is thrown away."""
     assert found["busy"] == 0
     assert found["begun"] == charges, "versions were written in vain"
@@ -95,7 +92,7 @@ def test_five_processes_wait_for_each_other_and_are_no_slower_than_one(tmp_path:
         (tmp_path / name).mkdir()
         found[name] = race(tmp_path / name, "", processes, charges // processes)
         check_right(found[name], charges)
-        check_waiting(found[name], charges)
+        check_nothing_wasted(found[name], charges)
     assert found["five"]["seconds"] < SLOWER * found["one"]["seconds"] + 1
 
 
@@ -108,7 +105,7 @@ def test_a_lease_that_is_ignored_or_runs_out_loses_no_charge_and_charges_none_tw
     found = race(tmp_path, twin, PROCESSES, CHARGES, people=30_000)
     check_right(found, charges)
     with pytest.raises(AssertionError, match=r"in vain|assert \d+ == 0"):
-        check_waiting(found, charges)
+        check_nothing_wasted(found, charges)
 
 
 @contextmanager
@@ -118,9 +115,9 @@ def holding(location: Path) -> Iterator[int]:
     child = os.fork()
     if not child:
         try:
-            with leased(location):
+            with hold_lease(location):
                 os.write(writing, b"h")
-                time.sleep(PATIENCE)
+                time.sleep(PROCESS_TIMEOUT)
         finally:
             os._exit(0)
     os.close(writing)
@@ -133,20 +130,20 @@ def holding(location: Path) -> Iterator[int]:
         os.waitpid(child, 0)
 
 
-def test_the_lease_ends_with_its_process(dense: Peoples) -> None:
+def test_the_lease_ends_with_its_process(dense: PopulationFactory) -> None:
     people = dense.create(3, compiled=ROOMY)
     with holding(location_of(people)) as child:
         began = time.monotonic()
         threading.Timer(0.2, os.kill, (child, signal.SIGKILL)).start()
         assert not people.charge(PRICE, key="a").receipt.repeated
-        assert 0.2 <= time.monotonic() - began < PATIENCE / 2
+        assert 0.2 <= time.monotonic() - began < PROCESS_TIMEOUT / 2
 
 
 def test_a_process_that_holds_the_lease_and_was_stopped_is_not_waited_for_without_end(
-    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people = dense.create(3, compiled=ROOMY)
-    monkeypatch.setattr(lease, "PATIENCE", 0.2)
+    monkeypatch.setattr(version_store, "LEASE_TIMEOUT", 0.2)
     with holding(location_of(people)) as child:
         os.kill(child, signal.SIGSTOP)
         assert not people.charge(PRICE, key="a").receipt.repeated
@@ -154,12 +151,12 @@ def test_a_process_that_holds_the_lease_and_was_stopped_is_not_waited_for_withou
         assert dense.state(people) == dict.fromkeys(range(3), (0, 1))
 
 
-def test_patience_is_for_one_step_and_not_for_all_that_are_in_front(dense: Peoples) -> None:
+def test_patience_is_for_one_step_and_not_for_all_that_are_in_front(dense: PopulationFactory) -> None:
     """Eight threads hold it for a while each: the last waits for longer than its patience, and still has its turn."""
     people, order, within, alone = dense.create(3, compiled=ROOMY), list[int](), list[int](), list[bool]()
 
     def hold(number: int) -> None:
-        with leased(location_of(people), patience=1.5):
+        with hold_lease(location_of(people), timeout=1.5):
             within.append(number)
             time.sleep(0.25)
             order.append(number)
@@ -174,12 +171,12 @@ def test_patience_is_for_one_step_and_not_for_all_that_are_in_front(dense: Peopl
     assert all(alone)
 
 
-def test_who_has_just_made_a_step_does_not_overtake_those_who_wait(dense: Peoples) -> None:
+def test_who_has_just_made_a_step_does_not_overtake_those_who_wait(dense: PopulationFactory) -> None:
     people, turns, end = dense.create(3, compiled=ROOMY), list[int](), time.monotonic() + 1
 
     def again(number: int) -> None:
         while time.monotonic() < end:
-            with leased(location_of(people)):
+            with hold_lease(location_of(people)):
                 turns.append(number)
                 time.sleep(0.01)
 
@@ -193,7 +190,7 @@ def test_who_has_just_made_a_step_does_not_overtake_those_who_wait(dense: People
     assert set(turns) == {*range(4)}
 
 
-def check_nested(dense: Peoples) -> None:
+def check_nested(dense: PopulationFactory) -> None:
     """Charge from what a step is told how far it has come by, and from a signal handler: the one within is first."""
     people, keys = dense.create(70_000, compiled=ROOMY), iter(["within", "in a handler"])
     link = dense.folder / "link"
@@ -217,37 +214,37 @@ def check_nested(dense: Peoples) -> None:
     assert dense.state(people)[69_999] == (0, 4), "charges are lost, or there twice"
 
 
-def test_a_charge_from_within_a_charge_does_not_wait_for_itself(dense: Peoples) -> None:
+def test_a_charge_from_within_a_charge_does_not_wait_for_itself(dense: PopulationFactory) -> None:
     began = time.monotonic()
     check_nested(dense)
-    assert time.monotonic() - began < lease.PATIENCE / 10
+    assert time.monotonic() - began < version_store.LEASE_TIMEOUT / 10
 
 
-def check_late(dense: Peoples, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_late(dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with the lease has written its version, and another one, without it, is first in the ledger."""
-    people, submit = dense.create(3, compiled=ROOMY), LocalBooks.submit
+    people, submit = dense.create(3, compiled=ROOMY), LocalBackend.submit
     within = [lambda: people.charge(PRICE, key="within")]
 
-    def late(books: LocalBooks, step: Step) -> Outcome:
+    def late(backend: LocalBackend, step: Step) -> Outcome:
         if within:
             within.pop()()
-        return submit(books, step)
+        return submit(backend, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBooks, "submit", late)
+        patch.setattr(LocalBackend, "submit", late)
         people.charge(PRICE, key="around")
     assert [past.entry.key for past in people.history()[1:]] == ["within", "around"]
     assert dense.state(people).get(2) == (0, 2), "charges are lost, or there twice"
 
 
 def test_a_step_without_the_lease_makes_the_other_one_try_again(
-    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_late(dense, monkeypatch)
 
 
 def test_a_ledger_that_takes_a_step_from_whichever_version_is_caught(
-    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: it is the comparison in the ledger on which all rests, and a charge that is lost is found."""
     written = Step.step
@@ -262,19 +259,21 @@ def test_a_ledger_that_takes_a_step_from_whichever_version_is_caught(
         check_late(dense, monkeypatch)
 
 
-def test_where_files_have_no_locks_everything_goes_on(dense: Peoples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_files_have_no_locks_everything_goes_on(
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     people = dense.create(3, compiled=ROOMY)
 
     def unsupported(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lease, "fcntl", SimpleNamespace(**vars(fcntl) | {"flock": unsupported}))
+        patch.setattr(version_store, "fcntl", SimpleNamespace(**vars(fcntl) | {"flock": unsupported}))
         people.charge(PRICE, key="a")
     with monkeypatch.context() as patch:
-        patch.setattr(lease, "fcntl", None)
+        patch.setattr(version_store, "fcntl", None)
         people.charge(PRICE, key="b")
-    for name in LOCKS:  # nor are links followed
+    for name in LOCK_FILES:  # nor are links followed
         (location_of(people) / name).unlink()
         (location_of(people) / name).symlink_to("/dev/full")
     people.charge(PRICE, key="c")
@@ -282,7 +281,7 @@ def test_where_files_have_no_locks_everything_goes_on(dense: Peoples, monkeypatc
 
 
 def test_a_key_that_was_asked_for_while_another_process_waited_is_not_worked_on_twice(
-    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people, begun, begin = dense.create(3, compiled=ROOMY), list[int](), Versions.begin
 
@@ -301,7 +300,7 @@ def test_a_key_that_was_asked_for_while_another_process_waited_is_not_worked_on_
     assert dense.state(people) == dict.fromkeys(range(3), (0, 1))
 
 
-def charge_across(dense: Peoples) -> float:
+def charge_across(dense: PopulationFactory) -> float:
     """Charge two populations, each from within a charge of the other, and return how long that takes."""
     first, second = (dense.create(70_000, compiled=ROOMY, name=name) for name in ("first", "second"))
     both = threading.Barrier(2)
@@ -331,13 +330,13 @@ def charge_across(dense: Peoples) -> float:
     return time.monotonic() - began
 
 
-def test_charges_of_two_populations_within_each_other_do_not_wait_for_each_other(dense: Peoples) -> None:
+def test_charges_of_two_populations_within_each_other_do_not_wait_for_each_other(dense: PopulationFactory) -> None:
     assert charge_across(dense) < 20
 
 
 def test_a_lease_that_is_waited_for_with_another_one_in_hand_is_caught(
-    dense: Peoples, monkeypatch: pytest.MonkeyPatch
+    dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "PATIENCE", 4.0)
-    monkeypatch.setattr(lease, "WITHIN", lease.PATIENCE)
-    assert charge_across(dense) >= lease.PATIENCE
+    monkeypatch.setattr(version_store, "LEASE_TIMEOUT", 4.0)
+    monkeypatch.setattr(version_store, "NESTED_LEASE_TIMEOUT", version_store.LEASE_TIMEOUT)
+    assert charge_across(dense) >= version_store.LEASE_TIMEOUT

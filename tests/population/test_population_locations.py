@@ -13,14 +13,12 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peoples import Peoples, compiled_for, location_of, took
+from population_helpers import PopulationFactory, compiled_for, location_of, took
 
 from odograph import Population, PureDP
 from odograph.errors import InvalidPolicy, LedgerError
 from odograph.population import population as module
-from odograph.population.versions import parse_location
-
-pytest_plugins = ("peopling",)
+from odograph.population.version_store import parse_location
 
 BASIC = compiled_for("basic")
 SMALL = PureDP("0.1")
@@ -34,17 +32,17 @@ ADDRESSES = [
 
 
 @pytest.fixture
-def elsewhere(dense: Peoples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peoples:
+def elsewhere(dense: PopulationFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PopulationFactory:
     """Populations, in a working folder that is empty."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return dense
 
 
-def check_refused(peoples: Peoples, location: Any, engine: str = "numpy") -> str:  # noqa: ANN401  anything
+def check_refused(populations: PopulationFactory, location: Any, engine: str = "numpy") -> str:  # noqa: ANN401  anything
     """A location is refused, nothing is made, and the name is free after it."""
     with pytest.raises(InvalidPolicy, match="location must be the path of a folder") as caught:
-        Population.create("people", BASIC, ledger=peoples.ledger, location=location, ids=3, engine=engine)
+        Population.create("people", BASIC, ledger=populations.ledger, location=location, ids=3, engine=engine)
     assert [*Path().iterdir()] == [], "a folder was made in the working folder"
     said = str(caught.value)
     assert "hunter2" not in said
@@ -53,7 +51,7 @@ def check_refused(peoples: Peoples, location: Any, engine: str = "numpy") -> str
 
 @pytest.mark.parametrize("location", ADDRESSES, ids=str)
 def test_an_address_that_no_engine_reaches_is_refused_and_no_folder_is_made(
-    elsewhere: Peoples, location: str | Path
+    elsewhere: PopulationFactory, location: str | Path
 ) -> None:
     assert f"begins with '{str(location).partition(':')[0]}:'" in check_refused(elsewhere, location)
     assert "begins with" in check_refused(elsewhere, location, "duckdb")
@@ -78,7 +76,7 @@ def test_an_address_that_no_engine_reaches_is_refused_and_no_folder_is_made(
     ],
 )
 def test_what_is_not_the_path_of_a_folder_is_refused(
-    elsewhere: Peoples,
+    elsewhere: PopulationFactory,
     location: Any,  # noqa: ANN401  anything
     said: str,
 ) -> None:
@@ -90,7 +88,7 @@ def test_what_is_not_the_path_of_a_folder_is_refused(
 
 
 def test_without_a_look_at_the_scheme_a_folder_is_made_in_the_working_folder(
-    elsewhere: Peoples, monkeypatch: pytest.MonkeyPatch
+    elsewhere: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control."""
     monkeypatch.setattr(module, "parse_location", Path)
@@ -113,7 +111,7 @@ def test_a_location_is_an_absolute_path_or_refused(text: str) -> None:
         assert not (address.scheme and address.netloc)
 
 
-def test_paths_that_look_odd_are_paths(elsewhere: Peoples) -> None:
+def test_paths_that_look_odd_are_paths(elsewhere: PopulationFactory) -> None:
     """A colon within a name, a slash at the end, a way up, a link, blanks, other letters, a ~ that is a name."""
     Path("link").symlink_to("real")
     Path("real").mkdir()
@@ -139,7 +137,7 @@ def test_paths_that_look_odd_are_paths(elsewhere: Peoples) -> None:
 
 
 def test_a_relative_path_is_where_it_was_when_the_population_was_made(
-    elsewhere: Peoples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    elsewhere: PopulationFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     people = elsewhere.create(3, location=Path("here"))
     monkeypatch.chdir(tmp_path)
@@ -148,7 +146,7 @@ def test_a_relative_path_is_where_it_was_when_the_population_was_made(
     assert location_of(people) == tmp_path / "work" / "here"
 
 
-def places(folder: Path) -> dict[str, Callable[[], Path]]:
+def used_locations(folder: Path) -> dict[str, Callable[[], Path]]:
     """Folders in which no population can be made."""
 
     def file() -> Path:
@@ -180,11 +178,11 @@ def places(folder: Path) -> dict[str, Callable[[], Path]]:
     }
 
 
-@pytest.mark.parametrize("place", places(Path()))
+@pytest.mark.parametrize("place", used_locations(Path()))
 def test_a_place_that_is_taken_or_cannot_be_is_refused_and_left_as_it_is(
-    dense: Peoples, tmp_path: Path, place: str
+    dense: PopulationFactory, tmp_path: Path, place: str
 ) -> None:
-    location = places(tmp_path)[place]()
+    location = used_locations(tmp_path)[place]()
     before = [(path, path.lstat().st_mode) for path in sorted(tmp_path.rglob("*")) if "ledger" not in path.name]
     with pytest.raises(LedgerError, match="new folder"):
         dense.create(3, location=location)
@@ -193,7 +191,7 @@ def test_a_place_that_is_taken_or_cannot_be_is_refused_and_left_as_it_is(
     dense.create(3, location=tmp_path / "elsewhere")
 
 
-def test_two_populations_are_never_in_one_place_by_whichever_name(dense: Peoples, tmp_path: Path) -> None:
+def test_two_populations_are_never_in_one_place_by_whichever_name(dense: PopulationFactory, tmp_path: Path) -> None:
     people = dense.create(3, compiled=BASIC, location=tmp_path / "one")
     (tmp_path / "link").symlink_to(tmp_path / "one")
     for name in ("one", "link", "one/", "one/../one", "one/."):

@@ -15,17 +15,16 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from peoples import RULES, Asked, Oracle, Peoples, compiled_for, prices_of, took
+from population_helpers import RULES, Asked, Oracle, PopulationFactory, compiled_for, prices_of, took
 
 import odograph as odo
 from odograph import GDP, ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.errors import IdempotencyConflict
-from odograph.population.dense import Dense
-from odograph.population.engines import Site
-from odograph.population.prices import Priced
+from odograph.population.engines import EngineContext
+from odograph.population.engines.numpy import NumpyEngine
+from odograph.population.prices import PriceTable
 from odograph.progress import Progress
 
-pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 
 SEEDS = SystemRandom()
@@ -47,11 +46,13 @@ def a_guarantee(rule_name: str, rng: Random) -> Guarantee:
 class Twice:
     """A population and its oracle, moved on together."""
 
-    def __init__(self, peoples: Peoples, rule_name: str, unknown: str, ids: list[Any], name: str = "people") -> None:
+    def __init__(
+        self, populations: PopulationFactory, rule_name: str, unknown: str, ids: list[Any], name: str = "people"
+    ) -> None:
         compiled = compiled_for(rule_name)
         self.rule = rule_name
-        self.peoples = peoples
-        self.people = peoples.create(ids, compiled=compiled, unknown=unknown, name=name)
+        self.populations = populations
+        self.people = populations.create(ids, compiled=compiled, unknown=unknown, name=name)
         self.oracle = Oracle(compiled, unknown)
         self.oracle.join(ids)
         self.keys = (f"{name}-{number}" for number in count())
@@ -85,35 +86,41 @@ class Twice:
             self.oracle.remove(some[:2])
 
     def check(self) -> None:
-        assert self.peoples.state(self.people) == self.oracle.state(), "totals differ"
+        assert self.populations.state(self.people) == self.oracle.state(), "totals differ"
 
 
-def moved_about(peoples: Peoples, seed: int, steps: int, rule_name: str, *, strings: bool = False) -> None:
+def moved_about(
+    populations: PopulationFactory, seed: int, steps: int, rule_name: str, *, strings: bool = False
+) -> None:
     """Make a population, and move it on at random."""
     rng = Random(seed)  # noqa: S311  any moves will do
     names = (f"{one} ' \N{SNOWMAN} {one * 7}" if strings else one for one in count())
     first = [next(names) for _ in range(rng.randint(1, 40))]
-    twice = Twice(peoples, rule_name, rng.choice(["join", "leave-out"]), first, f"{rule_name}-{seed}")
+    twice = Twice(populations, rule_name, rng.choice(["join", "leave-out"]), first, f"{rule_name}-{seed}")
     for _ in range(steps):
         twice.move(rng, names)
         twice.check()
 
 
 @pytest.mark.parametrize("rule_name", RULES)
-def test_every_engine_decides_and_counts_as_one_account_per_person(peoples: Peoples, rule_name: str) -> None:
+def test_every_engine_decides_and_counts_as_one_account_per_person(
+    populations: PopulationFactory, rule_name: str
+) -> None:
     """What all engines are equal to, they are equal in among each other."""
-    seeds, steps = {"numpy": (3, 20), "duckdb": (1, 8), "spark": (1, 3)}[peoples.engine]
+    seeds, steps = {"numpy": (3, 20), "duckdb": (1, 8), "spark": (1, 3)}[populations.engine]
     for _ in range(seeds):
-        moved_about(peoples, SEEDS.randrange(10**9), steps, rule_name)
-    peoples.ledger.verify()
+        moved_about(populations, SEEDS.randrange(10**9), steps, rule_name)
+    populations.ledger.verify()
 
 
 @pytest.mark.parametrize("engine", ["duckdb", "spark"])
-def test_people_may_be_called_anything_where_ids_are_stored(peoples: Peoples) -> None:
-    moved_about(peoples, SEEDS.randrange(10**9), 10 if peoples.engine == "duckdb" else 4, "zcdp", strings=True)
+def test_people_may_be_called_anything_where_ids_are_stored(populations: PopulationFactory) -> None:
+    moved_about(
+        populations, SEEDS.randrange(10**9), 10 if populations.engine == "duckdb" else 4, "zcdp", strings=True
+    )
 
 
-def test_people_beyond_one_block_are_decided_as_all_others(dense: Peoples) -> None:
+def test_people_beyond_one_block_are_decided_as_all_others(dense: PopulationFactory) -> None:
     rng = Random(7)  # noqa: S311  any prices will do
     twice = Twice(dense, "zcdp", "join", [*range(65_530)])
     menu = [a_guarantee("zcdp", rng) for _ in range(5)]
@@ -131,23 +138,23 @@ def test_people_beyond_one_block_are_decided_as_all_others(dense: Peoples) -> No
 class Machine(RuleBasedStateMachine):
     """A population of the NumPy engine beside plain Python: keys are used again, handles are opened again."""
 
-    kernel: ClassVar[type[Dense]] = Dense
+    kernel: ClassVar[type[NumpyEngine]] = NumpyEngine
 
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        self.peoples = Peoples("numpy", self.stack.enter_context(odo.connect("memory://")), folder)
+        self.populations = PopulationFactory("numpy", self.stack.enter_context(odo.connect("memory://")), folder)
         self.used: dict[str, tuple[Asked, set[Any]]] = {}
 
     @initialize(
         rule_name=st.sampled_from(RULES), unknown=st.sampled_from(["join", "leave-out"]), size=st.integers(0, 9)
     )
     def start(self, rule_name: str, unknown: str, size: int) -> None:
-        self.twice = Twice(self.peoples, rule_name, unknown, [*range(size)])
+        self.twice = Twice(self.populations, rule_name, unknown, [*range(size)])
         self.use(self.kernel())
 
-    def use(self, kernel: Dense) -> None:
+    def use(self, kernel: NumpyEngine) -> None:
         self.twice.people._engine = kernel  # noqa: SLF001  a broken one, in a control
 
     @rule(seed=st.integers(0, 2**32), ids=st.lists(st.integers(0, 12), unique=True))
@@ -188,7 +195,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def open(self) -> None:
-        self.twice.people = self.peoples.open()
+        self.twice.people = self.populations.open()
         self.use(self.kernel())
 
     @invariant()
@@ -210,13 +217,15 @@ def test_whatever_happens_to_a_population_each_person_is_charged_as_an_account_i
 CONTROL = settings(SMALL_RUN, max_examples=200, database=None, phases=[Phase.generate], report_multiple_bugs=False)
 
 
-class Forgetful(Dense):
+class Forgetful(NumpyEngine):
     """Forgets what the last person of those who took part was charged."""
 
-    def charge(self, site: Site, before: Path, after: Path, prices: Priced, progress: Progress | None) -> None:
-        super().charge(site, before, after, prices, progress)
-        last = self.taking_part(site, after)[-1:]
-        for number in range(len(site.gate.limits)):
+    def charge(
+        self, context: EngineContext, before: Path, after: Path, prices: PriceTable, progress: Progress | None
+    ) -> None:
+        super().charge(context, before, after, prices, progress)
+        last = self.participants(context, after)[-1:]
+        for number in range(len(context.gate.limits)):
             old, new = (folder / f"total-{number}" for folder in (before, after))
             totals = np.fromfile(new, dtype=np.int64)
             kept = np.fromfile(old, dtype=np.int64)

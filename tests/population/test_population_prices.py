@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from peoples import RULES, compiled_for
+from population_helpers import RULES, compiled_for
 
-import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Prices, ProbDP, PureDP
 from odograph.core.guarantees import exact_of
 from odograph.errors import InvalidGuarantee, UnprovenComposition
-from odograph.population.kernel import SPENT, gate_of
-from odograph.population.prices import priced
+from odograph.population.gate import SPENT, gate_of
+from odograph.population.prices import price_table
 
 KINDS: tuple[type[Guarantee], ...] = (PureDP, ZCDP, GDP)
 MARK = 7731.0177311  # a value of somebody's, to be found in a message
@@ -131,23 +130,23 @@ def test_amounts_are_those_of_the_scalar_price(rule: str) -> None:
     gate = gate_of(compiled)
     kinds: tuple[type[Guarantee], ...] = (PureDP,) if rule == "basic" else (PureDP, GDP)
     for kind in kinds:
-        found = priced(compiled, gate, Prices.of(kind, [0.0, 0.013, 0.1, 0.77, 31.0]))
+        found = price_table(compiled, gate, Prices.of(kind, [0.0, 0.013, 0.1, 0.77, 31.0]))
         guarantees = Prices.of(kind, [0.0, 0.013, 0.1, 0.77, 31.0]).guarantees
         for row, guarantee in zip(found.amounts.tolist(), guarantees, strict=True):
-            scalar = odo.price(compiled, guarantee)
+            scalar = compiled.price(guarantee)
             expected = [scalar.amounts[place] for place in gate.meters]
             assert row == [SPENT if amount is None else min(amount, SPENT) for amount in expected]
         assert found.dearest == tuple(found.amounts.max(axis=0).tolist())
         assert not found.same
-    one = priced(compiled, gate, PureDP("0.1"))
+    one = price_table(compiled, gate, PureDP("0.1"))
     assert one.same
-    assert one.amounts.tolist() == [[*gate.amounts(odo.price(compiled, PureDP("0.1")))]]
+    assert one.amounts.tolist() == [[*gate.amounts(compiled.price(PureDP("0.1")))]]
 
 
 def test_what_no_rule_takes_is_refused_by_name() -> None:
     compiled = compiled_for("basic")
     with pytest.raises(UnprovenComposition):
-        priced(compiled, gate_of(compiled), Prices([PureDP(1), GDP(1)], [0, 0]))
+        price_table(compiled, gate_of(compiled), Prices([PureDP(1), GDP(1)], [0, 0]))
 
 
 WRONG: list[tuple[Any, str]] = [

@@ -17,14 +17,13 @@ import duckdb
 import httpx
 import numpy as np
 import pytest
-from peoples import Peoples, compiled_for, current, location_of
+from population_helpers import PopulationFactory, compiled_for, current, location_of
 from service_server import ServiceThread
 
 from odograph import Population, Prices, PureDP
 from odograph.errors import OdographError
-from odograph.service.api import ROUTES
+from odograph.service.routes import ROUTES
 
-pytest_plugins = ("peopling",)
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 
 COUNT = 100_019  # of people; never to be seen
@@ -52,12 +51,12 @@ def leaks(*texts: object) -> list[bytes]:
 class Marked:
     """A population whose people, totals and number are recognisable, after two steps."""
 
-    def __init__(self, peoples: Peoples) -> None:
-        self.peoples = peoples
-        self.dense = peoples.engine == "numpy"
+    def __init__(self, populations: PopulationFactory) -> None:
+        self.populations = populations
+        self.dense = populations.engine == "numpy"
         names = np.char.add(f"{MARK}-", np.arange(COUNT).astype(str)) if not self.dense else None
         self.ids: Any = np.arange(COUNT) if names is None else names
-        self.people = peoples.create(self.ids, compiled=BASIC)
+        self.people = populations.create(self.ids, compiled=BASIC)
         self.said: list[object] = [self.people]
         for key, guarantee in (("first", FIRST), ("second", SECOND)):
             prices = Prices([PureDP(0), guarantee], [1, 1, 0], ids=self.ids[[17, 5, 900]])
@@ -83,10 +82,10 @@ def told(problem: BaseException) -> str:
 
 
 @pytest.fixture
-def marked(peoples: Peoples, caplog: pytest.LogCaptureFixture) -> Marked:
+def marked(populations: PopulationFactory, caplog: pytest.LogCaptureFixture) -> Marked:
     """A population on every engine, with everything logged that is ever logged."""
     caplog.set_level(logging.DEBUG)
-    return Marked(peoples)
+    return Marked(populations)
 
 
 def wrong(marked: Marked) -> dict[str, Callable[[], object]]:
@@ -105,7 +104,7 @@ def wrong(marked: Marked) -> dict[str, Callable[[], object]]:
         "no such price": lambda: people.charge(Prices([FIRST], np.ones(COUNT), ids=ids), key="a"),
         "too few ids": lambda: people.charge(Prices([FIRST], [0], ids=ids), key="a"),
         "records": lambda: people.run(len, np.zeros(COUNT - 1), FIRST, key="b"),
-        "no location": lambda: Population.open("people", ledger=marked.peoples.ledger, location="nowhere").charge(
+        "no location": lambda: Population.open("people", ledger=marked.populations.ledger, location="nowhere").charge(
             FIRST, key="a"
         ),
     }
@@ -140,13 +139,13 @@ def full_disk(size: int) -> Iterator[None]:
 def test_a_full_disk_says_nothing_about_anybody_and_changes_nothing(
     marked: Marked, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = current(marked.peoples.ledger, marked.people)
+    before = current(marked.populations.ledger, marked.people)
     prices = Prices([FIRST], [0], ids=marked.ids[5:6])
     with full_disk(65_536):
         said = [marked.caught(lambda: marked.people.charge(prices, key="a"))]
         said += [marked.caught(lambda: marked.people.remove(marked.ids[5:6], key="b"))]
     assert not leaks(*said, caplog.text)
-    assert current(marked.peoples.ledger, marked.people) == before
+    assert current(marked.populations.ledger, marked.people) == before
     assert not marked.people.charge(prices, key="a").receipt.repeated
 
 
@@ -156,9 +155,9 @@ def test_damaged_files_are_refused_in_words_that_say_nothing_of_what_is_in_them(
     prices = Prices([FIRST], [0], ids=marked.ids[5:6])
     said: list[str] = []
     keys = count()
-    for path in files_of(current(marked.peoples.ledger, marked.people)):
+    for path in files_of(current(marked.populations.ledger, marked.people)):
         for damage in (lambda whole: whole[: len(whole) // 2], lambda _: b"", lambda _: MARK.encode() * 9):
-            damaged = current(marked.peoples.ledger, marked.people) / path
+            damaged = current(marked.populations.ledger, marked.people) / path
             if not damaged.exists():  # named for its version
                 continue
             whole = damaged.read_bytes()
@@ -183,9 +182,9 @@ def files_of(folder: Path) -> list[Path]:
 def test_the_ledger_and_its_copies_say_nothing_about_anybody(marked: Marked) -> None:
     marked.people.join(marked.ids[:3], key="join")
     marked.people.remove(marked.ids[4:6], key="remove")
-    export, folder = io.StringIO(), marked.peoples.folder
-    marked.peoples.ledger.export(export)
-    marked.peoples.ledger.backup(folder / "backup.db")
+    export, folder = io.StringIO(), marked.populations.folder
+    marked.populations.ledger.export(export)
+    marked.populations.ledger.backup(folder / "backup.db")
     files = [path.read_bytes() for path in folder.iterdir() if path.is_file()]
     assert len(files) >= 2
     assert not leaks(export.getvalue(), *files)
@@ -194,7 +193,7 @@ def test_the_ledger_and_its_copies_say_nothing_about_anybody(marked: Marked) -> 
 @pytest.mark.parametrize("engine", ["duckdb"])
 def test_a_service_over_the_ledger_shows_nothing_about_anybody(marked: Marked) -> None:
     """Every address that can be read: the API, the metrics and the pages."""
-    url = f"sqlite:///{marked.peoples.folder}/ledger.db"
+    url = f"sqlite:///{marked.populations.folder}/ledger.db"
     with ServiceThread(url) as service, httpx.Client(base_url=service.url, timeout=30) as client:
         key = {"Authorization": f"Bearer {service.token('olga')}"}
         paths = [route.path for route in ROUTES if route.method == "GET"]
@@ -214,7 +213,7 @@ def test_a_service_over_the_ledger_shows_nothing_about_anybody(marked: Marked) -
             "/accounts/people/plan",
             "/audit",
             "/open",
-            "/pulse",
+            "/data-version",
         )
         answers += [client.get(path) for path in pages]
         assert not leaks(*[answer.content for answer in answers])
@@ -242,9 +241,9 @@ def rows_in(location: Path) -> str:
 
 
 @pytest.mark.parametrize("engine", ["duckdb", "spark"])
-def test_a_person_who_was_removed_is_in_no_file(peoples: Peoples) -> None:
+def test_a_person_who_was_removed_is_in_no_file(populations: PopulationFactory) -> None:
     ids = [f"{MARK}-{one}-end" for one in range(50)]
-    people = peoples.create(ids, compiled=BASIC)
+    people = populations.create(ids, compiled=BASIC)
     people.charge(FIRST, key="a")
     people.remove([ids[7], f"{MARK}-stranger-end"], key="remove")
     people.charge(PureDP(0), key="b")
@@ -257,15 +256,15 @@ def test_a_person_who_was_removed_is_in_no_file(peoples: Peoples) -> None:
     assert ids[7] in rows_in(location_of(people))
 
 
-def test_tombstones_differ_from_population_to_population(peoples: Peoples) -> None:
+def test_tombstones_differ_from_population_to_population(populations: PopulationFactory) -> None:
     """They are keyed: a list of all names there are does not tell who was removed."""
-    if peoples.engine == "numpy":
+    if populations.engine == "numpy":
         return
     marks = []
     for name in ("one", "two"):
-        people = peoples.create([f"{MARK}-1", f"{MARK}-2"], name=name, compiled=BASIC)
+        people = populations.create([f"{MARK}-1", f"{MARK}-2"], name=name, compiled=BASIC)
         people.remove([f"{MARK}-1"], key=f"remove from {name}")
-        folder = current(peoples.ledger, people)
+        folder = current(populations.ledger, people)
         with duckdb.connect() as connection:
             tables = [connection.read_parquet(str(path)) for path in folder.rglob("*.parquet")]
             marks.append({str(row) for table in tables if "took" not in table.columns for row in table.fetchall()})
@@ -273,17 +272,17 @@ def test_tombstones_differ_from_population_to_population(peoples: Peoples) -> No
     assert not marks[0] & marks[1]
 
 
-def test_a_request_is_not_told_from_its_digest(peoples: Peoples) -> None:
+def test_a_request_is_not_told_from_its_digest(populations: PopulationFactory) -> None:
     """Two populations asked for the same have digests that say nothing of that."""
     digests = []
     for name in ("one", "two"):
-        people = peoples.create(3, name=name, compiled=BASIC)
+        people = populations.create(3, name=name, compiled=BASIC)
         step = people.charge(Prices([FIRST], [0], ids=[1]), key=f"of {name}")
         digests.append(step.receipt.entry.request)
     assert digests[0] != digests[1]
 
 
-def test_a_leak_is_found(dense: Peoples) -> None:
+def test_a_leak_is_found(dense: PopulationFactory) -> None:
     """Negative control: each secret is found in what would say it."""
     people = dense.create(3, compiled=BASIC)
     assert not leaks(people, people.history())

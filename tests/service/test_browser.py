@@ -8,18 +8,16 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
+from browser_window import SEEN, Opener, artifacts
 from playwright.sync_api import Page, expect
 from service_server import ServiceThread
-from windows import SEEN, Opener, artifacts
 
 import odograph as odo
 from odograph.ledger.ledger import Ledger
-from odograph.service.keys import connect_keys
-
-pytest_plugins = ("browsing",)
+from odograph.service.key_store import connect_keys
 
 POLICY = odo.Policy(1, "1e-6")
-PLAIN = odo.Policy(1, 0, rule="basic")
+PLAIN = odo.Policy(1, 0, filter="basic")
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 
 
@@ -29,7 +27,7 @@ def test_whoever_signs_out_is_out_wherever_the_cookie_was_copied_to(service: Ser
     page = window.page
     page.get_by_label("API key").fill(token[:-2])
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("not valid here")
+    expect(page.get_by_role("alert")).to_contain_text("not valid")
     assert token[:-2] not in page.content()
     window.forgive("401")
     page.get_by_label("API key").fill(token)
@@ -66,11 +64,11 @@ def test_an_account_is_opened_by_the_form_and_what_was_typed_survives_a_mistake(
     expect(page.get_by_label("Epsilon")).to_have_value("2")
     window.forgive("42")
     page.get_by_label("Name", exact=True).fill("census-2030")
-    page.get_by_label("Rule").select_option("zcdp")
+    page.get_by_label("Filter").select_option("zcdp")
     page.get_by_role("button", name="Open the account").click()
     expect(page.get_by_role("heading", name="census-2030")).to_be_visible()
     account = remote.account("census-2030")
-    assert (account.policy.epsilon, account.policy.rule) == (2, "zcdp")
+    assert (account.policy.epsilon, account.policy.filter_text) == (2, "zcdp")
     assert account.history(0, 1)[0].principal == "ana"
 
 
@@ -92,7 +90,7 @@ def test_a_refused_plan_comes_with_an_offer_that_fits_and_planning_spends_nothin
     expect(plan).to_contain_text("✓ Fits")
     page.get_by_label("Size").fill(str(float(offer[1]) + 0.001))
     expect(plan).to_contain_text("Does not fit")
-    page.get_by_label("What one question is").select_option("gaussian")
+    page.get_by_label("Kind of question").select_option("gaussian")
     expect(page.get_by_label("Sensitivity")).to_be_visible()
     page.get_by_label("Size").fill("1")
     noise = re.compile(r"sigma ([\d.]+) or more")
@@ -128,7 +126,7 @@ def test_what_is_spent_elsewhere_appears_without_a_reload(
     account.spend(odo.PureDP("0.95"), note=MARKUP, key="elsewhere")
     expect(overview.page.get_by_role("heading", name="Near the limit")).to_be_visible()
     expect(overview.page.get_by_role("img", name="95% of the budget spent")).to_be_visible()
-    expect(overview.page.locator("#news")).to_contain_text("Updated")
+    expect(overview.page.locator("#live-status")).to_contain_text("Updated")
     expect(link).to_be_focused()
     entries = detail.page.locator("#entries-table")
     expect(entries).to_contain_text("elsewhere")
@@ -155,9 +153,9 @@ def test_a_page_says_when_it_cannot_reach_the_service_and_when_it_can_again(
     window = opened()
     page = window.sign_in(service.token())
     window.context.set_offline(True)
-    expect(page.locator("#news")).to_contain_text("No connection")
+    expect(page.locator("#live-status")).to_contain_text("No connection")
     window.context.set_offline(False)
-    expect(page.locator("#news")).to_contain_text("Connected again")
+    expect(page.locator("#live-status")).to_contain_text("Connected again")
     window.forgive("ERR_INTERNET_DISCONNECTED")
 
 
@@ -189,16 +187,16 @@ def test_entries_are_filtered_and_paged_with_and_without_a_script(
     assert seen == [str(i) for i in range(60, -1, -1)]
     page.get_by_role("link", name="Newest").click()
     expect(first.first).to_have_text("60")
-    page.get_by_label("Note, key or cost holds").fill("odd")
+    page.get_by_label("Note, key or cost contains").fill("odd")
     page.get_by_label("Verb").select_option("spend")
-    page.get_by_role("button", name="Filter").click()
+    page.get_by_role("button", name="Search").click()
     expect(page.locator("#entries-table .note", has_text="odd one")).to_have_count(50)
     page.get_by_role("link", name="Older").click()
     expect(first).to_have_count(4)
-    expect(page.get_by_label("Note, key or cost holds")).to_have_value("odd")
+    expect(page.get_by_label("Note, key or cost contains")).to_have_value("odd")
     page.get_by_label("Principal").fill("nobody")
-    page.get_by_role("button", name="Filter").click()
-    expect(page.locator("#entries-table")).to_contain_text("No entry passes the filters")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("#entries-table")).to_contain_text("No entry matches the search")
 
 
 def test_everything_else_works_without_a_script_too(service: ServiceThread, remote: Ledger, opened: Opener) -> None:
@@ -206,23 +204,25 @@ def test_everything_else_works_without_a_script_too(service: ServiceThread, remo
     remote.open_account("clinic", PLAIN)
     window = opened(java_script_enabled=False)
     page = window.sign_in(service.token())
-    page.get_by_label("Filter").fill("cens")
-    page.get_by_role("button", name="Filter").click()
+    page.get_by_label("Search").fill("cens")
+    page.get_by_role("button", name="Search").click()
     expect(page.get_by_role("link", name="clinic")).to_be_hidden()
     page.get_by_role("link", name="census").click()
-    expect(page.get_by_role("img", name="The reading as it went, with")).to_be_visible()
+    expect(page.get_by_role("img", name="History of the reading, with")).to_be_visible()
     page.get_by_label("Size").fill("0.3")
     page.get_by_label("How many times").fill("4")
-    page.get_by_role("button", name="Ask").click()
+    page.get_by_role("button", name="Calculate").click()
     expect(page.locator("#plan")).to_contain_text("Does not fit")
     expect(page.get_by_label("Size")).to_have_value("0.3")
     page.get_by_label("compare other odometers").check()
     page.get_by_role("button", name="Show").click()
-    expect(page.get_by_role("heading", name="Others, for looking only")).to_be_visible()
+    expect(page.get_by_role("heading", name="Other odometers")).to_be_visible()
+    expect(page.locator("#reading tbody th")).to_have_text(["discrete mixture", "filter", "mixture", "stitched"])
+    expect(page.locator("#reading")).to_contain_text("not covered by the guarantee")
     page.screenshot(path=artifacts() / "account-without-script.png", full_page=True)
     page.get_by_role("link", name="Audit").click()
     page.get_by_role("button", name="Verify every entry").click()
-    expect(page.get_by_role("status").first).to_contain_text("In order")
+    expect(page.get_by_role("status").first).to_contain_text("Verified")
     page.get_by_role("link", name="API", exact=True).click()
     page.locator("summary", has_text="/v1/batches").click()
     expect(page.locator("#batch pre")).to_contain_text("curl -X POST $ODOGRAPH_URL/v1/batches")
@@ -238,13 +238,13 @@ def test_a_chain_that_was_broken_is_shown_broken(service: ServiceThread, remote:
     page = window.sign_in(service.token("ada", "auditor"), "/audit")
     page.get_by_role("button", name="Verify every entry").click()
     verdict = page.locator(".verdict")
-    expect(verdict).to_contain_text("✓ In order")
+    expect(verdict).to_contain_text("✓ Verified")
     with closing(sqlite3.connect(service.settings.url.removeprefix("sqlite:///"), isolation_level=None)) as file:
         for (name,) in file.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
             file.execute(f"DROP TRIGGER {name}")
         file.execute("UPDATE entries SET key = 'another' WHERE account = 'census' AND sequence = 2")
     page.get_by_role("button", name="Verify every entry").click()
-    expect(verdict).to_contain_text("✕ Not in order")
+    expect(verdict).to_contain_text("✕ Verification failed")
     expect(verdict).to_contain_text("census")
     assert window.look("audit-broken") == []
 
@@ -309,6 +309,6 @@ def test_the_keyboard_alone_signs_in_reaches_an_account_and_plans(
     page.keyboard.type("4")
     page.keyboard.press("Enter")
     expect(page.locator("#plan")).to_contain_text("Does not fit")
-    tab_to(page, lambda: page.evaluate(f"{focus}.textContent") == "Filter")
+    tab_to(page, lambda: page.evaluate(f"{focus}.textContent") == "Search")
     page.add_style_tag(content="* { outline: 0 !important } *::after { outline: 0 !important }")
     assert not page.evaluate(SEEN)

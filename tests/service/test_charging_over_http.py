@@ -12,10 +12,11 @@ import httpx
 import pytest
 from service_server import ServiceThread
 
-from odograph.ledger import requests
+import odograph as odo
+from odograph.ledger import commands
 from odograph.ledger.entries import totals_from_text
-from odograph.ledger.store import Hit
-from odograph.service.limits import RateLimit
+from odograph.ledger.stores.base import IdempotencyRecord
+from odograph.service.auth import RateLimit
 
 SMALL = attacks.pure("0.001")
 
@@ -60,10 +61,10 @@ def test_the_same_key_and_request_is_one_charge_and_anything_else_under_it_a_con
 def test_a_ledger_that_does_not_compare_requests_would_be_caught(
     owner: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(hit: Hit, *_: object) -> requests.Repeated:
-        return requests.Repeated(hit)
+    def careless(hit: IdempotencyRecord, *_: object) -> commands.Repeated:
+        return commands.Repeated(hit)
 
-    monkeypatch.setattr(requests, "repeated", careless)
+    monkeypatch.setattr(commands, "repeated", careless)
     with pytest.raises(AssertionError):
         check_repeats(owner)
 
@@ -213,3 +214,23 @@ def test_a_wrong_key_is_not_counted_against_anybody(slow: ServiceThread) -> None
             attacks.check_problem(stranger.get("/v1/me"), 401)
     with attacks.owner_of(slow) as owner:
         assert owner.get("/v1/me").status_code == 200
+
+
+def test_after_an_import_a_principal_writes_under_the_identity_that_the_copy_brought(
+    service: ServiceThread, tmp_path: Path
+) -> None:
+    with odo.connect(f"sqlite:///{tmp_path}/original.db", principal="ana") as original:
+        original.open_account("census", odo.Policy(1, 0, filter="basic")).spend(odo.PureDP("0.1"))
+        with (tmp_path / "copy").open("w+", encoding="utf-8") as file:
+            checkpoint = original.export(file)
+    with (
+        odo.connect(service.url, token=service.token("ana")) as ledger,
+        odo.connect(service.url, token=service.token("olga")) as owner,
+    ):
+        with pytest.raises(odo.AccountNotFound):
+            ledger.spend({"census": odo.PureDP("0.1")})
+        with (tmp_path / "copy").open(encoding="utf-8") as file:
+            owner.import_(file, checkpoint=checkpoint)
+        account = ledger.account("census")
+        account.spend(odo.PureDP("0.2"))
+        assert [past.principal for past in account.history()] == ["ana"] * 3

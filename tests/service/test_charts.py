@@ -13,20 +13,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import odograph as odo
-from odograph.core.compiled import reading
-from odograph.core.decide import decide
-from odograph.core.offers import how_many
-from odograph.core.rules import RULES
+from odograph.core.filters import FILTERS
+from odograph.core.gate import decide
+from odograph.core.planning import AccountState, how_many
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.entries import CHARGES, price_from_text
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.states import states
-from odograph.service.access import Caller, Role
-from odograph.service.dashboard.charts import chart, picture
-from odograph.service.dashboard.contents import listing, pulse
-from odograph.service.dashboard.planner import plan
-from odograph.service.dashboard.reasons import cited, reasons
-from odograph.service.dashboard.series import MOST_POINTS, Series, series
+from odograph.ledger.timeline import states
+from odograph.service.auth import Caller, Role
+from odograph.service.dashboard.charts import (
+    MAX_POINTS,
+    ReadingHistory,
+    bokeh_chart,
+    reading_history,
+    svg_chart,
+)
+from odograph.service.dashboard.view_models import (
+    citations_for,
+    data_version,
+    list_entries,
+    make_plan,
+    read_citation,
+)
 
 POLICY = odo.Policy(1, "1e-6")
 OWNER = Caller("ada", Role.OWNER, "0" * 12, None)
@@ -38,8 +46,8 @@ def ledger() -> Iterator[Ledger]:
         yield made
 
 
-def drawn(account: LedgerAccount, *, compare: bool = False) -> Series:
-    return series(account, account.totals, account.size - 1, compare=compare)
+def drawn(account: LedgerAccount, *, compare: bool = False) -> ReadingHistory:
+    return reading_history(account, account.totals, account.size - 1, compare=compare)
 
 
 def replayed(account: LedgerAccount, *, leave_out_voided: bool = True) -> list[float]:
@@ -50,7 +58,7 @@ def replayed(account: LedgerAccount, *, leave_out_voided: bool = True) -> list[f
     for entry in entries:
         if entry.verb in CHARGES and entry.called not in voided:
             totals = decide(account.compiled.meters, totals, price_from_text(entry.price)).totals_after
-            losses.append(reading(account.compiled, totals).loss)
+            losses.append(account.compiled.reading(totals).loss)
     return losses
 
 
@@ -109,14 +117,14 @@ def test_an_account_above_shows_the_charges_of_those_below(ledger: Ledger) -> No
 def test_a_long_history_is_cut_and_thinned_and_keeps_its_ends(ledger: Ledger) -> None:
     account = ledger.open_account("a", POLICY)
     cost = odo.PureDP("0.0001")
-    for _ in range(MOST_POINTS + 50):
+    for _ in range(MAX_POINTS + 50):
         account.spend(cost)
     totals, last = account.totals, account.size - 1
     whole = states(account, totals, last)
     assert states(account, totals, last, most=30) == whole[-30:]
     found = drawn(account)
-    assert len(found.steps) == MOST_POINTS
-    assert (found.steps[0], found.steps[-1]) == (0, MOST_POINTS + 50)
+    assert len(found.steps) == MAX_POINTS
+    assert (found.steps[0], found.steps[-1]) == (0, MAX_POINTS + 50)
     assert found.left_out == 0
     assert set(found.steps) <= {state.totals.steps for state in whole}
 
@@ -125,23 +133,23 @@ def test_the_walk_does_not_see_what_was_spent_after_it_began(ledger: Ledger) -> 
     account = ledger.open_account("a", POLICY)
     work(account, ["spend", "reserve", "spend"])
     totals, last = account.totals, account.size - 1
-    before = series(account, totals, last, compare=False)
+    before = reading_history(account, totals, last, compare=False)
     work(account, ["spend"])
     account.pending[0].void("not run")
-    assert series(account, totals, last, compare=False) == before
+    assert reading_history(account, totals, last, compare=False) == before
     assert drawn(account) != before
 
 
-def test_other_odometers_come_only_when_asked_for_and_are_never_licensed(ledger: Ledger) -> None:
+def test_other_odometers_come_only_when_asked_for_and_are_never_covered(ledger: Ledger) -> None:
     account = ledger.open_account("a", POLICY)
     work(account, ["spend"] * 3)
-    assert [line.licensed for line in drawn(account).lines] == [True]
+    assert [line.covered for line in drawn(account).lines] == [True]
     compared = drawn(account, compare=True).lines
-    assert [line.licensed for line in compared] == [True, False, False, False, False]
-    assert all(line.name.endswith("for looking only") for line in compared[1:])
+    assert [line.covered for line in compared] == [True, False, False, False, False]
+    assert all(line.name.endswith("(informational)") for line in compared[1:])
     assert [line.losses[-1] for line in compared] == [one.loss for one in account.compare()]
-    basic = ledger.open_account("b", odo.Policy(1, 0, rule="basic"))
-    assert [line.name for line in drawn(basic, compare=True).lines] == ["sum of epsilons, the policy's"]
+    basic = ledger.open_account("b", odo.Policy(1, 0, filter="basic"))
+    assert [line.name for line in drawn(basic, compare=True).lines] == ["sum of epsilons (policy's odometer)"]
 
 
 def test_a_step_without_a_finite_reading_leaves_a_gap(ledger: Ledger) -> None:
@@ -153,8 +161,8 @@ def test_a_step_without_a_finite_reading_leaves_a_gap(ledger: Ledger) -> None:
     assert found.lines[0].losses[-1] is None
     assert found.lines[0].losses[1] is not None
     assert len(found.lines) == 1
-    json.dumps(chart(found, by_time=True, dark=True), allow_nan=False)
-    points(picture(found, by_time=False))
+    json.dumps(bokeh_chart(found, by_time=True, dark=True), allow_nan=False)
+    points(svg_chart(found, by_time=False))
 
 
 def parts(form: object, kind: str) -> list[dict[str, Any]]:
@@ -171,7 +179,7 @@ def test_the_chart_is_plain_json_with_the_promise_and_no_script(ledger: Ledger, 
     account = ledger.open_account("a", POLICY)
     work(account, ["spend", "reserve", "spend"])
     document = json.loads(
-        json.dumps(chart(drawn(account, compare=True), by_time=by_time, dark=dark), allow_nan=False)
+        json.dumps(bokeh_chart(drawn(account, compare=True), by_time=by_time, dark=dark), allow_nan=False)
     )
     (span,) = parts(document, "Span")
     assert span["attributes"]["location"] == 1.0
@@ -191,22 +199,22 @@ def points(svg: str) -> list[list[tuple[float, float]]]:
 @pytest.mark.parametrize("by_time", [False, True])
 def test_the_plain_picture_has_a_line_for_each_odometer_inside_its_frame(ledger: Ledger, *, by_time: bool) -> None:
     account = ledger.open_account("a", POLICY)
-    assert points(picture(drawn(account), by_time=by_time)) == [[(0.0, 300.0)]]
+    assert points(svg_chart(drawn(account), by_time=by_time)) == [[(0.0, 300.0)]]
     work(account, ["spend"] * 20)
-    lines = points(picture(drawn(account, compare=True), by_time=by_time))
+    lines = points(svg_chart(drawn(account, compare=True), by_time=by_time))
     assert len(lines) == 5
     assert all(0 <= x <= 720 and 0 <= y <= 300 for line in lines for x, y in line)
     heights = [y for _, y in lines[-1]]
     assert heights == sorted(heights, reverse=True)
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_every_rule_says_which_theorem_stands_behind_it_and_what_that_assumes(rule: str) -> None:
-    policy = odo.Policy(1, 0 if rule == "basic" else "1e-6", rule=rule)
-    found = reasons(odo.compile_policy(policy))
-    assert found[0].title == f"The rule: {rule}"
-    assert all(reason.says and reason.theorem and reason.assumes for reason in found)
-    silent = cited("x", lambda: None)
+@pytest.mark.parametrize("rule", sorted(FILTERS))
+def test_every_filter_cites_its_theorem_and_assumptions(rule: str) -> None:
+    policy = odo.Policy(1, 0 if rule == "basic" else "1e-6", filter=rule)
+    found = citations_for(odo.compile_policy(policy))
+    assert found[0].title == f"The filter: {rule}"
+    assert all(citation.summary and citation.theorem and citation.assumes for citation in found)
+    silent = read_citation("x", lambda: None)
     assert (silent.theorem, silent.assumes) == ("", "")
 
 
@@ -221,11 +229,11 @@ def test_what_the_planner_says_fits_is_what_the_ledger_admits_and_asking_spends_
     size: str, times: int, kind: str, *, below: bool
 ) -> None:
     with odo.connect("memory://") as ledger:
-        ledger.open_account("top", odo.Policy("0.5", "1e-6", rule="zcdp"))
-        account = ledger.open_account("a", odo.Policy(1, "1e-6", rule="zcdp"), parent="top" if below else "")
+        ledger.open_account("top", odo.Policy("0.5", "1e-6", filter="zcdp"))
+        account = ledger.open_account("a", odo.Policy(1, "1e-6", filter="zcdp"), parent="top" if below else "")
         account.spend(odo.PureDP("0.1"))
         before = ledger.checkpoint()
-        found = plan(ledger, OWNER, "a", {"kind": kind, "size": size, "times": str(times)})
+        found = make_plan(ledger, OWNER, "a", {"kind": kind, "size": size, "times": str(times)})
         assert found is not None
         assert ledger.checkpoint() == before
         assert found.admitted is (found.fits >= times)
@@ -239,25 +247,25 @@ def test_what_the_planner_says_fits_is_what_the_ledger_admits_and_asking_spends_
 
 
 def test_a_planner_that_forgets_the_account_above_or_spends_is_caught(ledger: Ledger) -> None:
-    ledger.open_account("top", odo.Policy("0.5", "1e-6", rule="zcdp"))
-    account = ledger.open_account("a", odo.Policy(1, "1e-6", rule="zcdp"), parent="top")
+    ledger.open_account("top", odo.Policy("0.5", "1e-6", filter="zcdp"))
+    account = ledger.open_account("a", odo.Policy(1, "1e-6", filter="zcdp"), parent="top")
     cost, before = odo.PureDP("0.3"), ledger.checkpoint()
-    found = plan(ledger, OWNER, "a", {"size": "0.3", "times": "1"})
+    found = make_plan(ledger, OWNER, "a", {"size": "0.3", "times": "1"})
     assert found is not None
-    assert found.fits < how_many(account.compiled, account.totals, cost)
+    assert found.fits < how_many(AccountState("", account.compiled, account.totals), cost)
     account.spend(cost)
     assert ledger.checkpoint() != before
 
 
 def test_the_planner_makes_a_counter_offer_in_the_terms_of_the_question(ledger: Ledger) -> None:
     account = ledger.open_account("a", odo.Policy(1, "1e-6"))
-    found = plan(ledger, OWNER, "a", {"kind": "gaussian", "size": "1", "sensitivity": "2", "times": "10"})
+    found = make_plan(ledger, OWNER, "a", {"kind": "gaussian", "size": "1", "sensitivity": "2", "times": "10"})
     assert found is not None
     assert not found.admitted
     name, least = found.noise.split()
     assert name == "sigma"
-    again = plan(ledger, OWNER, "a", {"kind": "gaussian", "size": least, "sensitivity": "2", "times": "10"})
-    less = plan(
+    again = make_plan(ledger, OWNER, "a", {"kind": "gaussian", "size": least, "sensitivity": "2", "times": "10"})
+    less = make_plan(
         ledger, OWNER, "a", {"kind": "gaussian", "size": str(float(least) * 0.99), "sensitivity": "2", "times": "10"}
     )
     assert again is not None
@@ -283,11 +291,11 @@ def test_the_planner_makes_a_counter_offer_in_the_terms_of_the_question(ledger: 
 )
 def test_a_question_that_makes_no_sense_is_answered_with_what_is_wrong(ledger: Ledger, query: dict[str, str]) -> None:
     ledger.open_account("a", POLICY)
-    found = plan(ledger, OWNER, "a", query)
+    found = make_plan(ledger, OWNER, "a", query)
     assert found is not None
     assert found.problem
     assert not found.admitted
-    assert plan(ledger, OWNER, "a", {"size": " "}) is None
+    assert make_plan(ledger, OWNER, "a", {"size": " "}) is None
 
 
 def test_a_closed_account_has_no_room_for_plans_and_the_name_of_another_is_not_told(ledger: Ledger) -> None:
@@ -295,12 +303,12 @@ def test_a_closed_account_has_no_room_for_plans_and_the_name_of_another_is_not_t
     ledger.open_account("a", POLICY, parent="secret")
     ledger.account("secret").close()
     bound = Caller("bob", Role.ANALYST, "1" * 12, frozenset({"a"}))
-    told = plan(ledger, bound, "a", {"size": "0.1"})
+    told = make_plan(ledger, bound, "a", {"size": "0.1"})
     assert told is not None
     assert "closed" in told.problem
     assert "secret" not in told.problem
     with pytest.raises(odo.AccountNotFound):
-        plan(ledger, bound, "secret", {"size": "0.1"})
+        make_plan(ledger, bound, "secret", {"size": "0.1"})
 
 
 def test_entries_are_listed_newest_first_filtered_and_paged_to_the_end(ledger: Ledger) -> None:
@@ -310,25 +318,25 @@ def test_entries_are_listed_newest_first_filtered_and_paged_to_the_end(ledger: L
     seen: list[int] = []
     before: int | None = account.size
     while before:
-        page = listing(ledger, OWNER, "a", account.size, {"text": "ODD", "verb": "spend", "before": str(before)})
+        page = list_entries(ledger, OWNER, "a", account.size, {"text": "ODD", "verb": "spend", "before": str(before)})
         seen += [entry.sequence for entry in page.entries]
         before = page.older
     assert seen == [i + 1 for i in reversed(range(130)) if i % 2]
-    plain = listing(ledger, OWNER, "a", account.size, {})
+    plain = list_entries(ledger, OWNER, "a", account.size, {})
     assert [entry.sequence for entry in plain.entries] == [*range(130, 80, -1)]
     assert plain.read == 50
-    assert not listing(ledger, OWNER, "a", account.size, {"principal": "nobody"}).entries
+    assert not list_entries(ledger, OWNER, "a", account.size, {"principal": "nobody"}).entries
 
 
-def test_the_pulse_changes_with_every_account_that_is_seen_and_with_no_other(ledger: Ledger) -> None:
+def test_the_data_version_changes_with_every_account_that_is_seen_and_with_no_other(ledger: Ledger) -> None:
     bound = Caller("bob", Role.ANALYST, "1" * 12, frozenset({"a"}))
-    empty = pulse(ledger, OWNER)
+    empty = data_version(ledger, OWNER)
     ledger.open_account("a", POLICY)
     ledger.open_account("b", POLICY)
-    whole, own = pulse(ledger, OWNER), pulse(ledger, bound)
+    whole, own = data_version(ledger, OWNER), data_version(ledger, bound)
     assert len({empty, whole, own}) == 3
     ledger.account("b").spend(odo.PureDP("0.1"))
-    assert pulse(ledger, bound) == own
-    assert pulse(ledger, OWNER) != whole
+    assert data_version(ledger, bound) == own
+    assert data_version(ledger, OWNER) != whole
     ledger.account("a").close()
-    assert pulse(ledger, bound) != own
+    assert data_version(ledger, bound) != own

@@ -12,17 +12,17 @@ from pathlib import Path
 import attacks
 import httpx
 import pytest
-from processes import Service
+from service_process import Service
 from service_server import ServiceThread
 
-from odograph.service import protocol
-from odograph.service.protocol import Connections
+from odograph.service import server
+from odograph.service.app import Connections
 
 HEAD = b"POST /v1/decide HTTP/1.1\r\nHost: here\r\n"
 BODY = b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
 LATE = b"The request did not arrive in time."
 QUICK = 0.4  # seconds in which a request must have arrived, here
-MANY = 1000
+CONNECTIONS = 1000
 
 
 def address_of(service: ServiceThread | Service) -> tuple[str, int]:
@@ -35,9 +35,9 @@ def quick(folder: Path, **settings: object) -> Iterator[ServiceThread]:
         yield service
 
 
-def ended(line: socket.socket, patience: float = 10.0) -> bytes | None:
+def ended(line: socket.socket, timeout: float = 10.0) -> bytes | None:
     """Return what was answered before the connection was closed; None if it was not."""
-    line.settimeout(patience)
+    line.settimeout(timeout)
     found = b""
     try:
         while part := line.recv(1 << 16):
@@ -108,7 +108,7 @@ def test_what_arrives_in_time_is_answered_however_long_the_answer_takes(tmp_path
 
 
 def test_a_long_body_at_a_fair_speed_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_SLOWEST", 1000)
+    monkeypatch.setattr(server, "_MIN_BODY_RATE", 1000)
 
     def slowly() -> Iterator[bytes]:
         for _ in range(8):
@@ -122,7 +122,7 @@ def test_a_long_body_at_a_fair_speed_is_read(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_protocol_without_deadlines_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol.Http, "_watch", lambda _: None)
+    monkeypatch.setattr(server.HttpProtocol, "_start_deadline", lambda _: None)
     with quick(tmp_path) as service, socket.create_connection(address_of(service)) as line:
         line.sendall(HEAD)
         assert ended(line, 4 * QUICK) is None
@@ -147,11 +147,11 @@ def files(count: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("options", [(), ("--connections-per-address", "0", "--connections", "300")], ids=str)
 def test_a_thousand_half_sent_heads_leave_the_service_answering(tmp_path: Path, options: tuple[str, ...]) -> None:
-    with Service(f"sqlite:///{tmp_path}/ledger.db", tmp_path, *options) as service, files(4 * MANY):
+    with Service(f"sqlite:///{tmp_path}/ledger.db", tmp_path, *options) as service, files(4 * CONNECTIONS):
         headers = {"Authorization": f"Bearer {service.token()}"}
         with ExitStack() as lines, httpx.Client(base_url=service.url, headers=headers, timeout=10) as client:
             attacks.open_account(client, "a")
-            half_sent(service, lines, MANY)
+            half_sent(service, lines, CONNECTIONS)
             for i in range(10):
                 answer = attacks.post(client, "/v1/accounts/a/spends", {"cost": attacks.pure("0.001")}, key=f"k{i}")
                 assert answer.status_code == 201, answer.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,19 +14,12 @@ import pytest
 from service_server import ServiceThread
 from starlette.types import Receive
 
-from odograph.service import door
+from odograph.service import endpoint
 
 BODY: Final = b'{"cost": {"kind": "pure", "epsilon": "0.001"}}'
 LENGTH: Final = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 WHOLE: Final = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-
-
-@pytest.fixture
-def owner(service: ServiceThread) -> Iterator[httpx.Client]:
-    with attacks.owner_of(service) as client:
-        attacks.open_account(client, "census")
-        yield client
 
 
 def head(owner: httpx.Client, verb: bytes, *more: bytes, key: bytes = b"q-1") -> bytes:
@@ -120,17 +112,17 @@ def test_a_request_that_was_cut_off_is_not_carried_out(service: ServiceThread, o
     assert attacks.state(owner) == before, "what was never sent to its end was carried out"
 
 
-def test_a_door_that_takes_the_end_of_the_line_for_the_end_of_the_body_would_be_caught(
+def test_an_endpoint_that_takes_the_end_of_the_line_for_the_end_of_the_body_would_be_caught(
     service: ServiceThread, owner: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def careless(_: door.Endpoint, receive: Receive, _headers: object) -> bytes:
+    async def careless(_: endpoint.Endpoint, receive: Receive, _headers: object) -> bytes:
         body, more = b"", True
         while more:
             message = await receive()
             body, more = body + message.get("body", b""), bool(message.get("more_body"))
         return body
 
-    monkeypatch.setattr(door.Endpoint, "_body", careless)
+    monkeypatch.setattr(endpoint.Endpoint, "_read_body", careless)
     before = attacks.state(owner)
     cut_off(service, head(owner, b"close", LENGTH), "finish")
     assert attacks.state(owner) != before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -15,19 +15,12 @@ import pytest
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.core.odometers import Filter
-from odograph.errors import ERROR_TABLE
-from odograph.ledger import audit, copies
+from odograph.core.odometers import FilterOdometer, odometer_from_dict
+from odograph.errors import ERROR_TABLE, InvalidPolicy
+from odograph.ledger import audit, transfer
 from odograph.ledger.entries import note_digest
-from odograph.service import accounts, problems, records
-
-
-@pytest.fixture
-def owner(service: ServiceThread) -> Iterator[httpx.Client]:
-    with attacks.owner_of(service) as client:
-        attacks.open_account(client, "census")
-        yield client
-
+from odograph.service import problems
+from odograph.service.routes import accounts, admin
 
 CHECKPOINTS: Final[tuple[Any, ...]] = (
     *(
@@ -53,12 +46,12 @@ def test_a_checkpoint_that_is_none_is_the_callers_mistake_and_not_the_ledgers(ow
 
 
 @pytest.mark.parametrize(
-    ("part", "broken", "status"), [("_kept", lambda _: None, 200), ("BadDocument", odo.LedgerCorrupt, 500)]
+    ("part", "broken", "status"), [("_read_checkpoint", lambda _: None, 200), ("BadDocument", odo.LedgerCorrupt, 500)]
 )
 def test_a_checkpoint_that_is_passed_over_or_blamed_on_the_ledger_would_be_caught(
     owner: httpx.Client, monkeypatch: pytest.MonkeyPatch, part: str, broken: object, status: int
 ) -> None:
-    monkeypatch.setattr(records, part, broken)
+    monkeypatch.setattr(admin, part, broken)
     with pytest.raises(AssertionError, match=f"-> {status}"):
         check_checkpoints(owner)
 
@@ -101,7 +94,7 @@ ELSEWHERE: Final = odo.Checkpoint({"census": (9, "0" * 64)})
 def exported() -> str:
     """Return a whole copy of a small ledger, as its own lines."""
     with odo.connect("memory://", principal="olga") as ledger:
-        account = ledger.open_account("census", odo.Policy(1, 0, rule="basic"))
+        account = ledger.open_account("census", odo.Policy(1, 0, filter="basic"))
         for week in range(3):
             account.spend(odo.PureDP("0.1"), key=f"q-{week}", note="" if week else NOTE)
         file = io.StringIO()
@@ -159,9 +152,9 @@ def test_a_copy_that_claims_what_is_not_so_is_not_taken_in_and_one_that_does_not
     ("lie", "place", "part", "believing"),
     [
         ("time", audit, "_check_follows", lambda *_: None),
-        ("note", copies, "note_digest", lambda salt, _: note_digest(salt, NOTE)),
-        ("end", copies._Intake, "_checkpoint", lambda _: ELSEWHERE),  # noqa: SLF001  what is broken on purpose
-        ("against", records, "_kept", lambda _: None),
+        ("note", transfer, "note_digest", lambda salt, _: note_digest(salt, NOTE)),
+        ("end", transfer._Intake, "_checkpoint", lambda _: ELSEWHERE),  # noqa: SLF001  what is broken on purpose
+        ("against", admin, "_read_checkpoint", lambda _: None),
     ],
 )
 def test_a_take_in_that_believes_what_a_copy_claims_would_be_caught(  # noqa: PLR0913, PLR0917  fixtures and cases
@@ -199,7 +192,7 @@ def test_an_odometer_that_is_none_is_refused_in_our_own_words(owner: httpx.Clien
 def test_an_odometer_that_is_taken_for_a_usual_one_would_be_caught(
     owner: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts, "odometer_from_dict", lambda _: Filter(1.0))
+    monkeypatch.setattr(accounts, "odometer_from_dict", lambda _: FilterOdometer(1.0))
     with pytest.raises(AssertionError, match="-> 201"):
         check_odometers(owner)
 
@@ -228,3 +221,15 @@ def test_every_problem_has_a_code_of_the_table_and_fits_its_description() -> Non
         problem = problems.problem_of(made, None, "r")
         assert (problem.code, problem.status, problem.retryable) == (error.__name__, row.status, row.retryable)
         assert msgspec.json.decode(msgspec.json.encode(problem), type=type(problem)) == problem
+
+
+@pytest.mark.parametrize("form", [{"kind": "mixture", "gamma": -1}, {"kind": "abacus"}, {"kind": "best-of"}])
+def test_an_odometer_that_is_none_is_refused_with_what_is_wrong_with_it(
+    owner: httpx.Client, form: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidPolicy) as raised:
+        odometer_from_dict(form)
+    policy = attacks.POLICY | {"odometer": form}
+    answer = attacks.post(owner, "/v1/accounts", {"name": "new", "policy": policy}, key="o-1")
+    attacks.check_problem(answer, 422)
+    assert answer.json()["detail"] == str(raised.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -11,20 +10,13 @@ import httpx
 import pytest
 from service_server import ServiceThread
 
-from odograph.service import door
-from odograph.service.access import new_token
-from odograph.service.api import ROUTES
+from odograph.service import endpoint
+from odograph.service.auth import new_token
+from odograph.service.routes import ROUTES
 
 GOOD: Final = b'{"cost": {"kind": "pure", "epsilon": "0.001"}}'
 SPEND: Final = "/v1/accounts/census/spends"
 CONTROLS: Final = (*range(0x20), 0x7F)
-
-
-@pytest.fixture
-def owner(service: ServiceThread) -> Iterator[httpx.Client]:
-    with attacks.owner_of(service) as client:
-        attacks.open_account(client, "census")
-        yield client
 
 
 def spend(owner: httpx.Client, *headers: tuple[bytes, bytes]) -> httpx.Response:
@@ -58,14 +50,14 @@ def test_idempotency_keys_that_cannot_be_kept_are_refused(owner: httpx.Client) -
         assert spend(owner, (b"Idempotency-Key", key)).status_code == 201
 
 
-def test_a_door_that_drops_what_it_cannot_read_of_a_key_would_be_caught(
+def test_an_endpoint_that_drops_what_it_cannot_read_of_a_key_would_be_caught(
     owner: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def careless(value: bytes | None) -> str:
         text = unquote_to_bytes(value or b"q").decode("utf-8", "ignore")
         return "".join(one for one in text if one.isprintable())[:200] or "q"
 
-    monkeypatch.setattr(door, "_key", careless)
+    monkeypatch.setattr(endpoint, "_read_idempotency_key", careless)
     with pytest.raises(AssertionError, match="-> 201"):
         check_keys(owner)
 
@@ -73,7 +65,7 @@ def test_a_door_that_drops_what_it_cannot_read_of_a_key_would_be_caught(
 def test_a_route_that_takes_a_key_is_refused_without_one(owner: httpx.Client) -> None:
     before = attacks.state(owner)
     for route in ROUTES:
-        if route.keyed:
+        if route.needs_idempotency_key:
             path = attacks.path_of(route, name="census")
             attacks.check_problem(owner.request(route.method, path, content=GOOD, headers=attacks.JSON), 400)
     assert attacks.state(owner) == before
@@ -126,12 +118,14 @@ def test_a_header_that_comes_twice_is_refused_whichever_of_them_is_good(owner: h
 
 
 @pytest.mark.parametrize("passed", [b"authorization", b"idempotency-key", b"content-type"])
-def test_a_door_that_takes_one_of_two_headers_would_be_caught(
+def test_an_endpoint_that_takes_one_of_two_headers_would_be_caught(
     owner: httpx.Client, monkeypatch: pytest.MonkeyPatch, passed: bytes
 ) -> None:
-    refuse = door._refuse_twice  # noqa: SLF001  what is broken on purpose
+    refuse = endpoint._refuse_repeated_headers  # noqa: SLF001  what is broken on purpose
     monkeypatch.setattr(
-        door, "_refuse_twice", lambda scope, *names: refuse(scope, *(name for name in names if name != passed))
+        endpoint,
+        "_refuse_repeated_headers",
+        lambda scope, *names: refuse(scope, *(name for name in names if name != passed)),
     )
     with pytest.raises(AssertionError, match=r"-> 20[01]"):
         check_doubled(owner)

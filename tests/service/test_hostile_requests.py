@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Final
 
 import attacks
 import httpx
 import pytest
-from service_server import ServiceThread
 
-from odograph.service import app, door, forms, records
-from odograph.service.api import ROUTES
+from odograph.service import app, endpoint, request_schemas
+from odograph.service.routes import ROUTES, admin
 
 LIMIT: Final = 1 << 20
 GOOD: Final = b'{"cost": {"kind": "pure", "epsilon": "0.001"}}'
 SPEND: Final = "/v1/accounts/census/spends"
-
-
-@pytest.fixture
-def owner(service: ServiceThread) -> Iterator[httpx.Client]:
-    with attacks.owner_of(service) as client:
-        attacks.open_account(client, "census")
-        yield client
 
 
 def spend(owner: httpx.Client, body: bytes, **headers: str) -> httpx.Response:
@@ -79,7 +70,7 @@ def test_numbers_that_are_no_numbers_are_refused_and_change_nothing(owner: httpx
             answer = spend(owner, cost(f'{{"kind": "{kind}", "{FIELDS[kind]}": {number}}}'))
             attacks.check_problem(answer, 400, 422)
         for field in ("epsilon", "delta", "slack", "delta_steps"):
-            policy = {"epsilon": "1", "delta": "1e-6", "rule": "basic", field: "?"}
+            policy = {"epsilon": "1", "delta": "1e-6", "filter": "basic", field: "?"}
             body = json.dumps({"name": "new", "policy": policy}).replace('"?"', number)
             if number == "null" and field in ("slack", "delta_steps"):
                 continue  # as if it were left out
@@ -140,13 +131,13 @@ def test_bodies_that_cannot_be_read_are_refused_and_change_nothing(owner: httpx.
 
 
 def test_an_error_that_nobody_expected_would_be_caught(owner: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HttpProblem", ZeroDivisionError)
+    monkeypatch.setattr(endpoint, "HttpProblem", ZeroDivisionError)
     with pytest.raises(AssertionError, match="-> 500"):
         attacks.check_problem(spend(owner, b"{"))
 
 
 def test_the_text_of_an_exception_would_be_caught(owner: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_told", lambda _: "'NoneType' object is not subscriptable")
+    monkeypatch.setattr(endpoint, "_explain", lambda _: "'NoneType' object is not subscriptable")
     with pytest.raises(AssertionError):
         attacks.check_problem(spend(owner, b"{"))
 
@@ -205,7 +196,7 @@ def test_a_body_beyond_the_limit_is_not_read_whether_it_says_its_length_or_not(o
 
 
 def test_a_service_without_a_limit_would_be_caught(owner: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door.Endpoint, "_too_large", lambda _: None)
+    monkeypatch.setattr(endpoint.Endpoint, "_too_large", lambda _: None)
     with pytest.raises(AssertionError):
         check_size(owner)
 
@@ -254,11 +245,11 @@ def test_no_trick_with_a_name_reaches_an_account_or_anything_else(owner: httpx.C
                 continue
             path = route.path.replace("{name}", name).replace("{reservation}", f"{name}%230")
             path = path.replace("{entry}", f"{name}%230").replace("{key}", name)
-            content = GOOD if route.form is forms.SpendForm else b"{}"
+            content = GOOD if route.form is request_schemas.SpendForm else b"{}"
             answer = owner.request(
                 route.method, path, content=content, headers=attacks.JSON | {"Idempotency-Key": "q"}
             )
-            if route.handler is records.erase_note and answer.status_code == 200:
+            if route.handler is admin.erase_note and answer.status_code == 200:
                 assert answer.json() == {"erased": False}
                 continue
             attacks.check_problem(answer, 400, 404, 405, 422)
@@ -314,10 +305,10 @@ def test_a_method_that_a_path_does_not_take_is_told_with_those_that_it_takes(own
 
 
 def test_a_path_that_takes_any_method_would_be_caught(owner: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def careless(self: app._Resource, *args: object) -> None:
+    async def careless(self: app.PathMethods, *args: object) -> None:
         await next(iter(self._methods.values()))(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(app._Resource, "__call__", careless)  # noqa: SLF001  what is broken on purpose
+    monkeypatch.setattr(app.PathMethods, "__call__", careless)
     with pytest.raises(AssertionError):
         check_methods(owner)
 

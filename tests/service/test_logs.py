@@ -74,7 +74,7 @@ def answered(**changed: str) -> None:
         "milliseconds": 1.23456,
         "account": "census",
         "principal": "alice",
-        "key": "0123456789ab",
+        "api_key_id": "0123456789ab",
     }
     logs.request_line(**fields | changed)
 

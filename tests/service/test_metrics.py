@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from service_server import ServiceThread
 
 import odograph as odo
-from odograph.core.offers import used
+from odograph.core.planning import used
 from odograph.service.metrics import Metrics
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -46,15 +50,15 @@ def ledger(tmp_path: Path) -> Iterator[odo.Ledger]:
 def test_what_happened_is_counted(ledger: odo.Ledger) -> None:
     metrics = Metrics()
     for verb in ("spend", "spend", "reserve"):
-        metrics.spent(verb)
-    metrics.refused()
-    metrics.committed(0.003, 3)
-    metrics.committed(0.2, 1)
-    metrics.queued(7)
-    metrics.queued(5)
-    metrics.answered("/v1/accounts/{name}/spends", 200)
-    metrics.answered("/v1/accounts/{name}/spends", 409)
-    metrics.answered("/v1/accounts/{name}/spends", 200)
+        metrics.count_charge(verb)
+    metrics.count_refusal()
+    metrics.count_commit(0.003, 3)
+    metrics.count_commit(0.2, 1)
+    metrics.set_queue_depth(7)
+    metrics.set_queue_depth(5)
+    metrics.count_response("/v1/accounts/{name}/spends", 200)
+    metrics.count_response("/v1/accounts/{name}/spends", 409)
+    metrics.count_response("/v1/accounts/{name}/spends", 200)
     found = samples(metrics.render(ledger))
     route = ("route", "/v1/accounts/{name}/spends")
     assert found["odograph_spends_total", (("verb", "spend"),)] == 2
@@ -70,7 +74,7 @@ def test_what_happened_is_counted(ledger: odo.Ledger) -> None:
 
 def test_two_services_in_one_process_count_apart(ledger: odo.Ledger) -> None:
     one, other = Metrics(), Metrics()
-    one.refused()
+    one.count_refusal()
     assert samples(one.render(ledger))["odograph_refusals_total", ()] == 1
     assert samples(other.render(ledger))["odograph_refusals_total", ()] == 0
 
@@ -108,7 +112,7 @@ def test_a_meter_that_has_no_price_left_shows_nothing_left(ledger: odo.Ledger) -
 def test_labels_are_of_accounts_and_requests_and_never_of_people(ledger: odo.Ledger) -> None:
     ledger.acting_as("alice").open_account("census", odo.Policy(1, 1e-6), note="for bob").spend(odo.PureDP(0.1))
     metrics = Metrics()
-    metrics.answered("/v1/accounts", 200)
+    metrics.count_response("/v1/accounts", 200)
     text = metrics.render(ledger)
     assert other_labels(text) == set()
     assert b"alice" not in text
@@ -125,9 +129,9 @@ import odograph as odo
 from odograph.service.metrics import Metrics
 metrics = Metrics()
 for _ in range(int(sys.argv[1])):
-    metrics.spent("spend")
-    metrics.answered("/v1/accounts", 200)
-metrics.queued(int(sys.argv[1]))
+    metrics.count_charge("spend")
+    metrics.count_response("/v1/accounts", 200)
+metrics.set_queue_depth(int(sys.argv[1]))
 sys.stdout.buffer.write(metrics.render(odo.connect("memory://")))
 print("# end", flush=True)
 sys.stdin.read()
@@ -155,3 +159,23 @@ def test_each_worker_renders_the_sum_of_all(tmp_path: Path) -> None:
         [sys.executable, "-c", WORKER, "4"], stdin=subprocess.DEVNULL, capture_output=True, check=True
     )
     assert samples(alone.stdout)["odograph_spends_total", (("verb", "spend"),)] == 4
+
+
+def test_what_was_gathered_is_counted_in_the_event_loop_alone_and_before_it_is_shown(
+    service: ServiceThread, owner: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fold, threads = Metrics.fold, set[str]()
+
+    def watched(self: Metrics) -> None:
+        threads.add(threading.current_thread().name)
+        fold(self)
+
+    monkeypatch.setattr(Metrics, "fold", watched)
+    with odo.connect(service.url, token=service.token("ana")) as ledger:
+        for number in range(1, 4):
+            ledger.account("census").spend(odo.PureDP("0.01"), key=f"q-{number}")
+            found = re.search(r'odograph_spends_total\{verb="spend"\} (\d+)', owner.get("/metrics").text)
+            assert found is not None
+            assert int(found[1]) == number
+    assert len(threads) == 1
+    assert not any(name.startswith("odograph") for name in threads), "a thread of the pool"

@@ -15,14 +15,15 @@ import httpx
 import psycopg
 import pytest
 from postgres_server import PostgresServer
-from processes import Service, wait_until
+from service_process import Service, wait_until
+from service_server import ServiceThread
 
 import odograph as odo
-from odograph.service import office, problems
-from odograph.service.access import new_token
+from odograph.service import problems, state
+from odograph.service.auth import new_token
 
 SMALL = attacks.pure("0.00001")
-MANY = 40
+REQUESTS = 40
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +34,19 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def mortal(server: PostgresServer) -> PostgresServer:
+def killable_server(server: PostgresServer) -> PostgresServer:
     """The server, running."""
     server.restart()
     return server
 
 
 @pytest.fixture
-def database(mortal: PostgresServer) -> str:
+def database(killable_server: PostgresServer) -> str:
     """The URL of a new, empty database in it."""
     name = f"ledger_{secrets.token_hex(8)}"
-    with psycopg.connect(mortal.url, autocommit=True) as connection:
+    with psycopg.connect(killable_server.url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}".encode())
-    return mortal.url.removesuffix("postgres") + name
+    return killable_server.url.removesuffix("postgres") + name
 
 
 def lines(service: Service, *events: str) -> list[dict[str, Any]]:
@@ -74,30 +75,30 @@ def strangers(service: Service, count: int) -> list[httpx.Response]:
 
 
 def test_of_a_database_that_is_away_strangers_are_told_a_code_and_the_log_the_reason_once(
-    mortal: PostgresServer, database: str, tmp_path: Path
+    killable_server: PostgresServer, database: str, tmp_path: Path
 ) -> None:
     options = ("--accept-fsync-off", "--log-level", "info")
     with Service(database, tmp_path, *options) as service:
         owner = httpx.Client(base_url=service.url, headers={"Authorization": f"Bearer {service.token()}"}, timeout=60)
         attacks.open_account(owner, "a")
-        mortal.kill()
-        answers = strangers(service, MANY)
+        killable_server.kill()
+        answers = strangers(service, REQUESTS)
         answers += [attacks.post(owner, "/v1/accounts/a/spends", {"cost": SMALL}, key="k"), owner.get("/v1/accounts")]
         for answer in answers:
             problem = answer.json()
             assert (answer.status_code, problem["code"], problem["retryable"]) == (503, "LedgerBusy", True)
             assert answer.headers["retry-after"] == "1"
-            assert not [word for word in telltale(mortal) if word in answer.text], answer.text
+            assert not [word for word in telltale(killable_server) if word in answer.text], answer.text
         away = lines(service, "unusable")
         assert len(away) == 1
         assert away[0]["level"] == "error"
-        assert str(urlsplit(mortal.url).port) in away[0]["message"]
+        assert str(urlsplit(killable_server.url).port) in away[0]["message"]
         time.sleep(0.5)  # lines are written together
         asked = [line for line in lines(service, "request") if line.get("status") == 503]
-        assert len(asked) == MANY + 2
+        assert len(asked) == REQUESTS + 2
         assert {line["error"] for line in asked} == {"LedgerBusy"}
-        mortal.restart()
-        wait_until(lambda: len(lines(service, "usable")) == 1, patience=30)
+        killable_server.restart()
+        wait_until(lambda: len(lines(service, "usable")) == 1, timeout=30)
         assert lines(service, "usable")[0]["level"] == "warning"
         assert attacks.post(owner, "/v1/accounts/a/spends", {"cost": SMALL}, key="k").status_code == 201
         assert len(lines(service, "unusable")) == 1
@@ -105,42 +106,42 @@ def test_of_a_database_that_is_away_strangers_are_told_a_code_and_the_log_the_re
 
 
 def test_a_problem_that_is_told_as_it_is_would_be_caught(
-    mortal: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    killable_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mortal.kill()
+    killable_server.kill()
     with (
-        odo.connect(mortal.url, timeout=2, accept_fsync_off=True) as ledger,
+        odo.connect(killable_server.url, timeout=2, accept_fsync_off=True) as ledger,
         pytest.raises(odo.OdographError) as found,
     ):
         ledger.accounts()
-    assert not [word for word in telltale(mortal) if word in problems.problem_of(found.value, None).detail]
+    assert not [word for word in telltale(killable_server) if word in problems.problem_of(found.value, None).detail]
     monkeypatch.setattr(problems, "is_unusable", lambda _: False)
-    assert [word for word in telltale(mortal) if word in problems.problem_of(found.value, None).detail]
+    assert [word for word in telltale(killable_server) if word in problems.problem_of(found.value, None).detail]
 
 
 def test_a_service_that_starts_while_the_database_is_away_says_so_and_waits(
-    mortal: PostgresServer, database: str, tmp_path: Path
+    killable_server: PostgresServer, database: str, tmp_path: Path
 ) -> None:
-    mortal.kill()
+    killable_server.kill()
     service = Service(database, tmp_path, "--accept-fsync-off")
     process = service.launch()
     try:
-        wait_until(lambda: len(lines(service, "waiting")) >= 2, patience=30)
+        wait_until(lambda: len(lines(service, "waiting")) >= 2, timeout=30)
         assert process.poll() is None
         assert all(line["level"] == "warning" for line in lines(service, "waiting"))
         assert not service.is_ready()
-        mortal.restart()
-        wait_until(service.is_ready, patience=60)
+        killable_server.restart()
+        wait_until(service.is_ready, timeout=60)
         with odo.connect(service.url, token=service.token()) as ledger:
-            ledger.open_account("a", odo.Policy(1, 1e-6, rule="basic")).spend(odo.PureDP(0.1))
+            ledger.open_account("a", odo.Policy(1, 1e-6, filter="basic")).spend(odo.PureDP(0.1))
     finally:
         service.kill()
 
 
 def test_a_service_waits_for_the_database_no_longer_than_it_is_told_to(
-    mortal: PostgresServer, database: str, tmp_path: Path
+    killable_server: PostgresServer, database: str, tmp_path: Path
 ) -> None:
-    mortal.kill()
+    killable_server.kill()
     service = Service(database, tmp_path, "--accept-fsync-off", "--start-timeout", "1")
     begun = time.monotonic()
     assert service.launch().wait(60) != 0
@@ -150,4 +151,24 @@ def test_a_service_waits_for_the_database_no_longer_than_it_is_told_to(
 
 
 def test_the_state_of_the_ledger_is_looked_at_often_enough() -> None:
-    assert office._RECOVERY <= 5  # noqa: SLF001  how late the log may be
+    assert state._RECOVERY <= 5  # noqa: SLF001  how late the log may be
+
+
+@pytest.mark.parametrize("where", ["privacy.db", "link/privacy.db", "../{folder}/privacy.db", "{whole}/privacy.db"])
+def test_a_stranger_is_not_told_where_the_ledger_is_however_its_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    folder = tmp_path / "secret-folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(folder, target_is_directory=True)
+    monkeypatch.chdir(folder)
+    with ServiceThread(f"sqlite:///{where.format(folder=folder.name, whole=folder)}") as service:
+        with attacks.owner_of(service) as owner:
+            assert owner.get("/v1/me").status_code == 200
+        (folder / "privacy.db-access").rename(folder / "elsewhere")
+        with attacks.reach(service, new_token()) as stranger:
+            answer = stranger.get("/v1/me")
+    assert answer.status_code == 500
+    assert "the ledger cannot be used" in answer.json()["detail"]
+    assert folder.name not in answer.text
+    assert "privacy.db" not in answer.text

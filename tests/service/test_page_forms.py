@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from browser_window import FLAGS, chromium_path
+from page_client import Visitor, csrf_of, thief_of, visitor_of, words_of
+from playwright.sync_api import sync_playwright
 from service_server import ServiceThread
-from visiting import Visitor, csrf_of, thief_of, visitor_of, words_of
 
 from odograph.ledger.ledger import Ledger
-from odograph.service.dashboard import pages, visits
-from odograph.service.dashboard.visits import COOKIE
-from odograph.service.keys import connect_keys
-
-pytest_plugins = ("browsing",)
+from odograph.service.dashboard import routes, sessions
+from odograph.service.dashboard.sessions import COOKIE
+from odograph.service.key_store import connect_keys
 
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
-TYPED = {"name": "made", "epsilon": "1", "delta": "0", "rule": "basic", "unit": "person", "neighbours": "add-remove"}
+TYPED = {
+    "name": "made",
+    "epsilon": "1",
+    "delta": "0",
+    "filter": "basic",
+    "privacy_unit": "person",
+    "neighbors": "add-remove",
+}
 
 
 # Who is inside: cookies, sessions, keys.
@@ -40,7 +49,7 @@ def test_a_cookie_is_worth_nothing_once_its_session_has_ended(service: ServiceTh
     assert thief.is_inside()
     assert visitor.send("/sign-out", {"csrf": visitor.csrf}).status_code == 303
     assert not thief.is_inside()
-    assert thief.get("/pulse").status_code == 401
+    assert thief.get("/data-version").status_code == 401
     for forged in ("", "x", "x" * 43, visitor.cookie[:-1], "%" * 43, visitor.cookie.swapcase()):
         assert not thief_of(service, forged).is_inside(), forged
 
@@ -111,7 +120,7 @@ def test_a_form_needs_the_secret_of_its_own_session(service: ServiceThread, remo
 
 
 def test_pages_that_take_any_form_would_be_caught(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "check_sent", lambda *_: None)
+    monkeypatch.setattr(routes, "check_csrf", lambda *_: None)
     assert {"/open", "/audit"} <= {*taken_forged(service)}
 
 
@@ -151,8 +160,8 @@ def test_a_form_from_another_site_is_refused_and_one_from_here_is_taken(service:
 def test_pages_that_take_forms_from_everywhere_would_be_caught(
     service: ServiceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "check_origin", lambda _: None)
-    monkeypatch.setattr(visits, "check_origin", lambda _: None)
+    monkeypatch.setattr(routes, "check_origin", lambda _: None)
+    monkeypatch.setattr(sessions, "check_origin", lambda _: None)
     assert taken_from_elsewhere(service).count("null") == 2
 
 
@@ -203,5 +212,58 @@ def test_signing_in_leads_to_no_other_site(service: ServiceThread) -> None:
 
 
 def test_a_sign_in_that_led_anywhere_would_be_caught(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visits, "_local", lambda path: path if path.startswith("https:") else "/")
+    monkeypatch.setattr(sessions, "_local_path", lambda path: path if path.startswith("https:") else "/")
     assert "https://evil.test/" in strays(service)
+
+
+@pytest.fixture
+def tls_in_front(tmp_path: Path) -> Iterator[ServiceThread]:
+    with ServiceThread(f"sqlite:///{tmp_path}/ledger.db", plain_http=True) as running:
+        yield running
+
+
+def set_cookies(service: ServiceThread) -> list[str]:
+    """Sign in, as a browser without scripts, and return every cookie that was set."""
+    with httpx.Client(base_url=service.url) as browser:
+        page = browser.get("/sign-in")
+        cookie = page.headers["set-cookie"]
+        token = page.text.partition('name="csrf" value="')[2].partition('"')[0]
+        answer = browser.post(
+            "/sign-in",
+            data={"csrf": token, "token": service.token(), "then": "/"},
+            headers={"Origin": service.url, "Cookie": cookie.partition(";")[0]},
+        )
+        assert answer.status_code == 303, answer.text
+        return [cookie, *answer.headers.get_list("set-cookie")]
+
+
+def test_over_tls_every_cookie_is_bound_to_this_host(tls_in_front: ServiceThread) -> None:
+    for cookie in set_cookies(tls_in_front):
+        fields = [field.strip().lower() for field in cookie.split(";")]
+        assert cookie.startswith("__Host-odograph_")
+        assert {"secure", "httponly", "path=/", "samesite=strict"} <= {*fields}
+        assert not any(field.startswith("domain") for field in fields)
+
+
+def test_over_tls_a_cookie_without_the_prefix_is_worth_nothing(tls_in_front: ServiceThread) -> None:
+    (secret,) = [one for one in set_cookies(tls_in_front) if "session=" in one and "session=;" not in one]
+    value = secret.partition("=")[2].partition(";")[0]
+    with httpx.Client(base_url=tls_in_front.url) as browser:
+        assert browser.get("/", headers={"Cookie": f"__Host-{COOKIE}={value}"}).status_code == 200
+        assert browser.get("/", headers={"Cookie": f"{COOKIE}={value}"}).status_code == 303
+
+
+def test_chromium_keeps_the_bound_cookie_and_signs_in_with_it(tls_in_front: ServiceThread) -> None:
+    path = chromium_path()
+    if path is None:
+        pytest.skip("there is no Chromium: install Debian's chromium, or set CHROMIUM to where it is")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+        page = browser.new_page()
+        page.goto(f"{tls_in_front.url}/sign-in")
+        page.fill("input[name=token]", tls_in_front.token())
+        page.click("form[action='/sign-in'] button")
+        page.wait_for_url(f"{tls_in_front.url}/")
+        kept = [cookie for cookie in page.context.cookies() if cookie["name"] == f"__Host-{COOKIE}"]
+        assert [cookie["secure"] for cookie in kept] == [True]
+        browser.close()

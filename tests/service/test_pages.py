@@ -1,25 +1,28 @@
-"""The dashboard's pages over plain HTTP: what they and their twins say, how they are sent, and that none spends."""
+"""The dashboard's pages over HTTP: their content as HTML and JSON, their headers, and that none can spend."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from page_client import Visitor, visitor_of, words_of
 from service_server import ServiceThread
-from visiting import Visitor, visitor_of, words_of
 
 import odograph as odo
 from odograph.ledger.ledger import Ledger
-from odograph.service.dashboard import markup, pages
-from odograph.service.dashboard.assets import address_of
-from odograph.service.dashboard.visits import COOKIE
-from odograph.service.office import Office
+from odograph.population.population import Population
+from odograph.service.dashboard import routes as pages
+from odograph.service.dashboard import templating
+from odograph.service.dashboard.sessions import COOKIE
+from odograph.service.dashboard.templating import static_url
+from odograph.service.state import AppState
 
-pytest_plugins = ("browsing",)
-
-PLAIN = odo.Policy(1, 0, rule="basic")
+PLAIN = odo.Policy(1, 0, filter="basic")
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 PAGES = (
     "/",
@@ -39,73 +42,84 @@ def census(remote: Ledger) -> odo.LedgerAccount:
     return account
 
 
-# Every page has a twin that says the same.
+# Every page has a JSON representation with the same content.
 
 
-def twin_of(visitor: Visitor, path: str) -> tuple[str, Any]:
+def page_and_json(visitor: Visitor, path: str) -> tuple[str, Any]:
     """Return what a page says, in words and as JSON."""
-    page, twin = visitor.get(path), visitor.get(f"{path}{'&' if '?' in path else '?'}format=json")
+    page, as_json = visitor.get(path), visitor.get(f"{path}{'&' if '?' in path else '?'}format=json")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert twin.headers["content-type"] == "application/json"
-    assert page.status_code == twin.status_code
-    return words_of(page.text), twin.json()
+    assert as_json.headers["content-type"] == "application/json"
+    assert page.status_code == as_json.status_code
+    return words_of(page.text), as_json.json()
 
 
 def told(words: str, *values: object) -> bool:
     return all(str(value) in words for value in values)
 
 
-def test_the_overview_and_its_twin_name_the_same_accounts(service: ServiceThread, remote: Ledger) -> None:
+def test_the_overview_and_its_json_representation_name_the_same_accounts(
+    service: ServiceThread, remote: Ledger
+) -> None:
     for name, spent in (("full", "1"), ("half", "0.5"), ("gone", "0.1")):
         remote.open_account(name, PLAIN).spend(odo.PureDP(spent))
     remote.account("gone").close()
-    words, twin = twin_of(visitor_of(service), "/")
-    assert {group: [row["name"] for row in rows] for group, rows in twin.items()} == {
+    words, as_json = page_and_json(visitor_of(service), "/")
+    assert {group: [row["name"] for row in rows] for group, rows in as_json.items()} == {
         "near": ["full"],
         "open": ["half"],
         "closed": ["gone"],
     }
     assert words.index("full") < words.index("half") < words.index("gone")
     assert told(words, "3 accounts", "1 near the limit", "1 closed", "100%", "50%", "10%")
-    assert twin["open"][0]["spent"] == 0.5
+    assert as_json["open"][0]["spent"] == 0.5
     assert not told(words, "25%")
 
 
-def test_an_account_and_its_twin_say_the_same(service: ServiceThread, remote: Ledger, census: object) -> None:
+def test_an_account_and_its_json_representation_say_the_same(
+    service: ServiceThread, remote: Ledger, census: object
+) -> None:
     assert census
     remote.open_account("other", PLAIN).spend(odo.PureDP("0.125"), note="elsewhere")
     visitor = visitor_of(service)
     path = "/accounts/census?kind=pure&size=0.5&times=2&compare=1&verb=spend"
-    words, twin = twin_of(visitor, path)
-    form, plan, listing = twin["account"], twin["plan"], twin["listing"]
-    assert told(words, twin["promise"], form["reading"]["licence"], form["account"]["promise"]["text"])
+    words, as_json = page_and_json(visitor, path)
+    form, plan, listing = as_json["account"], as_json["plan"], as_json["listing"]
+    assert told(words, as_json["promise"], form["reading"]["statement"], form["account"]["promise"]["text"])
     assert (form["account"]["spent"], form["voids"], form["account"]["steps"]) == (0.25, 0, 1)
     assert told(words, "spent 25% steps 1 voids 0 pending 0")
     assert (plan["admitted"], plan["fits"], plan["largest"]) == (False, 1, odo.PureDP("0.375").to_dict())
     assert told(words, "Does not fit: 2 × PureDP(0.5)", "1 such question fits", "PureDP(0.375)")
     (entry,) = listing["entries"]
     assert told(words, entry["sequence"], entry["verb"], entry["principal"], entry["note"], entry["seal"][:10])
-    assert all(told(words, *(reason[part] for part in ("title", "theorem", "assumes"))) for reason in twin["why"])
-    other, _ = twin_of(visitor, "/accounts/other")
+    assert all(
+        told(words, *(citation[part] for part in ("title", "theorem", "assumes")))
+        for citation in as_json["citations"]
+    )
+    other, _ = page_and_json(visitor, "/accounts/other")
     assert not told(other, entry["note"])
     assert not told(other, entry["seal"][:10])
 
 
-def test_the_other_pages_and_their_twins_say_the_same(service: ServiceThread, census: object) -> None:
+def test_the_other_pages_and_their_json_representations_say_the_same(service: ServiceThread, census: object) -> None:
     assert census
     visitor = visitor_of(service)
-    words, twin = twin_of(visitor, "/audit")
-    assert told(words, twin["head"], *(text for place in twin["accounts"].items() for text in (place[0], *place[1])))
+    words, as_json = page_and_json(visitor, "/audit")
+    assert told(
+        words,
+        as_json["checkpoint"],
+        *(text for place in as_json["accounts"].items() for text in (place[0], *place[1])),
+    )
     verified = visitor.send("/audit?format=json", {"csrf": visitor.csrf}).json()["verification"]
     assert verified["verified"] is True
-    assert told(words_of(visitor.send("/audit", {"csrf": visitor.csrf}).text), "In order", verified["message"])
-    words, twin = twin_of(visitor, "/open")
-    assert told(words, *twin["rules"])
-    words, twin = twin_of(visitor, "/accounts/nowhere")
-    assert twin["status"] == 404
-    assert told(words, twin["detail"])
-    words, twin = twin_of(visitor, "/accounts/census/plan?size=0.5")
-    assert (twin["admitted"], told(words, "✓ Fits")) == (True, True)
+    assert told(words_of(visitor.send("/audit", {"csrf": visitor.csrf}).text), "Verified", verified["message"])
+    words, as_json = page_and_json(visitor, "/open")
+    assert told(words, *as_json["filters"])
+    words, as_json = page_and_json(visitor, "/accounts/nowhere")
+    assert as_json["status"] == 404
+    assert told(words, as_json["detail"])
+    words, as_json = page_and_json(visitor, "/accounts/census/plan?size=0.5")
+    assert (as_json["admitted"], told(words, "✓ Fits")) == (True, True)
     numbers = visitor.get("/accounts/census/chart", format="json").json()
     assert (numbers["steps"], numbers["lines"][0]["losses"]) == ([0, 1], [0.0, pytest.approx(0.25)])
     assert Visitor(service).get("/sign-in", format="json").json() == {"signed_in": False, "message": ""}
@@ -134,13 +148,13 @@ def unsafe(headers: Any) -> list[str]:  # noqa: ANN401  of httpx, or of a test
 def test_every_answer_has_the_headers_that_keep_browsers_safe(service: ServiceThread, census: object) -> None:
     assert census
     visitor, stranger = visitor_of(service), Visitor(service)
-    css, answers = address_of("style.css"), []
-    for path in (*PAGES, "/sign-in", "/pulse", "/accounts/nowhere", "/accounts/census?before=x", "/nothing"):
+    css, answers = static_url("style.css"), []
+    for path in (*PAGES, "/sign-in", "/data-version", "/accounts/nowhere", "/accounts/census?before=x", "/nothing"):
         answers += [who.http.get(path, headers={"Accept": "text/html"}) for who in (visitor, stranger)]
     answers += [
         visitor.http.request(method, path) for method in ("PUT", "DELETE") for path in ("/", "/sign-out", css)
     ]
-    answers += [visitor.get(path) for path in (css, address_of("live.js"), "/favicon.ico", "/static/0/style.css")]
+    answers += [visitor.get(path) for path in (css, static_url("live.js"), "/favicon.ico", "/static/0/style.css")]
     answers += [visitor.send("/open", {}), visitor.send("/audit", {}, Origin="http://evil.test")]
     answers += [visitor.http.post("/open", content=b"x" * 70_000), visitor.http.post("/open", json={})]
     for answer in answers:
@@ -154,10 +168,10 @@ def test_pages_are_never_kept_and_files_for_as_long_as_they_do_not_change(
 ) -> None:
     assert census
     visitor = visitor_of(service)
-    for path in (*PAGES, "/pulse", "/accounts/nowhere", "/static/0/style.css"):
+    for path in (*PAGES, "/data-version", "/accounts/nowhere", "/static/0/style.css"):
         assert visitor.get(path).headers["cache-control"] == "no-store", path
     for name in ("style.css", "live.js", "favicon.svg", "bokeh.min.js"):
-        answer = visitor.get(address_of(name))
+        answer = visitor.get(static_url(name))
         assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
         assert COOKIE not in answer.headers.get("set-cookie", "")
 
@@ -169,7 +183,9 @@ def raw(service: ServiceThread, remote: Ledger) -> list[str]:
     """Put markup wherever a text can be; return the pages on which it is markup still."""
     token = service.token(MARKUP)
     with odo.connect(service.url, token=token) as ledger:
-        account = ledger.open_account("census", odo.Policy(1, 0, rule="basic", unit="<script>alert(3)</script>"))
+        account = ledger.open_account(
+            "census", odo.Policy(1, 0, filter="basic", privacy_unit="<script>alert(3)</script>")
+        )
         account.spend(odo.PureDP("0.1"), note=MARKUP, key=MARKUP)
         account.reserve(odo.PureDP("0.1"), key=f"{MARKUP}2", note=MARKUP)
     assert remote.account("census").history(1, 1)[0].note == MARKUP
@@ -189,7 +205,7 @@ def raw(service: ServiceThread, remote: Ledger) -> list[str]:
             ):
                 found.append(path)
     typed = visitor.send(
-        "/open", {"csrf": visitor.csrf, "name": MARKUP, "note": MARKUP, "unit": MARKUP, "key": MARKUP}
+        "/open", {"csrf": visitor.csrf, "name": MARKUP, "note": MARKUP, "privacy_unit": MARKUP, "key": MARKUP}
     )
     assert typed.status_code == 422
     return found + (["/open"] if "<script>" in typed.text else [])
@@ -202,7 +218,7 @@ def test_what_people_typed_is_never_markup(service: ServiceThread, remote: Ledge
 def test_pages_that_do_not_escape_would_be_caught(
     service: ServiceThread, remote: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = markup._ENVIRONMENT  # noqa: SLF001  what is broken on purpose
+    environment = templating._ENVIRONMENT  # noqa: SLF001  what is broken on purpose
     monkeypatch.setattr(environment, "autoescape", False)
     environment.cache = {}
     try:
@@ -216,9 +232,9 @@ def test_pages_that_do_not_escape_would_be_caught(
 
 async def routes_of(service: ServiceThread) -> list[tuple[str, str]]:
     """Return every method and path of the dashboard."""
-    office = Office(service.settings)
-    found = [(method, route.path) for route in pages.routes(office) for method in sorted(route.methods or ())]
-    await office.close()
+    state = AppState(service.settings)
+    found = [(method, route.path) for route in pages.routes(state) for method in sorted(route.methods or ())]
+    await state.close()
     return found
 
 
@@ -239,10 +255,31 @@ def test_no_page_of_whatever_method_charges_an_account(
     routes = asyncio.run(routes_of(service))
     assert ("GET", "/accounts/{name}/plan") in routes
     for method, path in sorted(routes, key=lambda route: route[1] == "/sign-out"):
-        sent = form | {"csrf": visitor.csrf, "epsilon": "1", "delta": "0", "rule": "basic", "unit": "person"}
+        sent = form | {
+            "csrf": visitor.csrf,
+            "epsilon": "1",
+            "delta": "0",
+            "filter": "basic",
+            "privacy_unit": "person",
+        }
         where = path.format(name="census", version="0")
         answer = visitor.http.request(method, where, data=sent) if method == "POST" else visitor.get(where, **form)
         assert answer.status_code < 500, (method, path)
     assert remote.checkpoint().accounts["census"] == before
     census.spend(odo.PureDP("0.1"))
     assert remote.checkpoint().accounts["census"] != before
+
+
+def test_the_audit_page_links_to_every_account_that_has_a_page_and_to_no_population(
+    service: ServiceThread, owner: httpx.Client, tmp_path: Path
+) -> None:
+    assert owner.get("/v1/me").status_code == 200
+    with odo.connect(service.settings.url) as ledger:
+        Population.create("people", PLAIN, ledger=ledger, location=tmp_path / "people", ids=3)
+    visitor = visitor_of(service)
+    page = visitor.get("/audit").text
+    links = re.findall(r'href="(/accounts/[^"]+)"', page)
+    assert links == ["/accounts/census"]
+    assert '<th scope="row">people</th>' in page
+    assert visitor.get("/accounts/census").status_code == 200
+    assert visitor.get("/accounts/people").status_code == 422

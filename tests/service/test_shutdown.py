@@ -14,19 +14,21 @@ from pathlib import Path
 import httpx
 import pytest
 from postgres_server import status
-from processes import Service, held
+from service_process import Service, held
 from service_server import ServiceThread
 from typer.testing import CliRunner
 
 import odograph as odo
 from odograph.cli.app import app
 from odograph.errors import LedgerBusy
-from odograph.service.keys import connect_keys
+from odograph.service.key_store import connect_keys
+from odograph.service.server import write_first_key
+from odograph.service.settings import Settings
 
 COST = {"cost": {"form": 1, "kind": "pure", "epsilon": "0.001"}}
-POLICY = odo.Policy(1, 1e-6, rule="basic")
+POLICY = odo.Policy(1, 1e-6, filter="basic")
 CLIENTS = 4
-PATIENCE = 20.0  # seconds in which a service that has little to do must have ended
+SHUTDOWN_TIMEOUT = 20.0  # seconds in which a service that has little to do must have ended
 LOST = "no answer"
 
 
@@ -87,7 +89,7 @@ def judge(url: str, answers: dict[str, int | str], *, nobody_lost: bool) -> None
 def ended(service: Service, number: signal.Signals) -> float:
     """Send a signal, see that the process ends in good order, and return how long that took."""
     begun = time.monotonic()
-    assert service.end(number, PATIENCE) == 0, service.said[-2000:]
+    assert service.end(number, SHUTDOWN_TIMEOUT) == 0, service.said[-2000:]
     return time.monotonic() - begun
 
 
@@ -123,13 +125,13 @@ def test_an_end_without_answers_is_caught(tmp_path: Path) -> None:
 
 def end_under_load(service: Service) -> None:
     """Send a signal while everybody spends: nothing was charged without an answer, and no process is left."""
-    processes = [*service.workers, *service.scribes]
+    processes = [*service.workers, *service.writers]
     with odo.connect(service.ledger_url) as ledger:
         ledger.open_account("a", POLICY)
     clients = [Client(service, f"c{client}", 200) for client in range(CLIENTS)]
     while not all(len(client.answers) > 10 for client in clients):
         time.sleep(0.01)
-    assert ended(service, signal.SIGTERM) < PATIENCE
+    assert ended(service, signal.SIGTERM) < SHUTDOWN_TIMEOUT
     assert not any(status(pid) for pid in processes)
     answers = {key: answer for client in clients for key, answer in client.join().items()}
     judge(service.ledger_url, answers, nobody_lost=False)
@@ -137,7 +139,7 @@ def end_under_load(service: Service) -> None:
 
 def test_under_load_a_signal_loses_nothing_and_the_next_start_finds_everything_in_order(tmp_path: Path) -> None:
     with Service(url_in(tmp_path), tmp_path) as service:
-        assert len(service.scribes) == 1
+        assert len(service.writers) == 1
         end_under_load(service)
         service.start()
         with odo.connect(service.url, token=service.token()) as owner:
@@ -147,7 +149,7 @@ def test_under_load_a_signal_loses_nothing_and_the_next_start_finds_everything_i
 
 def test_under_load_a_signal_ends_all_workers_and_loses_nothing(postgres_url: str, tmp_path: Path) -> None:
     with Service(postgres_url, tmp_path, "--workers", "2") as service:
-        while len(service.scribes) < 2:  # one of the workers is ready, or both
+        while len(service.writers) < 2:  # one of the workers is ready, or both
             time.sleep(0.01)
         end_under_load(service)
 
@@ -221,7 +223,7 @@ def test_services_that_start_first_at_once_make_one_key_and_all_of_them_serve(tm
 CUT_OFF = """
 import os, sys
 from pathlib import Path
-from odograph.service.keys import KeyStore
+from odograph.service.key_store import KeyStore
 from odograph.service.server import write_first_key
 from odograph.service.settings import Settings
 first = KeyStore.first_owner
@@ -244,7 +246,7 @@ def test_a_first_start_that_crashes_leaves_no_key_that_nobody_can_read(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--workers", "2"], "one SQLite file has one writer"),
+        (["--workers", "2"], "workers must be 1 for a SQLite ledger"),
         (["--host", "0.0.0.0"], "--plain-http"),  # noqa: S104  that is what is refused
         (["--url", "memory://"], "sqlite:///privacy.db"),
         (["--tls-cert", "cert.pem"], "--tls-key"),
@@ -328,3 +330,11 @@ def test_the_first_charge_of_a_service_is_answered_also_when_it_comes_while_anot
         for thread in threads:
             thread.join(60)
     assert sorted(answered) == ["commit", "spend"]
+
+
+def test_the_first_owner_s_key_is_written_beside_a_ledger_whose_path_is_encoded(tmp_path: Path) -> None:
+    folder = tmp_path / "my folder"
+    folder.mkdir()
+    made = write_first_key(Settings(url=f"sqlite:///{tmp_path}/my%20folder/l.db"))
+    assert made == folder / "l.db-owner-key"
+    assert made.exists()

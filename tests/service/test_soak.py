@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from processes import PATIENCE, Service, end_process, wait_until
+from service_process import PROCESS_TIMEOUT, Service, end_process, wait_until
 
 import odograph as odo
 from odograph.errors import BudgetExceeded, LedgerBusy, LedgerCorrupt, ServiceUnavailable
@@ -22,7 +22,7 @@ from odograph.ledger.ledger import Ledger
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 SECONDS = 150 if FULL else 6  # on each of the two stores
 CLIENTS = 4
-CONTROLS = 10  # kills until a broken twin must have been caught
+CONTROLS = 10  # kills until a broken store must have been caught
 COST = odo.PureDP(0.001)
 NARROW = 12  # requests that a narrow account admits
 WIDE = "wide"
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 def policy(requests: float) -> odo.Policy:
     """A policy that admits so many requests."""
-    return odo.Policy(requests / 1000, 1e-6, rule="basic")
+    return odo.Policy(requests / 1000, 1e-6, filter="basic")
 
 
 class Analyst:
@@ -59,10 +59,10 @@ class Analyst:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def finish(self) -> None:
         """Let it finish what it has begun."""
         self._done.set()
-        self._thread.join(2 * PATIENCE)
+        self._thread.join(2 * PROCESS_TIMEOUT)
         assert not self._thread.is_alive()
         self.ledger.close()
         if self.failure is not None:
@@ -101,7 +101,7 @@ class Analyst:
 
 def insist(ask: Callable[[], T]) -> T:
     """Ask until there is an answer."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + PROCESS_TIMEOUT
     while True:
         try:
             return ask()
@@ -125,11 +125,11 @@ def analysts_of(service: Service, verbs: tuple[str, ...] = VERBS) -> list[Analys
 
 def wait_for_a_charge(analysts: list[Analyst]) -> None:
     """Wait until somebody was told of one more charge."""
-    before, end = sum(len(analyst.charged) for analyst in analysts), time.monotonic() + PATIENCE
+    before, end = sum(len(analyst.charged) for analyst in analysts), time.monotonic() + PROCESS_TIMEOUT
     while sum(len(analyst.charged) for analyst in analysts) == before:
         for analyst in analysts:
             assert analyst.failure is None, analyst.failure
-        assert time.monotonic() < end, f"nobody was charged in {PATIENCE} s"
+        assert time.monotonic() < end, f"nobody was charged in {PROCESS_TIMEOUT} s"
         time.sleep(0.001)
 
 
@@ -147,7 +147,7 @@ def soak(service: Service, strike: Callable[[], None]) -> list[Analyst]:
             for analyst in analysts:
                 analyst.narrow = name
     for analyst in analysts:
-        analyst.stop()
+        analyst.finish()
     return analysts
 
 
@@ -213,14 +213,14 @@ def report(what: str, struck: Counter[str], analysts: list[Analyst]) -> None:
 
 
 @pytest.mark.long
-def test_a_service_or_its_scribe_killed_again_and_again_loses_nothing_and_charges_nothing_twice(
+def test_a_service_or_its_writer_killed_again_and_again_loses_nothing_and_charges_nothing_twice(
     tmp_path: Path,
 ) -> None:
     url, struck = f"sqlite:///{tmp_path}/ledger.db", Counter[str]()
     with Service(url, tmp_path) as service:
 
         def strike() -> None:
-            scribes = service.scribes
+            scribes = service.writers
             if scribes and random.random() < 0.5:  # noqa: S311  either
                 end_process(scribes[0])
                 struck["scribe"] += 1
@@ -237,14 +237,14 @@ def test_a_service_or_its_scribe_killed_again_and_again_loses_nothing_and_charge
 
 
 @pytest.mark.long
-def test_workers_and_scribes_killed_again_and_again_lose_nothing_and_charge_nothing_twice(
+def test_workers_and_writers_killed_again_and_again_lose_nothing_and_charge_nothing_twice(
     postgres_url: str, tmp_path: Path
 ) -> None:
     struck = Counter[str]()
     with Service(postgres_url, tmp_path, "--workers", "2") as service:
 
         def strike() -> None:
-            found = {"worker": service.workers, "scribe": service.scribes}
+            found = {"worker": service.workers, "scribe": service.writers}
             what = random.choice([name for name in found if found[name]])  # noqa: S311  either
             end_process(random.choice(found[what]))  # noqa: S311  any
             struck[what] += 1
@@ -256,28 +256,28 @@ def test_workers_and_scribes_killed_again_and_again_lose_nothing_and_charge_noth
     report("PostgreSQL", struck, analysts)
 
 
-def test_a_scribe_that_answers_before_its_commit_is_caught(tmp_path: Path) -> None:
+def test_a_writer_that_answers_before_its_commit_is_caught(tmp_path: Path) -> None:
     url, caught = f"sqlite:///{tmp_path}/ledger.db", False
-    with Service(url, tmp_path, twin="early") as service, odo.connect(url) as ledger:
+    with Service(url, tmp_path, defect="early") as service, odo.connect(url) as ledger:
         analysts = analysts_of(service, verbs=("spend",))
         for _ in range(CONTROLS):
-            wait_until(lambda: len(service.scribes) == 1)
-            (scribe,) = service.scribes  # found before the charge: its commit comes soon
+            wait_until(lambda: len(service.writers) == 1)
+            (scribe,) = service.writers  # found before the charge: its commit comes soon
             wait_for_a_charge(analysts)
             end_process(scribe)
             caught = bool(gone(ledger, analysts))
             if caught:
                 break
         for analyst in analysts:
-            analyst.stop()
+            analyst.finish()
     assert caught
 
 
-def race(url: str, folder: Path, twin: str = "") -> None:
+def race(url: str, folder: Path, defect: str = "") -> None:
     """Let clients race through two workers for one account: as many are admitted as fit, and not one more."""
     limit = 150.5
     admitted: list[str] = []
-    with Service(url, folder, "--workers", "2", twin=twin) as service:
+    with Service(url, folder, "--workers", "2", defect=defect) as service:
         with odo.connect(service.url, token=service.token()) as owner:
             owner.open_account("narrow", policy(limit))
         tokens = [service.token(f"analyst-{number}", "analyst") for number in range(2 * CLIENTS)]

@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from odograph import Policy, compile_policy
+from odograph.core.filters import Exact
 from odograph.core.menu import MenuItem
 from odograph.errors import InvalidPolicy, LedgerBusy
 from odograph.service import solver as solver_module
@@ -22,7 +23,7 @@ from odograph.service.solver import Solver
 
 T = TypeVar("T")
 
-LONG = Policy(0.1, 0.01)  # about 40 seconds
+SLOW_POLICY = Policy(0.1, 0.01)  # about 40 seconds
 MIDDLE = 1.07, 1e-6  # with Gaussians alone, about a second
 
 
@@ -57,7 +58,7 @@ def children() -> set[int]:
     for entry in Path("/proc").iterdir():
         try:
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            if parent == str(os.getpid()) and b"odograph.service.solving" in (entry / "cmdline").read_bytes():
+            if parent == str(os.getpid()) and b"odograph.service.solver" in (entry / "cmdline").read_bytes():
                 found.add(int(entry.name))
         except (OSError, IndexError, ValueError):  # not a process, or gone
             continue
@@ -76,7 +77,7 @@ async def started(solver: Solver) -> int:
     return solver.running or 0
 
 
-async def longest_pause(work: Coroutine[Any, Any, object]) -> float:
+async def longest_delay(work: Coroutine[Any, Any, object]) -> float:
     """Return the longest time for which the event loop did nothing else while the work was done."""
     task = asyncio.ensure_future(work)
     longest, last = 0.0, time.monotonic()
@@ -93,7 +94,10 @@ async def in_the_loop(policy: Policy) -> None:
 
 
 def test_what_is_solved_elsewhere_is_what_would_be_solved_here(run: Callable[..., Any]) -> None:
-    for policy in (cheap(1), Policy(900, 1e-6, rule={"exact": 0.9, "zcdp": 0.1}, slack=0.5, unit="household")):
+    for policy in (
+        cheap(1),
+        Policy(900, 1e-6, filter={"exact": 0.9, "zcdp": 0.1}, slack=0.5, privacy_unit="household"),
+    ):
         compiled = run(Solver().compile(policy))
         assert compiled.policy == policy
         assert compiled.note == "budget solved for this policy"
@@ -104,26 +108,26 @@ def test_what_is_solved_elsewhere_is_what_would_be_solved_here(run: Callable[...
 def test_what_is_at_hand_needs_no_process(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     compile_policy(cheap(2))  # on this machine before
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    for policy in (Policy(1, 1e-6), Policy(1.07, 1e-6, rule="zcdp"), Policy(1, 0, rule="basic"), cheap(2)):
+    for policy in (Policy(1, 1e-6), Policy(1.07, 1e-6, filter="zcdp"), Policy(1, 0, filter="basic"), cheap(2)):
         assert run(Solver().compile(policy)) == compile_policy(policy)
-    with pytest.raises(LedgerBusy, match="no process could be started"):
+    with pytest.raises(LedgerBusy, match="solver process could not be started"):
         run(Solver().compile(cheap(3)))  # control: anything else does
 
 
 def test_the_event_loop_goes_on_while_a_policy_is_solved(run: Callable[..., Any]) -> None:
     began = time.monotonic()
-    pause = run(longest_pause(Solver().compile(Policy(*MIDDLE, takes=("gaussian",)))))
+    pause = run(longest_delay(Solver().compile(Policy(*MIDDLE, filter=Exact(takes=("gaussian",))))))
     assert pause < 0.3 < time.monotonic() - began
     # Control: solving in the loop stops everything else.
-    assert run(longest_pause(in_the_loop(Policy(1.08, 1e-6, takes=("gaussian",))))) > 0.3
+    assert run(longest_delay(in_the_loop(Policy(1.08, 1e-6, filter=Exact(takes=("gaussian",)))))) > 0.3
 
 
 def test_one_policy_is_solved_at_a_time_and_a_few_wait(run: Callable[..., Any]) -> None:
     async def crowd() -> None:
-        solver = Solver(waiting=2)
+        solver = Solver(max_queued=2)
         tasks = [asyncio.create_task(solver.compile(cheap(number))) for number in (10, 11, 12)]
         await started(solver)
-        with pytest.raises(LedgerBusy, match="2 are waiting"):
+        with pytest.raises(LedgerBusy, match="2 more are queued"):
             await solver.compile(cheap(13))
         most = 0
         while not all(task.done() for task in tasks):
@@ -147,7 +151,7 @@ def test_the_same_policy_is_solved_once_for_all_who_ask(run: Callable[..., Any])
 def test_requests_go_first(run: Callable[..., Any]) -> None:
     async def priority() -> int:
         solver = Solver()
-        task = asyncio.create_task(solver.compile(LONG))
+        task = asyncio.create_task(solver.compile(SLOW_POLICY))
         process = await started(solver)
         await until(lambda: os.getpriority(os.PRIO_PROCESS, process) >= 10)
         found = os.getpriority(os.PRIO_PROCESS, process)
@@ -161,19 +165,19 @@ def test_requests_go_first(run: Callable[..., Any]) -> None:
 @on_either_loop
 def test_a_solve_that_takes_too_long_is_stopped(run: Callable[..., Any]) -> None:
     with pytest.raises(LedgerBusy, match=r"was not solved in 1\.5 seconds; nothing was changed"):
-        run(Solver(patience=1.5).compile(LONG))
+        run(Solver(timeout=1.5).compile(SLOW_POLICY))
     assert children() == set()
 
 
 def test_a_solve_that_takes_too_much_processor_time_is_stopped(run: Callable[..., Any]) -> None:
     with pytest.raises(InvalidPolicy, match="more than 2 seconds to solve: choose a target of the shipped table"):
-        run(Solver(seconds=2).compile(LONG))
+        run(Solver(seconds=2).compile(SLOW_POLICY))
     assert children() == set()
 
 
 def test_a_solve_that_takes_too_much_memory_is_stopped(run: Callable[..., Any]) -> None:
     with pytest.raises(InvalidPolicy, match="more than 64 MiB to solve"):
-        run(Solver(memory=64 << 20).compile(LONG))
+        run(Solver(memory=64 << 20).compile(SLOW_POLICY))
     assert children() == set()
 
 
@@ -181,7 +185,7 @@ def test_a_solve_that_takes_too_much_memory_is_stopped(run: Callable[..., Any]) 
 def test_a_killed_process_is_not_the_policys_fault(run: Callable[..., Any]) -> None:
     async def killed() -> None:
         solver = Solver()
-        task = asyncio.create_task(solver.compile(LONG))
+        task = asyncio.create_task(solver.compile(SLOW_POLICY))
         os.kill(await started(solver), signal.SIGKILL)
         with pytest.raises(LedgerBusy, match="was stopped; nothing was changed"):
             await task
@@ -194,7 +198,7 @@ def test_a_killed_process_is_not_the_policys_fault(run: Callable[..., Any]) -> N
 def test_nobody_solves_for_one_who_has_gone(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def cancelled() -> set[int]:
         solver = Solver()
-        task = asyncio.create_task(solver.compile(LONG))
+        task = asyncio.create_task(solver.compile(SLOW_POLICY))
         await started(solver)
         task.cancel()
         await asyncio.wait([task])
@@ -216,7 +220,7 @@ def test_nobody_solves_for_one_who_has_gone(run: Callable[..., Any], monkeypatch
         await left[0].wait()
         return len(found)
 
-    monkeypatch.setattr(solver_module, "_end", leave)
+    monkeypatch.setattr(solver_module, "_kill", leave)
     assert run(seen()) == 1
 
 
@@ -224,7 +228,7 @@ def test_nobody_solves_for_one_who_has_gone(run: Callable[..., Any], monkeypatch
 def test_one_who_goes_at_any_moment_leaves_nothing_behind(run: Callable[..., Any]) -> None:
     async def cancelled(after: float) -> None:
         solver = Solver()
-        task = asyncio.create_task(solver.compile(LONG))
+        task = asyncio.create_task(solver.compile(SLOW_POLICY))
         await asyncio.sleep(after)
         task.cancel()
         await asyncio.wait([task])
@@ -239,12 +243,12 @@ def test_one_who_goes_at_any_moment_leaves_nothing_behind(run: Callable[..., Any
 def test_the_end_of_the_service_stops_what_runs_and_what_waits(run: Callable[..., Any]) -> None:
     async def shut(after: float) -> None:
         solver = Solver()
-        tasks = [asyncio.create_task(solver.compile(policy)) for policy in (LONG, cheap(50))]
+        tasks = [asyncio.create_task(solver.compile(policy)) for policy in (SLOW_POLICY, cheap(50))]
         await asyncio.sleep(after)
         began = time.monotonic()
         await solver.close()
         for task in tasks:
-            with pytest.raises(LedgerBusy, match=r"was stopped|is ending"):
+            with pytest.raises(LedgerBusy, match=r"was stopped|is shutting down"):
                 await task
         assert time.monotonic() - began < 2
         assert children() == set()
@@ -258,7 +262,7 @@ def test_the_end_of_the_service_stops_what_runs_and_what_waits(run: Callable[...
 def test_a_refusal_says_what_the_library_says_and_nothing_of_the_process(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = Policy(1, 1e-6, menu=[MenuItem("training", 1, digest="0" * 64)])
+    bare = Policy(1, 1e-6, filter=Exact(menu=[MenuItem("training", 1, digest="0" * 64)]))
     with pytest.raises(InvalidPolicy) as here:
         compile_policy(bare)
     with pytest.raises(InvalidPolicy) as there:

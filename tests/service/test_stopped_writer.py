@@ -19,16 +19,16 @@ import attacks
 import httpx
 import psycopg
 import pytest
-from processes import Service, has_ended, held, wait_until
+from service_process import Service, has_ended, held, wait_until
 from service_server import ServiceThread
 from syscalls import build_shim, preload
 
 import odograph as odo
-from odograph.service import pen
-from odograph.service.frames import HEAD, PROBE, READY, Answers, Packed, framed, orders_in
-from odograph.service.office import Office
-from odograph.service.pen import Ended
+from odograph.service import writer_client
 from odograph.service.settings import Settings
+from odograph.service.state import AppState
+from odograph.service.writer_client import Ended
+from odograph.service.writer_protocol import HEAD, PROBE, READY, Answers, Packed, framed, orders_in
 
 SMALL = attacks.pure("0.00001")
 PATH = "/v1/accounts/a/spends"
@@ -46,7 +46,7 @@ def asking(service: Service) -> Iterator[httpx.Client]:
 @contextmanager
 def stopped(service: Service) -> Iterator[int]:
     """Stop the process that writes; let it go on at the end, if it is still there."""
-    (scribe,) = service.scribes
+    (scribe,) = service.writers
     os.kill(scribe, signal.SIGSTOP)
     try:
         yield scribe
@@ -80,7 +80,11 @@ def batch(client: httpx.Client, keys: list[str]) -> list[dict[str, Any]]:
 def test_while_the_writer_is_stopped_nobody_waits_without_end_and_a_retry_charges_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
     keys = [f"b{i}" for i in range(1000)]
-    with Service(url, tmp_path, twin="prompt") as service, asking(service) as client, ThreadPoolExecutor(2) as others:
+    with (
+        Service(url, tmp_path, defect="prompt") as service,
+        asking(service) as client,
+        ThreadPoolExecutor(2) as others,
+    ):
         with stopped(service):
             begun = time.monotonic()
             sent = others.submit(attacks.post, client, PATH, {"cost": SMALL}, key="sent")
@@ -88,7 +92,7 @@ def test_while_the_writer_is_stopped_nobody_waits_without_end_and_a_retry_charge
             waiting = others.submit(batch, client, keys)
             time.sleep(0.3)
             assert depth(client) == 1 + len(keys)
-            wait_until(lambda: readiness(service)[0] == 503, patience=10)
+            wait_until(lambda: readiness(service)[0] == 503, timeout=10)
             answer, results = sent.result(), waiting.result()
             assert time.monotonic() - begun < 20
         assert (answer.status_code, answer.json()["code"]) == (503, "ServiceUnavailable")
@@ -107,7 +111,7 @@ def test_while_the_writer_is_stopped_nobody_waits_without_end_and_a_retry_charge
 
 def test_a_writer_that_stays_stopped_is_replaced(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
-    with Service(url, tmp_path, twin="prompt") as service, asking(service) as client, stopped(service) as scribe:
+    with Service(url, tmp_path, defect="prompt") as service, asking(service) as client, stopped(service) as scribe:
         assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 503
         wait_until(lambda: has_ended(scribe))
         wait_until(lambda: readiness(service) == (200, "ok"))
@@ -126,10 +130,10 @@ def test_a_ledger_that_cannot_be_written_is_not_ready(postgres_url: str) -> None
         assert readiness(service) == (200, "ok")
         database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on".encode())
         database.execute(OTHERS, [name])
-        wait_until(lambda: readiness(service) == (503, "the ledger cannot be written"), patience=20)
+        wait_until(lambda: readiness(service) == (503, "the ledger cannot be written"), timeout=20)
         database.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only".encode())
         database.execute(OTHERS, [name])
-        wait_until(lambda: readiness(service) == (200, "ok"), patience=20)
+        wait_until(lambda: readiness(service) == (200, "ok"), timeout=20)
 
 
 def test_readiness_that_only_asks_whether_a_process_is_there_is_caught(
@@ -137,13 +141,13 @@ def test_readiness_that_only_asks_whether_a_process_is_there_is_caught(
 ) -> None:
     """The control of the tests above: without the probe nothing is noticed of a ledger that is held."""
 
-    async def careless(_: Office) -> str:
+    async def careless(_: AppState) -> str:
         return ""
 
     url = f"sqlite:///{tmp_path}/ledger.db"
     with ServiceThread(url, timeout=0.5) as service:
         with monkeypatch.context() as patch:
-            patch.setattr(Office, "readiness", careless)
+            patch.setattr(AppState, "readiness", careless)
             with held_elsewhere(url):
                 assert readiness(service) == (200, "ok")
         with held_elsewhere(url):
@@ -194,8 +198,8 @@ def test_many_readiness_checks_at_once_are_one_write(service: ServiceThread) -> 
 
 def test_a_writer_that_is_slow_and_answers_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that was sent ahead waits for the one before it; that is not the time in which it has no answer."""
-    monkeypatch.setattr(pen, "_MARGIN", 0.4)
-    monkeypatch.setattr(pen, "_OFTEN", 0.02)
+    monkeypatch.setattr(writer_client, "_MARGIN", 0.4)
+    monkeypatch.setattr(writer_client, "_OFTEN", 0.02)
     settings = Settings(url="memory://", timeout=0.1)  # given up after a second without an answer
     started: list[threading.Thread] = []
 
@@ -212,12 +216,12 @@ def test_a_writer_that_is_slow_and_answers_is_not_replaced(monkeypatch: pytest.M
         started[-1].start()
         return partial(asyncio.to_thread, started[-1].join)
 
-    async def write(writer: pen.Pen, after: float) -> None:
+    async def write(writer: writer_client.WriterClient, after: float) -> None:
         await asyncio.sleep(after)
         await writer.write((Packed("", PROBE),))
 
     async def ask() -> None:
-        writer = pen.Pen(settings, lambda *_: None, start)
+        writer = writer_client.WriterClient(settings, lambda *_: None, start)
         try:
             await asyncio.gather(*(write(writer, after) for after in (0.1, 0.2)), asyncio.sleep(2.5))
             assert not writer.waiting

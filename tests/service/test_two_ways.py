@@ -16,14 +16,15 @@ from service_server import ServiceThread
 
 import odograph as odo
 from odograph.ledger.entries import Entry
-from odograph.service import charges, scribe
-from odograph.service.answers import ReceiptForm
-from odograph.service.office import Office
-from odograph.service.views import made_form
+from odograph.service import writer_process
+from odograph.service.response_schemas import ReceiptForm
+from odograph.service.routes import charges
+from odograph.service.state import AppState
+from odograph.service.visibility import new_receipt_form
 
 SMALL, LARGE = attacks.pure("0.001"), attacks.pure("7")
 ZCDP: Final = {"kind": "zcdp", "rho": "0.0001"}
-ZCDP_POLICY: Final = {"epsilon": "1", "delta": "1e-6", "rule": "zcdp"}
+ZCDP_POLICY: Final = {"epsilon": "1", "delta": "1e-6", "filter": "zcdp"}
 # What differs between any two ledgers: times, seals, and the number of a request.
 TIMES_AND_SEALS: Final = re.compile(rb'\d{4}-\d\d-\d\dT[\d:.]+\+00:00|[0-9a-f]{64}|"request_id":"[^"]*"')
 
@@ -123,19 +124,19 @@ def compare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert field in text
 
 
-def test_charges_through_the_scribe_are_answered_as_those_of_the_worker_itself(
+def test_charges_through_the_writer_are_answered_as_those_of_the_worker_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(tmp_path, monkeypatch)
 
 
-def test_a_scribe_that_writes_its_receipts_in_another_way_is_caught(
+def test_a_writer_that_writes_its_receipts_in_another_way_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reversed_form(own: tuple[Entry, ...], uncertified: tuple[str, ...]) -> ReceiptForm:
-        return made_form(own[::-1], uncertified)
+        return new_receipt_form(own[::-1], uncertified)
 
-    monkeypatch.setattr(scribe, "made_form", reversed_form)
+    monkeypatch.setattr(writer_process, "new_receipt_form", reversed_form)
     with pytest.raises(AssertionError):
         compare(tmp_path, monkeypatch)
 
@@ -166,6 +167,6 @@ def test_a_principal_whose_name_was_erased_spends_again_under_a_new_identity(ser
 def test_a_worker_that_does_not_forget_an_erased_identity_is_caught(
     service: ServiceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Office, "forget_principals", lambda _: None)
+    monkeypatch.setattr(AppState, "forget_principals", lambda _: None)
     with pytest.raises(AssertionError):
         erase_and_spend(service)

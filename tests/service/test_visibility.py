@@ -14,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service_server import ServiceThread
 
+import odograph as odo
 from odograph.errors import AccountClosed, AccountNotFound
-from odograph.service import accounts, charges, forms, problems, views
-from odograph.service.access import Caller, digest_of_token
-from odograph.service.api import ROUTES
-from odograph.service.door import Route
-from odograph.service.keys import connect_keys
+from odograph.ledger import account as ledger_account
+from odograph.service import problems, request_schemas, visibility
+from odograph.service.auth import Caller, Role, digest_of_token
+from odograph.service.endpoint import Route
+from odograph.service.key_store import connect_keys
+from odograph.service.routes import ROUTES, accounts, charges
 
-ZCDP: Final = {"epsilon": "1", "delta": "1e-6", "rule": "zcdp"}
+ZCDP: Final = {"epsilon": "1", "delta": "1e-6", "filter": "zcdp"}
 SMALL, LARGE = attacks.pure("0.001"), attacks.pure("7")
 GAUSSIAN: Final = {"kind": "gdp", "mu": "0.01"}
 COSTS: Final = (SMALL, LARGE, GAUSSIAN)
@@ -68,18 +70,18 @@ def body_of(ask: Ask, name: str) -> Any:  # noqa: ANN401  JSON
     together = {name: ask.cost} | ({ask.beside: SMALL} if ask.beside else {})
     items = [{"key": fresh("key"), "costs": together}, {"key": fresh("key"), "costs": {name: SMALL}}]
     bodies: dict[type, Any] = {
-        forms.SpendForm: {"cost": ask.cost},
-        forms.ReserveForm: {"cost": ask.cost},
-        forms.CostAskedForm: {"cost": ask.cost},
-        forms.SpendAllForm: {"costs": together},
-        forms.ReserveAllForm: {"costs": together},
-        forms.CostsForm: {"costs": together},
-        forms.BatchForm: {"spends": items},
-        forms.QuoteForm: {"costs": [ask.cost, SMALL, ask.cost]},
-        forms.LargestForm: {"like": ask.cost, "times": 3},
-        forms.VoidForm: {"reason": "it was not run"},
-        forms.MakeKeyForm: {"principal": "ana", "role": "analyst", "accounts": [name]},
-        forms.OpenForm: {"name": name, "policy": attacks.POLICY},
+        request_schemas.SpendForm: {"cost": ask.cost},
+        request_schemas.ReserveForm: {"cost": ask.cost},
+        request_schemas.CostAskedForm: {"cost": ask.cost},
+        request_schemas.SpendAllForm: {"costs": together},
+        request_schemas.ReserveAllForm: {"costs": together},
+        request_schemas.CostsForm: {"costs": together},
+        request_schemas.BatchForm: {"spends": items},
+        request_schemas.QuoteForm: {"costs": [ask.cost, SMALL, ask.cost]},
+        request_schemas.LargestForm: {"like": ask.cost, "times": 3},
+        request_schemas.VoidForm: {"reason": "it was not run"},
+        request_schemas.MakeKeyForm: {"principal": "ana", "role": "analyst", "accounts": [name]},
+        request_schemas.OpenForm: {"name": name, "policy": attacks.POLICY},
     }
     return None if ask.route.form is None else bodies.get(ask.route.form, {})
 
@@ -88,7 +90,7 @@ def send(client: httpx.Client, ask: Ask, name: str, sequence: int = 1) -> httpx.
     """Make the request about this account."""
     place = f"{name}%23{sequence}"
     path = attacks.path_of(ask.route, name=name, reservation=place, entry=place)
-    key = fresh("key") if ask.route.keyed else ""
+    key = fresh("key") if ask.route.needs_idempotency_key else ""
     if ask.route.upload or ask.route.form is None:
         return client.request(ask.route.method, path)
     return attacks.post(client, path, body_of(ask, name), key=key)
@@ -130,7 +132,7 @@ def check_pages(service: ServiceThread, token: str, grove: Grove) -> None:
     with attacks.reach(service, None) as browser:
         browser.headers["Cookie"] = f"odograph_session={secret}"
         for accept in ("text/html", "application/json"):
-            paths = ["/", "/audit", "/open", "/pulse"]
+            paths = ["/", "/audit", "/open", "/data-version"]
             for name in grove.seen:
                 paths += [
                     f"/accounts/{name}{more}" for more in ("", "/chart", "/plan?kind=pure&epsilon=7", "?compare=1")
@@ -147,7 +149,12 @@ def every_ask(beside: str) -> list[Ask]:
     """Return every route, with costs that fit, that do not, and that not every policy takes; alone and together."""
     found = []
     for route in ROUTES:
-        several = route.form in {forms.SpendAllForm, forms.ReserveAllForm, forms.CostsForm, forms.BatchForm}
+        several = route.form in {
+            request_schemas.SpendAllForm,
+            request_schemas.ReserveAllForm,
+            request_schemas.CostsForm,
+            request_schemas.BatchForm,
+        }
         costs = COSTS if route.form is not None else COSTS[:1]
         found += [Ask(route, cost, other) for cost in costs for other in (("", beside) if several else ("",))]
     return found
@@ -241,20 +248,20 @@ def test_a_key_bound_to_a_name_that_is_not_there_yet_sees_nothing_until_it_is(
         assert [row["name"] for row in client.get("/v1/accounts").json()["accounts"]] == [name]
 
 
-@pytest.mark.parametrize("broken", ["sees", "masked", "closed", "missing"])
+@pytest.mark.parametrize("broken", ["sees", "mask_refusal", "closed", "missing"])
 def test_a_service_that_shows_too_much_would_be_caught(
     grown: ServiceThread, owner: httpx.Client, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     grove = plant(owner)
     if broken == "sees":
         monkeypatch.setattr(Caller, "sees", lambda *_: True)
-    if broken == "masked":
-        for module in (charges, accounts, views):
-            monkeypatch.setattr(module, "masked", lambda _books, _caller, _costs, decision: decision)
+    if broken == "mask_refusal":
+        for module in (charges, accounts, visibility):
+            monkeypatch.setattr(module, "mask_refusal", lambda _backend, _caller, _costs, decision: decision)
     if broken == "closed":
-        monkeypatch.delitem(problems.GENERAL, AccountClosed)
+        monkeypatch.delitem(problems.BOUND_MESSAGES, AccountClosed)
     if broken == "missing":
-        monkeypatch.delitem(problems.GENERAL, AccountNotFound)
+        monkeypatch.delitem(problems.BOUND_MESSAGES, AccountNotFound)
     with (
         attacks.reach(grown, grown.token("ana", "analyst", *grove.seen)) as client,
         pytest.raises(AssertionError, match=r"told|tells"),
@@ -310,3 +317,21 @@ def test_no_answer_of_any_tree_names_an_account_that_the_key_is_not_bound_to(
     asks = [possible[pick % len(possible)] for pick in picks]
     with attacks.reach(grown, grown.token("ana", "runner", *own)) as client:
         check_unseen(client, grove, asks, range(3))
+
+
+def test_an_account_s_page_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with odo.connect("memory://", principal="ana") as ledger:
+        account = ledger.open_account("census", odo.Policy(1, 0, filter="basic"))
+        account.spend(odo.PureDP("0.25"))
+        summary_of = ledger_account.account_summary
+
+        def meanwhile(*args: Any) -> dict[str, Any]:
+            summary = summary_of(*args)
+            account.spend(odo.PureDP("0.5"))
+            return summary
+
+        monkeypatch.setattr(ledger_account, "account_summary", meanwhile)
+        form = visibility.account_form(ledger, Caller("ana", Role.OWNER, "k", None), "census")
+        assert account.reading().loss == pytest.approx(0.75)
+    assert form.account.spent == form.meters["epsilon"].spent == 0.25
+    assert form.reading.loss == pytest.approx(0.25)

@@ -43,7 +43,7 @@ OPTIONS = {
 
 
 class PostgresMissing(RuntimeError):
-    """There is no PostgreSQL to run. The message says what to install."""
+    """No PostgreSQL was found. The message says what to install."""
 
 
 class PostgresServer:
@@ -51,7 +51,7 @@ class PostgresServer:
 
     `options` are settings of the server (`{"fsync": "off"}`). `env` is added to its environment at every start, and
     may be changed before a restart. `folder` is the temporary folder; the user that runs the server may write there.
-    The server and its folder go away with `stop()`, and also when this process ends in any way, SIGKILL too.
+    The server and its folder go away with `shut_down()`, and also when this process ends in any way, SIGKILL too.
     """
 
     def __init__(self, *, options: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None) -> None:
@@ -71,11 +71,11 @@ class PostgresServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.shut_down()
 
     @property
     def url(self) -> str:
-        """Where clients connect, as the superuser."""
+        """The URL by which clients connect as the superuser."""
         return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres"
 
     @property
@@ -84,7 +84,7 @@ class PostgresServer:
         return self._running().pid
 
     def bin(self, name: str) -> Path:
-        """Give the path of a program: psql, pgbench, initdb, ..."""
+        """Return the path of a program: psql, pgbench, initdb, ..."""
         path = self._bin / name
         if not path.exists():
             raise PostgresMissing(f"there is no {name} in {self._bin}; set PG_BIN to a folder that has it")
@@ -98,7 +98,7 @@ class PostgresServer:
         command = [sys.executable, "-I", "-S", __file__, str(self.folder)]
         # In a session of its own: an interrupt from the terminal must not reach it.
         self._sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603  this file
-        atexit.register(self.stop)
+        atexit.register(self.shut_down)
         try:
             give(self.folder)
             found = programs()
@@ -107,18 +107,18 @@ class PostgresServer:
             self.port = free_port()
             self._run()
         except BaseException:
-            self.stop()
+            self.shut_down()
             raise
 
-    def stop(self) -> None:
+    def shut_down(self) -> None:
         """End the server in good order and remove its folder. A second call does nothing."""
         if self._sweeper is None:
             return
-        atexit.unregister(self.stop)
+        atexit.unregister(self.shut_down)
         try:
             self._shut_down()
         finally:
-            self._sweeper.communicate()  # the end of its input is the sign to sweep
+            self._sweeper.communicate()  # it sweeps when its input ends
             self._sweeper = None
 
     def kill(self) -> None:
@@ -213,7 +213,7 @@ def programs() -> Path:
 
 
 def other_user() -> dict[str, Any]:
-    """Give the arguments of subprocess for the user of the server: PostgreSQL refuses to run as root."""
+    """Return the arguments of subprocess that select the server's user: PostgreSQL refuses to run as root."""
     if os.getuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -227,7 +227,7 @@ def give(path: Path) -> None:
 
 
 def runnable(program: Path) -> bool:
-    """Say whether the user of the server may run the program: root's home folder, for one, is closed to others."""
+    """Return whether the server's user may run the program: root's home folder, for one, is closed to others."""
     try:
         subprocess.run([program, "--version"], **other_user(), cwd="/", capture_output=True, check=True)  # noqa: S603
     except PermissionError:
@@ -236,7 +236,7 @@ def runnable(program: Path) -> bool:
 
 
 def copy_install(source: Path, folder: Path) -> Path:
-    """Copy an installation to where the user of the server may read it; give the folder of its programs there."""
+    """Copy an installation to where the server's user may read it, and return the folder of its programs there."""
     install = source.parent
     target = folder / install.parent.name / install.name
     shutil.copytree(install, target, symlinks=True)
@@ -249,9 +249,9 @@ def copy_install(source: Path, folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """Choose a port that nobody listens on, below those that Linux gives to outgoing connections.
+    """Choose an unused port below the range that Linux gives to outgoing connections.
 
-    So nobody takes it while the server is down between a crash and its restart.
+    So it stays free while the server is down between a crash and its restart.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)
@@ -287,7 +287,7 @@ def wait_until(state: str, *pids: int) -> None:
 
 def crash(postmaster: int) -> None:
     """End a server's processes with SIGKILL."""
-    # Stopped, the postmaster forks nothing more and collects no dead child, so that no pid below is a stranger's.
+    # Stopped, the postmaster forks nothing more and collects no dead child, so that no pid below is reused.
     # It goes last: its children would notice its death, and then not be ended by us.
     os.kill(postmaster, signal.SIGSTOP)
     wait_until("T", postmaster)
@@ -331,5 +331,5 @@ def sweep(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdin.read()  # it ends when stop() closes it, or when the process that started the server ends in any way
+    sys.stdin.read()  # until shut_down() closes it, or the process that started this one ends in any way
     sweep(Path(sys.argv[1]))

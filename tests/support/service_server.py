@@ -1,4 +1,4 @@
-"""A real service on a free port of this machine, for tests: uvicorn in a thread, or `odograph serve` as a process."""
+"""A real service for tests: uvicorn in a thread of this process, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import uvicorn
 
 from odograph.connect import store_at
 from odograph.service.app import App
-from odograph.service.keys import connect_keys
-from odograph.service.pen import Ended
-from odograph.service.protocol import Http
-from odograph.service.scribe import write_for
+from odograph.service.key_store import connect_keys
+from odograph.service.server import HttpProtocol
 from odograph.service.settings import Settings
+from odograph.service.writer_client import Ended
+from odograph.service.writer_process import write_for
 
 
 async def start_thread(settings: Settings, its_end: socket.socket) -> Ended:
-    """Start a scribe in a thread of this process: quick to start, and otherwise as it is."""
+    """Start the writer in a thread of this process, which is faster to start than a process."""
     store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
     thread = threading.Thread(target=write_for, args=(its_end.dup(), store), daemon=True)
     thread.start()
@@ -30,7 +30,7 @@ async def start_thread(settings: Settings, its_end: socket.socket) -> Ended:
 
 
 class ServiceThread:
-    """The service in a thread of this process: as real as any over its socket, and quick to start."""
+    """The service in a thread of this process, reached over its socket."""
 
     def __init__(self, url: str, **settings: object) -> None:
         self._socket = socket.socket()
@@ -42,7 +42,7 @@ class ServiceThread:
         config = uvicorn.Config(
             App(self.settings, start_thread),
             loop="uvloop",
-            http=Http,
+            http=HttpProtocol,
             interface="asgi3",
             ws="none",
             log_config=None,
@@ -53,7 +53,7 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
 
     def token(self, principal: str = "ana", role: str = "owner", *accounts: str, **options: object) -> str:
-        """Make an API key."""
+        """Create an API key and return its token."""
         options.setdefault("every_account", role != "owner" and not accounts)
         with connect_keys(self.settings.url, accept_fsync_off=True) as keys:
             return keys.make(principal, role, accounts=accounts, made_by="test", **options)[0]  # type: ignore[arg-type]

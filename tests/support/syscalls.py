@@ -1,4 +1,4 @@
-"""A process's writes and syncs, in order, and made to fail: the Python side of syscalls.c."""
+"""Record the writes and syncs of a process in order, or make them fail: the Python side of syscalls.c."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 def build_shim(folder: Path) -> Path:
-    """Compile the shim into the folder. Where that cannot be, the test is skipped and says why."""
+    """Compile the shim into the folder, or skip the test with the reason."""
     if sys.platform != "linux":
         pytest.skip("the system-call shim needs Linux: it reads /proc and is loaded by LD_PRELOAD")
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -48,7 +48,7 @@ def build_shim(folder: Path) -> Path:
 def preload(
     shim: Path, *, log: Path | None = None, full: tuple[int, str] | None = None, eio: tuple[int, str] | None = None
 ) -> dict[str, str]:
-    """Give the environment variables that load the shim into a process and into what it starts.
+    """Return the environment variables that load the shim into a process and into what it starts.
 
     `full` is (bytes, pattern): after so many bytes written to matching paths a process finds its disk full.
     `eio` is (n, pattern): the n-th sync of a matching path fails. Bytes and syncs are counted per process.
@@ -77,14 +77,14 @@ def read_calls(log: Path) -> list[Call]:
 def traced(
     args: Sequence[str | Path], shim: Path, log: Path, *, env: Mapping[str, str] | None = None
 ) -> tuple[subprocess.CompletedProcess[str], list[Call]]:
-    """Run a program under the shim; give how it ended, with what it printed, and the calls it made."""
+    """Run a program under the shim, and return the completed process and its calls."""
     variables = {**os.environ, **preload(shim, log=log), **(env or {})}
     done = subprocess.run(args, env=variables, capture_output=True, text=True, check=False)  # noqa: S603  our own code
     return done, read_calls(log)
 
 
 def synced_before(calls: Iterable[Call], file: str, answer: Call) -> bool:
-    """Say whether the last write to `file` (a pattern) before the answer was durable when the answer began.
+    """Return whether the last write to `file` (a pattern) before the answer was durable when the answer began.
 
     That is: a sync of the same path began after the write had ended, succeeded, and ended before the answer began.
     With no write before the answer the result is False: what was answered was not even written.

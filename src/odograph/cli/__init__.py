@@ -1,4 +1,4 @@
-"""The command line. Typer and Rich are used here and nowhere else."""
+"""The command line. Typer and Rich are imported in this package only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 
 __all__ = ["main"]
 
-_PARTS = ("click", "rich", "typer")
+_REQUIRED = ("click", "rich", "typer")
 
 
 def main() -> None:
@@ -15,8 +15,10 @@ def main() -> None:
     try:
         app = import_module("odograph.cli.app").app
     except ModuleNotFoundError as problem:
-        if (problem.name or "").split(".")[0] not in _PARTS:
+        if (problem.name or "").split(".")[0] not in _REQUIRED:
             raise
-        sys.stderr.write("odograph: the command line needs more: pip install 'odograph[cli]', or 'odograph[demo]'\n")
+        sys.stderr.write(
+            "odograph: the command line is not installed: pip install 'odograph[cli]', or 'odograph[demo]'\n"
+        )
         sys.exit(2)
     app()

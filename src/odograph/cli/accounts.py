@@ -1,200 +1,305 @@
-"""Accounts: open, show, accounts, close."""
+"""Accounts and their charges: open, show, accounts, close; decide, spend, reserve, commit, void, largest."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated, Any, Final
 
 import typer
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from odograph.budgets import compile_policy
-from odograph.cli.options import At, Key, Note, account_names, progress, say, with_options
-from odograph.core.guarantees import Guarantee
-from odograph.core.odometers import Reading
-from odograph.core.offers import offers_of, standing, used
+from odograph.cli.costs import CostOptions, from_json
+from odograph.cli.options import Key, LedgerOptions, Note, account_names, print_result, progress, with_options
+from odograph.compile import compile_policy
+from odograph.core.filters import FILTERS
+from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
+from odograph.core.planning import used
 from odograph.core.policy import Policy
-from odograph.core.rules import RULES
-from odograph.errors import AccountExists
+from odograph.errors import AccountExists, InvalidGuarantee, InvalidPolicy
 from odograph.ledger.account import LedgerAccount
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.results import Receipt
 
-__all__ = ["accounts", "close", "open_", "show"]
+__all__ = ["accounts", "close", "commit", "decide", "largest", "open_", "reserve", "show", "spend", "void"]
+
+_REFUSED_EXIT_CODE: Final = 3
 
 Account = Annotated[str, typer.Argument(help="The account's name.", autocompletion=account_names)]
+Accounts = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ACCOUNT", help="The accounts to charge, each with the same cost.", autocompletion=account_names
+    ),
+]
+ReservationId = Annotated[
+    str, typer.Argument(metavar="RESERVATION", help="The id that `reserve` printed, such as census-2030#17.")
+]
 
 
 @with_options
-def open_(  # noqa: PLR0913  each is one choice, fixed for ever
+def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     name: Annotated[str, typer.Argument(help="The new account's name.")],
     *,
-    at: At,
-    epsilon: Annotated[str, typer.Option(help="The promise's epsilon, read exactly.", show_default=False)],
-    delta: Annotated[str, typer.Option(help="The promise's delta, read exactly.", show_default=False)],
-    rule: Annotated[
-        str, typer.Option(help=f"{', '.join(sorted(RULES))}, or shares of delta such as exact=0.9,zcdp=0.1.")
+    options: LedgerOptions,
+    epsilon: Annotated[str, typer.Option(help="Epsilon of the promise, read exactly as typed.", show_default=False)],
+    delta: Annotated[str, typer.Option(help="Delta of the promise, read exactly as typed.", show_default=False)],
+    filter_: Annotated[
+        str,
+        typer.Option(
+            "--filter", help=f"One of {', '.join(sorted(FILTERS))}; or shares of delta, such as exact=0.9,zcdp=0.1."
+        ),
     ] = "exact",
-    delta_steps: Annotated[str | None, typer.Option(help="The part of delta set aside for steps' own.")] = None,
-    unit: Annotated[str, typer.Option(help="What is protected.")] = "person",
-    neighbours: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    delta_steps: Annotated[
+        str | None, typer.Option(help="The part of delta reserved for the deltas of the steps.")
+    ] = None,
+    privacy_unit: Annotated[str, typer.Option(help="Whom or what the promise protects.")] = "person",
+    neighbors: Annotated[str, typer.Option(help="Neighboring relation: add-remove or replace-one.")] = "add-remove",
     parent: Annotated[
         str,
-        typer.Option(metavar="ACCOUNT", help="What it spends, this one spends too.", autocompletion=account_names),
+        typer.Option(
+            metavar="ACCOUNT", help="Parent account: every charge is also made to it.", autocompletion=account_names
+        ),
     ] = "",
     successor_of: Annotated[
         str,
-        typer.Option(metavar="ACCOUNT", help="The old account, for a new policy.", autocompletion=account_names),
+        typer.Option(
+            metavar="ACCOUNT",
+            help="The account that this one replaces, with a new policy.",
+            autocompletion=account_names,
+        ),
     ] = "",
-    dataset: Annotated[str, typer.Option(help="The dataset of which it is a block (a day, a region).")] = "",
+    dataset: Annotated[
+        str, typer.Option(help="The dataset of which the account is a block, such as a day or a region.")
+    ] = "",
     key: Key = None,
     note: Note = "",
 ) -> None:
-    """Open an account: a promise, and the rule that keeps it. Neither ever changes.
+    """Open an account with a policy: a promise, and the filter that keeps it. Neither can be changed later.
 
     odograph open census-2030 --epsilon 1 --delta 1e-6
     """
-    policy = Policy(epsilon, delta, delta_steps=delta_steps, rule=_rule(rule), unit=unit, neighbours=neighbours)
-    with progress("solving the exact rule", quiet=at.json) as report:
+    policy = Policy(
+        epsilon,
+        delta,
+        delta_steps=delta_steps,
+        filter=_parse_filter(filter_),
+        privacy_unit=privacy_unit,
+        neighbors=neighbors,
+    )
+    with progress("solving the exact filter", quiet=options.json) as report:
         compiled = compile_policy(policy, progress=report)
-    with at.ledger() as ledger:
+    with options.ledger() as ledger:
         try:
             account = ledger.open_account(
                 name, compiled, parent=parent, successor_of=successor_of, dataset=dataset, key=key, note=note
             )
-        except AccountExists as problem:  # the library's own advice is in Python
+        except AccountExists as problem:  # the library's own message advises in Python
             raise AccountExists(
-                f"there is an account {name!r} already: see odograph show {name}. A new policy is a new account,"
-                f" opened under another name with --successor-of {name}"
+                f"the account {name!r} exists already: see odograph show {name}. For a new policy, open an account"
+                f" with another name and --successor-of {name}"
             ) from problem
         lifetime = account.lifetime
-        lines = [f"opened {name} in {ledger.url}: {policy.promise}, by the rule {policy.rule_text}"]
+        lines = [f"opened {name} in {ledger.url}: {policy.promise}, by the filter {policy.filter_text}"]
         lines += [f"lifetime promise {lifetime}"] if lifetime else []
-        offers = [] if account.closed else offers_of(account)
-        say(_form(account, ledger.url, offers), "\n".join(lines), as_json=at.json)
+        print_result(account.to_dict() | {"url": ledger.url}, "\n".join(lines), as_json=options.json)
 
 
 @with_options
-def show(account: Account, *, at: At) -> None:
-    """Show an account: its promise, what is spent and left, its reading, what fits next."""
-    with at.ledger() as ledger:
+def show(account: Account, *, options: LedgerOptions) -> None:
+    """Show an account: its promise, what is spent and left, its odometer reading, and the largest next charges."""
+    with options.ledger() as ledger:
         own = ledger.account(account)
-        offers = [] if own.closed else offers_of(own)
-        form = _form(own, ledger.url, offers)
-        say(form, _card(own, form, offers), as_json=at.json)
+        form = own.to_dict() | {"url": ledger.url}
+        print_result(form, _account_table(own, form), as_json=options.json)
 
 
 @with_options
-def accounts(*, at: At) -> None:
+def accounts(*, options: LedgerOptions) -> None:
     """List the accounts of a ledger."""
-    table = Table("account", "promise", "rule", "spent", "steps", "below", "", box=None, header_style="bold")
+    table = Table("account", "promise", "filter", "spent", "steps", "below", "", box=None, header_style="bold")
     rows = []
-    with at.ledger() as ledger:
+    with options.ledger() as ledger:
         for account in ledger.accounts():
             policy, totals, parent = account.policy, account.totals, account.parent
             part, above = used(account.compiled, totals), "" if parent is None else parent.name
             closed = "closed" if account.closed else ""
-            rule, steps = policy.rule_text, totals.steps
-            table.add_row(account.name, policy.target, rule, f"{part:.1%}", str(steps), above, closed)
-            rows.append(
-                {
-                    "account": account.name,
-                    "epsilon": float(policy.epsilon),
-                    "delta": float(policy.delta),
-                    "rule": rule,
-                    "spent": part,
-                    "steps": steps,
-                    "parent": above,
-                    "dataset": account.dataset,
-                    "closed": account.closed,
-                }
-            )
-        say({"url": ledger.url, "accounts": rows}, table, as_json=at.json)
+            kept_by, steps = policy.filter_text, totals.steps
+            table.add_row(account.name, policy.target, kept_by, f"{part:.1%}", str(steps), above, closed)
+            rows.append(account.summary())
+        print_result({"url": ledger.url, "accounts": rows}, table, as_json=options.json)
 
 
 @with_options
-def close(account: Account, *, at: At, note: Note = "") -> None:
-    """Take no new charges any more, here and below, for ever; reservations can still be resolved."""
-    with at.ledger() as ledger:
+def close(account: Account, *, options: LedgerOptions, note: Note = "") -> None:
+    """Close an account and all accounts below it permanently. Pending reservations can still be resolved."""
+    with options.ledger() as ledger:
         own = ledger.account(account)
         before = own.closed
         own.close(note=note)
-        text = f"{account} was closed before" if before else f"closed {account}, and every account below it"
-        say({"account": account, "closed": True, "closed_before": before}, text, as_json=at.json)
+        text = f"{account} was closed before" if before else f"closed {account} and every account below it"
+        print_result({"account": account, "closed": True, "closed_before": before}, text, as_json=options.json)
 
 
-def _rule(text: str) -> str | list[tuple[str, str]]:
-    """Read a rule's name, or shares by name."""
+def _parse_filter(text: str) -> str | list[tuple[str, str]]:
+    """Parse the name of a filter, or shares of delta by name."""
     if "=" not in text:
         return text
     pairs = [part.partition("=") for part in text.split(",")]
     return [(name.strip(), share.strip()) for name, _, share in pairs]
 
 
-def _reading(reading: Reading) -> dict[str, Any]:
-    return {
-        "loss": reading.loss if math.isfinite(reading.loss) else None,
-        "delta": reading.delta,
-        "odometer": reading.method,
-        "licence": reading.licence,
-    }
-
-
-def _form(account: LedgerAccount, url: str, offers: Sequence[Guarantee]) -> dict[str, Any]:
-    """Return all that the card says, in plain types."""
-    policy, totals, lifetime, parent = account.policy, account.totals, account.lifetime, account.parent
-    now = standing(account.compiled, totals)
-    return {
-        "account": account.name,
-        "url": url,
-        "promise": {"epsilon": float(policy.epsilon), "delta": float(policy.delta), "text": policy.promise},
-        "policy": policy.to_dict(),
-        "source": account.compiled.note,
-        "certification": account.certification,
-        "spent": used(account.compiled, totals),
-        "steps": totals.steps,
-        "meters": {name: {"spent": now.spent[name], "left": now.left[name]} for name in now.spent},
-        "reading": _reading(account.reading()),
-        "largest": [offer.to_dict() for offer in offers],
-        "parent": None if parent is None else parent.name,
-        "children": [child.name for child in account.children],
-        "dataset": account.dataset,
-        "lifetime": None if lifetime is None else lifetime.to_dict(),
-        "pending": [reservation.receipt.to_dict() for reservation in account.pending],
-        "entries": account.size,
-        "closed": account.closed,
-    }
-
-
-def _card(account: LedgerAccount, form: dict[str, Any], offers: Sequence[Guarantee]) -> Table:
-    policy, steps = account.policy, form["steps"]
+def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
+    policy, summary = account.policy, form["account"]
+    steps = summary["steps"]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    grid.add_row("account", account.name + (" (closed: takes no new charges)" if form["closed"] else ""))
+    grid.add_row("account", account.name + (" (closed)" if summary["closed"] else ""))
     grid.add_row("ledger", form["url"])
-    grid.add_row("promise", form["promise"]["text"])
-    grid.add_row("rule", policy.rule_text + (f"; {form['source']}" if form["source"] else ""))
+    grid.add_row("promise", summary["promise"]["text"])
+    grid.add_row("filter", policy.filter_text + (f"; {form['source']}" if form["source"] else ""))
     if account.certification.warning:
         grid.add_row("warning", account.certification.warning)
     for word in ("parent", "dataset"):
-        if form[word]:
-            grid.add_row(word, form[word])
+        if summary[word]:
+            grid.add_row(word, summary[word])
     if form["children"]:
         grid.add_row("children", ", ".join(form["children"]))
     if account.lifetime:
         grid.add_row("lifetime promise", str(account.lifetime))
-    grid.add_row("spent", f"{form['spent']:.1%} of the budget in {steps} step{'s' * (steps != 1)}")
-    grid.add_row("", ProgressBar(total=1.0, completed=form["spent"], width=40))
+    grid.add_row("spent", f"{summary['spent']:.1%} of the budget in {steps} step{'s' * (steps != 1)}")
+    grid.add_row("", ProgressBar(total=1.0, completed=summary["spent"], width=40))
     for name, meter in form["meters"].items():
         if name != "delta" or policy.delta_steps:
             grid.add_row("", f"{name}: {meter['spent']:.6g} spent, {meter['left']:.6g} left")
     grid.add_row("reading", str(account.reading()))
-    fits = ", ".join(map(str, offers)) or "nothing fits any more"
-    grid.add_row("largest next", "nothing: it is closed" if form["closed"] else fits)
+    fits = ", ".join(str(guarantee_from_dict(offer)) for offer in form["largest"]) or "none: no request is admitted"
+    grid.add_row("largest next", "none: the account is closed" if summary["closed"] else fits)
     for reservation in account.pending:
         until = "" if reservation.expires is None else f", voidable until {reservation.expires:%Y-%m-%d %H:%M:%S} UTC"
         costs = ", ".join(f"{line.cost} of {line.account}" for line in reservation.receipt.lines)
         grid.add_row("pending", f"{reservation.id}: {costs}{until}")
-    grid.add_row("entries", str(form["entries"]))
+    grid.add_row("entries", str(summary["sequence"] + 1))
     return grid
+
+
+@with_options
+def spend(
+    accounts: Accounts = None, *, asked: CostOptions, options: LedgerOptions, key: Key = None, note: Note = ""
+) -> None:
+    """Charge one account, or several together or not at all. Charge first, then run the mechanism.
+
+    odograph spend census-2030 --pure 0.05 --key q-17
+    """
+    costs = asked.costs(accounts or ())
+    with options.ledger() as ledger:
+        receipt = ledger.spend(costs, key=key, note=note)
+        print_result(receipt.to_dict(), "\n".join([str(receipt), *_spent_lines(ledger, costs)]), as_json=options.json)
+
+
+@with_options
+def reserve(  # noqa: PLR0913  each is one option
+    accounts: Accounts = None,
+    *,
+    asked: CostOptions,
+    options: LedgerOptions,
+    expires: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long the reservation can be voided; by default without limit."),
+    ] = None,
+    key: Key = None,
+    note: Note = "",
+) -> None:
+    """Charge now, and commit or void later. The charge stands until it is voided."""
+    costs = asked.costs(accounts or ())
+    with options.ledger() as ledger:
+        reservation = ledger.reserve(costs, key=key, expires=expires, note=note)
+        until = "" if reservation.expires is None else f", before {reservation.expires:%Y-%m-%d %H:%M:%S} UTC"
+        lines = [
+            str(reservation.receipt),
+            *_spent_lines(ledger, costs),
+            f"after running the mechanism: odograph commit {reservation.id}",
+            f"if it was not run{until}: odograph void {reservation.id} --reason WHY",
+        ]
+        print_result(reservation.receipt.to_dict(), "\n".join(lines), as_json=options.json)
+
+
+@with_options
+def commit(reservation: ReservationId, *, options: LedgerOptions, note: Note = "") -> None:
+    """Commit a reservation: its mechanism was run, or may have been. Can be repeated, and works after expiry."""
+    with options.ledger() as ledger:
+        _print_resolution(ledger, ledger.commit(reservation, note=note), options)
+
+
+@with_options
+def void(
+    reservation: ReservationId,
+    *,
+    options: LedgerOptions,
+    reason: Annotated[str, typer.Option(help="Why the mechanism was not run.", show_default=False)],
+) -> None:
+    """Void a reservation whose mechanism was not run. Impossible after it was committed or has expired."""
+    with options.ledger() as ledger:
+        _print_resolution(ledger, ledger.void(reservation, reason), options)
+
+
+@with_options
+def decide(accounts: Accounts = None, *, asked: CostOptions, options: LedgerOptions) -> None:
+    """Check whether a cost would be admitted, and if not, what would. Nothing is charged; a refusal exits with 3."""
+    costs = asked.costs(accounts or ())
+    with options.ledger() as ledger:
+        decision = ledger.decide(costs)
+    several = decision.admitted and len(costs) > 1
+    text = f"admitted: {', '.join(f'{cost} of {name}' for name, cost in costs.items())}" if several else str(decision)
+    print_result(decision.to_dict(), text, as_json=options.json)
+    if not decision.admitted:
+        raise typer.Exit(_REFUSED_EXIT_CODE)
+
+
+@with_options
+def largest(  # noqa: PLR0913  each is one option
+    account: Annotated[str, typer.Argument(autocompletion=account_names)],
+    *,
+    options: LedgerOptions,
+    kind: Annotated[str, typer.Option(help=f"Kind of guarantee: {', '.join(SIZED)}.")] = "pure",
+    delta: Annotated[str | None, typer.Option(help="Delta of each request, for approx, prob and zcdp.")] = None,
+    json_cost: Annotated[
+        str | None, typer.Option(metavar="JSON", help="A guarantee of the wanted form, as its to_dict() writes it.")
+    ] = None,
+    times: Annotated[int, typer.Option(help="The number of equal requests that must fit.")] = 1,
+) -> None:
+    """Print the largest request that would be admitted, or the largest that would be admitted several times."""
+    like = _like(kind, delta) if json_cost is None else from_json(json_cost)
+    with options.ledger() as ledger:
+        found = ledger.account(account).largest(like, times)
+    text = "none: no request of this kind is admitted" if found is None else str(found)
+    form = {"account": account, "times": times, "largest": None if found is None else found.to_dict()}
+    print_result(form, text, as_json=options.json)
+
+
+def _like(kind: str, delta: str | None) -> type[Guarantee] | Guarantee:
+    if kind not in SIZED:
+        raise InvalidPolicy(f"--kind must be one of {', '.join(SIZED)} (got {kind!r})")
+    if delta is None:
+        return SIZED[kind]
+    with_delta = [name for name, cls in SIZED.items() if "delta" in cls.__match_args__]
+    if kind not in with_delta:
+        raise InvalidGuarantee(f"--delta is for the kinds {', '.join(with_delta)} only (got {kind})")
+    return replace(SIZED[kind].with_size(1), delta=delta)
+
+
+def _print_resolution(ledger: Ledger, receipt: Receipt, options: LedgerOptions) -> None:
+    accounts = [line.account for line in receipt.lines]
+    print_result(receipt.to_dict(), "\n".join([str(receipt), *_spent_lines(ledger, accounts)]), as_json=options.json)
+
+
+def _spent_lines(ledger: Ledger, accounts: Iterable[str]) -> list[str]:
+    lines = []
+    for name in accounts:
+        account = ledger.account(name)
+        totals = account.totals
+        part, steps = used(account.compiled, totals), totals.steps
+        lines.append(f"{name}: {part:.1%} of the budget spent in {steps} step{'s' * (steps != 1)}")
+    return lines

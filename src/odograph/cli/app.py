@@ -1,4 +1,4 @@
-"""The commands put together, and how an error leaves the process: one line, and the exit code of its table."""
+"""The application: its commands, and how errors are reported: one line, and the exit code of the error table."""
 
 from __future__ import annotations
 
@@ -10,34 +10,29 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from odograph.cli.accounts import accounts, close, open_, show
-from odograph.cli.budget import budget
-from odograph.cli.charges import commit, decide, largest, reserve, spend, void
-from odograph.cli.copies import backup, export, import_, restore
+from odograph.cli.accounts import accounts, close, commit, decide, largest, open_, reserve, show, spend, void
+from odograph.cli.costs import budget
 from odograph.cli.demo import demo
-from odograph.cli.doctor import doctor
-from odograph.cli.figures import figures
-from odograph.cli.keys import keys_app
-from odograph.cli.plot import plot
-from odograph.cli.records import checkpoint, erase, history, verify
-from odograph.cli.serve import serve
+from odograph.cli.figures import figures, plot
+from odograph.cli.records import backup, checkpoint, doctor, erase, export, history, import_, restore, verify
+from odograph.cli.service import keys_app, serve
 from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, listed_as
 
 __all__ = ["app", "exit_code"]
 
-_AS_JSON: Final = "odograph.json"
-_USAGE: Final[type[Any]] = typer.BadParameter.__bases__[0]  # what Typer raises for every line that it cannot read
-_WRONG_INPUT: Final = 2
-# A paragraph is a line: Typer keeps the line breaks that it finds.
-_HELP: Final = """Privacy filters and odometers: how far you have gone, and when to stop.
+_AS_JSON: Final = "odograph.json"  # a key of the context's meta
+_USAGE_ERROR: Final[type[Any]] = typer.BadParameter.__bases__[0]  # the base of Typer's usage errors
+_USAGE_EXIT_CODE: Final = 2
+# Each paragraph is one line: Typer keeps line breaks.
+_HELP: Final = """Privacy filters and odometers: how much privacy budget is spent, and when to stop.
 
-A ledger is kept where --url or ODOGRAPH_URL says; in privacy.db, in the working folder, if neither does. \
-Only open, import and restore make one.
+The ledger is at --url or ODOGRAPH_URL; by default it is privacy.db in the working directory. \
+Only open, import and restore create a ledger.
 
 With --json a command prints one JSON document. An error is one line on standard error; with --json it is a \
-document there, {"error": {"code", "message", "decision"}}, and nothing is on standard output.
+document there, {"error": {"code", "message", "decision"}}, and standard output is empty.
 
-Exit codes: 0 done, 1 unexpected, 2 wrong input, 3 refused (decide exits so too), 4 no theorem or no permission, \
+Exit codes: 0 done, 1 unexpected, 2 wrong input, 3 refused (also by decide), 4 no theorem or no permission, \
 5 the state of the ledger, 6 try again.
 """
 
@@ -48,7 +43,7 @@ def exit_code(error: OdographError) -> int:
 
 
 class _Group(TyperGroup):
-    """Commands whose errors are for the reader, not for a traceback."""
+    """Commands whose errors are printed as one line, without a traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  Typer keeps this type to itself
         ctx.meta[_AS_JSON] = "--json" in args
@@ -60,27 +55,28 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except OdographError as error:
             decision = error.decision.to_dict() if isinstance(error, BudgetExceeded) else None
-            code = _told(type(error).__name__, str(error), exit_code(error), as_json=as_json, decision=decision)
-            raise typer.Exit(code) from error
-        except _USAGE as error:
+            _print_error(type(error).__name__, str(error), as_json=as_json, decision=decision)
+            raise typer.Exit(exit_code(error)) from error
+        except _USAGE_ERROR as error:
             command = error.ctx.command_path if getattr(error, "ctx", None) else "odograph"
             message = error.format_message()
             text = f"{message}{'' if message.endswith(('.', '?')) else '.'} See {command} --help"
-            raise typer.Exit(_told("Usage", text, _WRONG_INPUT, as_json=as_json)) from error
+            _print_error("Usage", text, as_json=as_json)
+            raise typer.Exit(_USAGE_EXIT_CODE) from error
         except OSError as error:
-            if error.errno == errno.EPIPE:  # whoever read the output has seen enough
+            if error.errno == errno.EPIPE:  # the reader of the output has closed it
                 raise
             where = f"{error.filename}: " if error.filename else ""
             text = f"{where}{error.strerror or error}"
-            raise typer.Exit(_told(type(error).__name__, text, _WRONG_INPUT, as_json=as_json)) from error
+            _print_error(type(error).__name__, text, as_json=as_json)
+            raise typer.Exit(_USAGE_EXIT_CODE) from error
 
 
-def _told(name: str, text: str, code: int, *, as_json: bool, decision: dict[str, Any] | None = None) -> int:
-    """Print an error on standard error; return the exit code."""
+def _print_error(name: str, text: str, *, as_json: bool, decision: dict[str, Any] | None = None) -> None:
+    """Print an error on standard error."""
     message = " ".join(text.split())
     form = {"error": {"code": name, "message": message, "decision": decision}}
     typer.echo(json.dumps(form) if as_json else f"odograph: {message}", err=True)
-    return code
 
 
 app = typer.Typer(
@@ -115,7 +111,7 @@ def _root(
     *,
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass

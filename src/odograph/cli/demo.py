@@ -1,62 +1,106 @@
 """`odograph demo`: an adaptive private analysis whose process is killed and started again, with a durable ledger.
 
-The analyst (`drill`) is a process of its own. This one lets it run question by question, shows what it does, kills it
-after a question was charged and before it was answered, starts it again, and counts charges and answers at the end.
+The analyst is a process of its own (`python -m odograph.cli.demo FOLDER`) that asks who sees a doctor most often. The
+demo lets it run question by question, kills it after a question was charged and before it was answered, starts it
+again, and counts charges and answers at the end. The two talk in JSON Lines: the analyst reports each event on
+standard output, and waits for a line on standard input before it runs a mechanism.
+
+A row is one person in one year of the RAND Health Insurance Experiment, and one row is what is protected. The
+attributes, their values, and that visits above 10 count as 10 are public; everything else is asked with noise,
+including the number of rows. (In truth the table is public.)
 """
 
 from __future__ import annotations
 
 import json as jsons
+import math
+import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from odograph.budgets import compile_policy
-from odograph.cli.drill import ACCOUNT, ANSWERS, LEDGER, POLICY
-from odograph.cli.options import AsJson, say
-from odograph.cli.plot import save_picture
+from odograph.account import Account
+from odograph.cli.figures import save_picture
+from odograph.cli.options import AsJson, print_result
+from odograph.compile import compile_policy
 from odograph.connect import connect
 from odograph.core.guarantees import Guarantee, PureDP
-from odograph.core.offers import how_many, quote
+from odograph.core.planning import AccountState, how_many, quote, used
 from odograph.core.policy import Policy
-from odograph.errors import LedgerError, OdographError
+from odograph.errors import (
+    AccountExists,
+    BudgetExceeded,
+    InvalidGuarantee,
+    LedgerCorrupt,
+    LedgerError,
+    OdographError,
+)
 from odograph.extras import load
+from odograph.integrations.opendp import noisy
 from odograph.ledger.account import LedgerAccount
 
-__all__ = ["ANALYST", "Report", "demo", "investigate", "tally"]
+__all__ = [
+    "ACCOUNT",
+    "ANALYST",
+    "ANSWERS",
+    "ATTRIBUTES",
+    "CLAMP",
+    "DEPTH",
+    "LEDGER",
+    "POLICY",
+    "WIDTH",
+    "DrillDown",
+    "DurableDrillDown",
+    "Group",
+    "Question",
+    "Report",
+    "Rows",
+    "analyze",
+    "demo",
+    "investigate",
+    "read_answers",
+    "tally",
+]
 
-ANALYST: Final = (sys.executable, "-m", "odograph.cli.drill")
-KILLED_AFTER: Final = 17  # the question whose charge is the last thing that the first process does
-_SMALL: Final = PureDP(0.01)
-_RULES: Final = ("basic", "paper", "zcdp", "exact")
+ACCOUNT: Final = "drill-down"
+LEDGER: Final = "privacy.db"
+ANSWERS: Final = "answers.jsonl"
+POLICY: Final = Policy(1, "1e-6", privacy_unit="person-year")
+ANALYST: Final = (sys.executable, "-m", "odograph.cli.demo")
+KILLED_AFTER: Final = 17  # questions: the first process is killed right after the charge of this one
+_SMALL_COST: Final = PureDP(0.01)
+_COMPARED_FILTERS: Final = ("basic", "paper", "zcdp", "exact")
 
 Event = dict[str, Any]
 
 
 @dataclass
 class Report:
-    """What happened, for people and programs."""
+    """What happened in the demo."""
 
     folder: Path
-    rows: list[Event] = field(default_factory=list)  # a question each, and how it was answered
-    killed: str = ""  # the key of the question that was charged and not answered
-    reused: int = 0  # answers that the second process found written down
+    rows: list[Event] = field(default_factory=list)  # one per question, with its answer
+    killed: str = ""  # the key of the question that was charged but not answered
+    reused: int = 0  # answers that the second process found in the file
     refusal: str = ""
     found: str = ""
     finished: bool = False
 
-    def take(self, event: Event) -> None:
-        """Take in what the analyst tells."""
+    def record(self, event: Event) -> None:
+        """Record an event of the analyst."""
         kind = event["event"]
         if kind == "refused":
             self.refusal = event["message"]
@@ -65,18 +109,18 @@ class Report:
         elif kind == "charged":
             self.reused += event["answered"]
             if all(row["key"] != event["key"] for row in self.rows):
-                told = {name: event[name] for name in ("key", "question", "short", "group", "epsilon")}
-                self.rows.append({**told, "answer": "", "loss": None, "left": None})
+                shown = {name: event[name] for name in ("key", "question", "short", "group", "epsilon")}
+                self.rows.append({**shown, "answer": "", "loss": None, "left": None})
         elif kind == "answered":
             row = next(row for row in self.rows if row["key"] == event["key"])
             if not row["answer"]:
                 row.update(answer=event["answer"], loss=event["loss"], left=event["left"])
 
     def table(self, height: int) -> RenderableType:
-        """Return the table: all of it once it is finished, and as many of the last rows as fit before."""
+        """Return the table: all rows when the demo has finished, before that the last ones that fit."""
         table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
         for name, width in (("", 4), ("question", 33), ("cost", 7), ("noisy answer", 0), ("reading", 7), ("left", 4)):
-            # What does not fit is cut, so that a question is a line; the answer has the room that is left.
+            # Long text is cut, so that a question is one line; the answer gets the remaining width.
             table.add_column(name, no_wrap=True, overflow="ellipsis", width=width or None, ratio=None if width else 1)
         shown = self.rows if self.finished else self.rows[-max(3, height // 2) :]
         group = ""
@@ -96,21 +140,21 @@ class Report:
 def demo(
     *,
     folder: Annotated[
-        Path | None, typer.Option(help="A new folder to work in; odograph-demo-1, -2, ... here if left out.")
+        Path | None, typer.Option(help="A new folder to work in; by default odograph-demo-1, odograph-demo-2, ...")
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Run an adaptive private analysis on real data, kill it in the middle, and resume it.
 
-    No charge is lost and none is made twice. The ledger, the answers and a plot stay in the folder.
+    No charge is lost and none is made twice. The ledger, the answers and a plot remain in the folder.
     """
-    for library in ("statsmodels", "opendp", "matplotlib"):  # before a folder is made; the first names them all
+    for library in ("statsmodels", "opendp", "matplotlib"):  # fail before a folder is made
         load(library)
     report = Report(_new_folder(folder))
     console = Console(highlight=False, markup=False, emoji=False, quiet=json)
     console.print("Who sees a doctor most often? Asked of the RAND Health Insurance Experiment.")
-    console.print(f"Promise: {POLICY.target} for each person-year, though every next question,")
-    console.print("and what is spent on it, is chosen from the noisy answers so far.\n")
+    console.print(f"Promise: {POLICY.target} for each person-year, although each question and its cost")
+    console.print("are chosen from the noisy answers so far.\n")
     if console.is_terminal:
         with Live(get_renderable=lambda: report.table(console.height), console=console) as live:
             investigate(report, live.refresh)
@@ -119,9 +163,9 @@ def demo(
         investigate(report)
         report.finished = True
         console.print(report.table(console.height))
-    form = _examined(report)
-    say(form, _ending(form), as_json=json)
-    # Not in the table, which would break the lines: they are to be copied.
+    form = _summarize(report)
+    print_result(form, _summary_table(form), as_json=json)
+    # Printed outside the table, which would wrap these lines: users copy them.
     console.print(
         f"\nexport ODOGRAPH_URL={form['url']}\nodograph show {ACCOUNT}\nodograph history {ACCOUNT}", soft_wrap=True
     )
@@ -134,10 +178,10 @@ def investigate(
     analyst: Sequence[str] = ANALYST,
     killed_after: int = KILLED_AFTER,
 ) -> None:
-    """Let an analyst work, kill it when a question was charged, and let another go on in the same folder."""
-    with _started(analyst, report.folder) as process:
+    """Run an analyst, kill it right after a charge, and let another one continue in the same folder."""
+    with _start(analyst, report.folder) as process:
         for event in _events(process):
-            report.take(event)
+            report.record(event)
             refresh()
             if event["event"] == "charged":
                 if len(report.rows) == killed_after:
@@ -148,9 +192,9 @@ def investigate(
     if process.returncode != -signal.SIGKILL:
         raise OdographError(f"the analyst ended before it was killed, with exit code {process.returncode}")
     refresh()
-    with _started(analyst, report.folder) as process:
+    with _start(analyst, report.folder) as process:
         for event in _events(process):
-            report.take(event)
+            report.record(event)
             refresh()
             if event["event"] == "charged" and not event["answered"]:
                 _let_run(process)
@@ -159,7 +203,7 @@ def investigate(
 
 
 def tally(account: LedgerAccount, folder: Path) -> int:
-    """Return how many charges there are, if each paid for one answer; else raise and say which did not."""
+    """Return the number of charges, or raise if one of them did not pay for exactly one answer."""
     charged = Counter(past.note for past in account.history(0, 1000) if past.entry.verb == "spend")
     lines = (folder / ANSWERS).read_text(encoding="utf-8").splitlines()
     answered = Counter(jsons.loads(line)["question"] for line in lines)
@@ -182,12 +226,12 @@ def _new_folder(folder: Path | None) -> Path:
         except FileExistsError:
             continue
         return made
-    raise LedgerError("there are a thousand folders of this demo here; remove some")
+    raise LedgerError("all folders from odograph-demo-1 to odograph-demo-999 exist; remove some, or pass --folder")
 
 
-def _started(analyst: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+def _start(analyst: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    # In a group of its own: an interrupt from the keyboard is for this process, and its end is the other's end.
+    # In a process group of its own: Ctrl-C reaches this process only, and the analyst ends when its input closes.
     return subprocess.Popen(  # noqa: S603  our own code
         [*analyst, str(folder)], stdin=pipe, stdout=pipe, text=True, encoding="utf-8", process_group=0
     )
@@ -204,8 +248,8 @@ def _let_run(process: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-def _examined(report: Report) -> dict[str, Any]:
-    """Look at what is in the folder now: verify the ledger, count charges and answers, draw the reading."""
+def _summarize(report: Report) -> dict[str, Any]:
+    """Verify the ledger in the folder, count charges and answers, and plot the reading."""
     with connect(f"sqlite:///{report.folder / LEDGER}") as ledger:
         account = ledger.account(ACCOUNT)
         charges = tally(account, report.folder)
@@ -223,23 +267,23 @@ def _examined(report: Report) -> dict[str, Any]:
             "refusal": report.refusal,
             "found": report.found,
             "reading": str(account.reading()),
-            "admitted": _elsewhere([cost for cost in spent if cost is not None]),
+            "admitted": _compare_rules([cost for cost in spent if cost is not None]),
             "plot": str(plot),
             "verified": str(verified),
         }
 
 
-def _elsewhere(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
-    """Put the same costs in the same order to every rule; and then a small one again and again."""
+def _compare_rules(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
+    """Count the admitted questions under each filter: of the same costs in the same order, and of small ones."""
     admitted = {}
-    for rule in _RULES:
-        other = compile_policy(Policy(POLICY.epsilon, POLICY.delta, unit=POLICY.unit, rule=rule))
-        same = sum(decision.admitted for decision in quote(other, other.start, asked).decisions)
-        admitted[rule] = {"these": same, "small": how_many(other, other.start, _SMALL)}
+    for name in _COMPARED_FILTERS:
+        other = compile_policy(Policy(POLICY.epsilon, POLICY.delta, privacy_unit=POLICY.privacy_unit, filter=name))
+        same = sum(decision.admitted for decision in quote(AccountState("", other, other.start), asked).decisions)
+        admitted[name] = {"these": same, "small": how_many(AccountState("", other, other.start), _SMALL_COST)}
     return admitted
 
 
-def _ending(form: dict[str, Any]) -> Table:
+def _summary_table(form: dict[str, Any]) -> Table:
     admitted = form["admitted"]
     these = ", ".join(f"{rule} {counts['these']}" for rule, counts in admitted.items())
     small = ", ".join(f"{rule} {counts['small']}" for rule, counts in admitted.items())
@@ -256,8 +300,269 @@ def _ending(form: dict[str, Any]) -> Table:
     grid.add_row("refused", form["refusal"])
     grid.add_row("odometer", form["reading"])
     grid.add_row("killed", killed)
-    grid.add_row("each rule", f"of these {charges} questions, admitted before the first refusal: {these}")
-    grid.add_row("", f"of questions at epsilon {float(_SMALL.epsilon):g}: {small}")
+    grid.add_row("filters", f"of these {charges} questions, admitted before the first refusal: {these}")
+    grid.add_row("", f"of questions at epsilon {float(_SMALL_COST.epsilon):g}: {small}")
     grid.add_row("plot", form["plot"])
     grid.add_row("verify", form["verified"])
     return grid
+
+
+# The analyst.
+
+ATTRIBUTES: Final = {
+    "health": ("excellent", "good", "fair", "poor"),
+    "diseases": ("few", "some", "many"),
+    "limited": ("no", "yes", "unknown"),
+    "pays": ("nothing", "a quarter", "half", "all"),
+    "deductible": ("no", "yes"),
+}
+CLAMP: Final = 10  # visits: a row with more counts as this many
+DEPTH: Final = 3  # conditions that a group may have
+WIDTH: Final = 2  # groups that are split at each level
+COUNT_COST: Final = PureDP(0.02)  # of a question about numbers of rows
+MIN_EPSILON, MAX_EPSILON = 0.01, 0.04  # of a question about visits
+ACCURACY: Final = 0.05  # visits: the wanted error of the mean of a cell of average size
+MAX_MARGIN: Final = 1.3  # visits: a cell with a wider margin has too few rows to say anything about it
+
+Column: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The private data: a row per person-year."""
+
+    visits: Column
+    attributes: dict[str, Column]
+
+    @classmethod
+    def load(cls) -> Rows:
+        """Read the table that ships with statsmodels."""
+        raw = load("statsmodels.datasets.randhie").load_pandas().data
+        percent = np.expm1(raw.lncoins)  # of each bill that the person pays
+        tests = {
+            "health": [raw.hlthg + raw.hlthf + raw.hlthp == 0, raw.hlthg == 1, raw.hlthf == 1],
+            "diseases": [raw.disea < 5, raw.disea < 15],
+            "limited": [raw.physlm == 0, raw.physlm == 1],
+            "pays": [percent < 1, percent < 30, percent < 60],
+            "deductible": [raw.idp == 0],
+        }
+        named = {name: np.select(tests[name], values[:-1], values[-1]) for name, values in ATTRIBUTES.items()}
+        return cls(raw.mdvis.to_numpy(np.int32), named)
+
+    def clamp(self) -> Rows:
+        """Return the data with visits limited to the public bound."""
+        return replace(self, visits=np.minimum(self.visits.astype(np.int64), CLAMP))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some conditions, the rows that meet them (which are private), and the noisy answers about them."""
+
+    conditions: dict[str, str]
+    rows: Column = field(repr=False)  # true or false for every row
+    count: int = 0
+    mean: float = 0.0
+    margin: float = 0.0
+
+    def __str__(self) -> str:
+        return ", ".join(f"{attribute}: {value}" for attribute, value in self.conditions.items()) or "everyone"
+
+    def summary(self) -> str:
+        """Return the conditions and the noisy answers as text."""
+        return f"{self} (about {self.count:,} rows): {self.mean:.1f} +- {self.margin:.1f} visits"
+
+    def with_answers(self, count: int, visits: int, epsilons: tuple[float, float]) -> Group:
+        """Return the group with its mean, from noisy rows and visits; the margin is three times their noise."""
+        count = max(1, count)
+        mean = visits / count
+        margin = 3 * math.hypot(mean / epsilons[0], CLAMP / epsilons[1]) / count
+        return replace(self, count=count, mean=mean, margin=margin)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about the disjoint cells of a group: their numbers of rows, or of visits."""
+
+    text: str
+    group: Group
+    cells: Sequence[Group]
+    about_visits: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text} of {self.group}"
+
+    @property
+    def sensitivity(self) -> int:
+        """How far one row can move the true answers: it is in at most one of the cells."""
+        return CLAMP if self.about_visits else 1
+
+    def columns(self, data: Rows) -> list[Column]:
+        """Return the visits of the rows of each cell."""
+        return [data.visits[cell.rows] for cell in self.cells]
+
+    def true_answers(self, data: Rows) -> list[int]:
+        """Return the true answers, which are private."""
+        return [int(column.sum()) if self.about_visits else len(column) for column in self.columns(data)]
+
+
+class DrillDown(ABC):
+    """Splits the most promising groups again and again; a subclass charges and answers the questions.
+
+    The next question, and what to spend on it, depends on the noisy answers so far.
+    """
+
+    def __init__(self, account: Account, data: Rows) -> None:
+        self.account = account
+        self.data = data
+
+    @abstractmethod
+    def ask(self, question: Question, wanted: Guarantee | None) -> tuple[list[int], float]:
+        """Charge a question and answer it with noise; return the answers and the epsilon that was charged.
+
+        If the wanted cost is refused, the largest admitted one is charged instead.
+        """
+
+    def show(self, answer: str) -> None:  # noqa: B027  optional
+        """Show the answer to the last question."""
+
+    def run(self) -> list[list[Group]]:
+        """Drill down, and return the groups kept at each level."""
+        everyone = Group({}, np.ones(len(self.data.visits), dtype=np.bool_))
+        (count,), _ = self.ask(Question("rows", everyone, [everyone]), COUNT_COST)
+        self.show(f"{count:,}")
+        levels = [[replace(everyone, count=max(1, count))]]
+        for _ in range(DEPTH):
+            found: dict[frozenset[tuple[str, str]], Group] = {}  # a cell may be reached in two ways
+            for group in levels[-1]:
+                for attribute in (name for name in ATTRIBUTES if name not in group.conditions):
+                    found |= {frozenset(cell.conditions.items()): cell for cell in self._split(group, attribute)}
+            # By the lower end of the margin: otherwise a small cell would win by its noise.
+            best = sorted(found.values(), key=lambda cell: cell.mean - cell.margin, reverse=True)
+            if not best:
+                break
+            levels.append(best[:WIDTH])
+        return levels
+
+    def confirm(self, group: Group) -> Group:
+        """Ask about a group again with all that is left: fresh noise is independent of how the group was chosen."""
+        quarter = self.account.largest(PureDP, times=4)
+        (count,), counting = self.ask(Question("rows again", group, [group]), quarter)
+        self.show(f"{count:,}")
+        (visits,), epsilon = self.ask(Question("visits again", group, [group], about_visits=True), PureDP(0.5))
+        found = group.with_answers(count, visits, (counting, epsilon))
+        self.show(f"{found.mean:.1f} +- {found.margin:.1f} each")
+        return found
+
+    def _split(self, group: Group, attribute: str) -> list[Group]:
+        """Ask for the rows, and then the visits, of the cells of a group by one attribute."""
+        values = ATTRIBUTES[attribute]
+        column = self.data.attributes[attribute]
+        cells = [Group(group.conditions | {attribute: value}, group.rows & (column == value)) for value in values]
+        counts, counting = self.ask(Question(f"rows by {attribute}", group, cells), COUNT_COST)
+        largest_first = sorted(zip(counts, values, strict=True), reverse=True)
+        self.show(", ".join(f"{value} {count:,}" for count, value in largest_first))
+        # The fewer rows the noisy count shows, the more is spent on them.
+        wanted = round(min(max(CLAMP * len(cells) / (ACCURACY * group.count), MIN_EPSILON), MAX_EPSILON), 4)
+        question = Question(f"visits by {attribute}", group, cells, about_visits=True)
+        sums, epsilon = self.ask(question, PureDP(wanted))
+        answers = zip(cells, counts, sums, strict=True)
+        found = [cell.with_answers(count, visits, (counting, epsilon)) for cell, count, visits in answers]
+        kept = sorted((cell for cell in found if cell.margin < MAX_MARGIN), key=lambda cell: cell.mean, reverse=True)
+        self.show(", ".join(f"{cell.conditions[attribute]} {cell.mean:.1f}" for cell in kept) or "too few rows")
+        return kept
+
+
+class DurableDrillDown(DrillDown):
+    """A drill-down that can be killed at any moment and started again.
+
+    Every question has an idempotency key, so it is charged once. Every answer is written to a file before it is
+    shown, so it is not drawn again.
+    """
+
+    def __init__(self, account: LedgerAccount, answers: Path, data: Rows) -> None:
+        super().__init__(account, data)
+        self._ledger_account = account
+        self._answers = answers
+        self._known = read_answers(answers)
+        # The costs that an earlier process chose are in the ledger.
+        entries = (past.entry for past in account.history(0, 1000))
+        self._chosen = {entry.key: entry.guarantee for entry in entries if entry.verb == "spend"}
+        self._asked = 0
+        self._key = ""
+
+    def next_key(self) -> str:
+        """Return the key of the next question: the same in every process, because the answers are the same."""
+        self._asked += 1
+        return f"q-{self._asked:02}"
+
+    def ask(self, question: Question, wanted: Guarantee | None) -> tuple[list[int], float]:
+        """Charge a question and answer it, or return the answer that was written before."""
+        key = self._key = self.next_key()
+        cost = self._chosen.get(key) or wanted
+        try:
+            epsilon, repeated = self._charge(key, question, cost)
+        except BudgetExceeded as refused:  # nothing was charged
+            _send("refused", question=str(question), message=str(refused))
+            epsilon, repeated = self._charge(key, question, refused.decision.largest)
+        event = {"key": key, "question": str(question), "epsilon": epsilon}
+        group, answered = str(question.group), key in self._known
+        _send("charged", **event, short=question.text, group=group, repeated=repeated, answered=answered)
+        if not answered:
+            # An answer that was not written was never shown, so the charge still pays for it.
+            if not sys.stdin.readline():
+                sys.exit(1)  # the demo has ended
+            self._write(event | {"answer": noisy(question.true_answers(self.data), question.sensitivity, epsilon)})
+        return self._known[key]["answer"], epsilon
+
+    def show(self, answer: str) -> None:
+        """Send the answer to the last question, and the state of the account."""
+        account = self._ledger_account
+        spent = used(account.compiled, account.totals)
+        _send("answered", key=self._key, answer=answer, loss=account.reading().loss, left=1 - spent)
+
+    def _charge(self, key: str, question: Question, cost: Guarantee | None) -> tuple[float, bool]:
+        if not isinstance(cost, PureDP):
+            raise InvalidGuarantee(f"cost must be PureDP (got {cost}): nothing is left to ask with")
+        receipt = self._ledger_account.spend(cost, key=key, note=str(question))
+        return float(cost.epsilon), receipt.repeated
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._answers.open("a", encoding="utf-8") as file:
+            file.write(jsons.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._known[line["key"]] = line
+
+
+def read_answers(answers: Path) -> dict[str, dict[str, Any]]:
+    """Return the written answers by key; an incomplete last line was never shown, and is removed."""
+    if not answers.exists():
+        return {}
+    text = answers.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        os.truncate(answers, len(whole.encode()))
+    lines = [jsons.loads(line) for line in whole.splitlines()]
+    return {line["key"]: line for line in lines}
+
+
+def _send(event: str, **more: object) -> None:
+    sys.stdout.write(jsons.dumps({"event": event, **more}) + "\n")
+    sys.stdout.flush()
+
+
+def analyze() -> None:
+    """Open the ledger of a folder, or continue with it, and drill down: the main function of the analyst."""
+    folder = Path(sys.argv[1])
+    with connect(f"sqlite:///{folder / LEDGER}", principal="analyst") as ledger:
+        try:
+            account = ledger.open_account(ACCOUNT, POLICY, key="open")
+        except AccountExists as problem:  # the same key opens it again; this account was opened otherwise
+            raise LedgerCorrupt(f"{folder} is not a folder of the demo") from problem
+        analyst = DurableDrillDown(account, folder / ANSWERS, Rows.load().clamp())
+        best = analyst.confirm(analyst.run()[-1][0])
+    _send("found", answer=f"{best.summary()} a year")
+
+
+if __name__ == "__main__":
+    analyze()

@@ -1,4 +1,4 @@
-"""What the commands share: where the ledger is, who asks, how the answer is printed, progress on long work."""
+"""Options and output that the commands share: the ledger, the principal, JSON or text, progress."""
 
 from __future__ import annotations
 
@@ -19,43 +19,45 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from odograph.connect import connect
 from odograph.errors import LedgerError
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.receipts import Checkpoint
+from odograph.ledger.results import Checkpoint
 
 __all__ = [
     "DEFAULT_URL",
     "AsJson",
-    "At",
     "CheckpointFile",
     "Key",
+    "LedgerOptions",
     "Note",
     "account_names",
-    "checkpoint_from",
     "new_file",
+    "print_result",
     "progress",
-    "say",
+    "read_checkpoint",
     "with_options",
 ]
 
 DEFAULT_URL: Final = "sqlite:///privacy.db"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Key = Annotated[str | None, typer.Option(help="The same key and request again charges nothing more.")]
-Note = Annotated[str, typer.Option(help="A text kept beside the entry; it can be erased.", show_default=False)]
+Key = Annotated[
+    str | None, typer.Option(help="Idempotency key: repeating a request with the same key charges nothing more.")
+]
+Note = Annotated[str, typer.Option(help="Free text stored with the entry; it can be erased.", show_default=False)]
 CheckpointFile = Annotated[
-    str | None, typer.Option("--checkpoint", metavar="FILE", help="What `odograph checkpoint` wrote before.")
+    str | None, typer.Option("--checkpoint", metavar="FILE", help="A file written by `odograph checkpoint`.")
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class At:
-    """Where the ledger is, who asks, and how the answer is printed."""
+class LedgerOptions:
+    """The ledger, the principal, and the form of the output."""
 
     url: Annotated[
         str,
         typer.Option(
             envvar="ODOGRAPH_URL",
-            help="Where the ledger is: sqlite:///FILE, sqlite:////FOLDER/FILE, postgresql://USER@HOST/DATABASE, or"
-            " a service at https://HOST.",
+            help="URL of the ledger: sqlite:///FILE, sqlite:////FOLDER/FILE, postgresql://USER@HOST/DATABASE, or a"
+            " service at https://HOST.",
         ),
     ] = DEFAULT_URL
     token_file: Annotated[
@@ -63,7 +65,7 @@ class At:
         typer.Option(
             envvar="ODOGRAPH_TOKEN_FILE",
             metavar="FILE",
-            help="A file with the API key of a service; or put the key into ODOGRAPH_TOKEN.",
+            help="File with the API key for a service; alternatively, set ODOGRAPH_TOKEN to the key.",
         ),
     ] = None
     plain_http: Annotated[
@@ -71,39 +73,44 @@ class At:
         typer.Option(
             "--plain-http",
             envvar="ODOGRAPH_PLAIN_HTTP",
-            help="Send the API key in the clear, to a service at http://HOST on another machine.",
+            help="Allow sending the API key unencrypted to a service at http://HOST on another machine.",
         ),
     ] = False
     principal: Annotated[
         str | None,
-        typer.Option(envvar="ODOGRAPH_PRINCIPAL", help="Who asks; the user of the operating system if left out."),
+        typer.Option(
+            envvar="ODOGRAPH_PRINCIPAL", help="Who makes the request; by default the user of the operating system."
+        ),
     ] = None
     json: AsJson = False
 
     def ledger(self) -> Ledger:
-        """Return the ledger; only opening an account, import and restore make one."""
+        """Return the ledger; only `open`, `import` and `restore` create one."""
         if self.url.startswith("memory:"):
-            raise LedgerError(f"a ledger in memory would end with this command; use one such as {DEFAULT_URL}")
+            raise LedgerError(
+                f"url must not be in memory (got {self.url}): that ledger would end with this command. Use a URL such"
+                f" as {DEFAULT_URL}"
+            )
         if not self.url.startswith(("http://", "https://")):
             return connect(self.url, principal=self.principal)
         token = os.environ.get("ODOGRAPH_TOKEN") if self.token_file is None else self.token_file.read_text().strip()
         return connect(self.url, token=token, principal=self.principal, accept_plain_http=self.plain_http)
 
 
-def say(form: Mapping[str, Any], text: RenderableType, *, as_json: bool) -> None:
-    """Print the answer: one JSON document, or what people read."""
+def print_result(form: Mapping[str, Any], text: RenderableType, *, as_json: bool) -> None:
+    """Print the result: one JSON document, or text."""
     if as_json:
         typer.echo(json.dumps(form, allow_nan=False))
     elif isinstance(text, str):
         typer.echo(text)
     else:
-        # Names, keys and notes are printed as they are, whatever brackets they have.
+        # Names, keys and notes are printed literally, even if they look like markup.
         Console(highlight=False, markup=False, emoji=False).print(text)
 
 
 @contextmanager
 def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show how far a long work is: on standard error, and only where somebody looks."""
+    """Show a progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
@@ -113,12 +120,12 @@ def progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[str]]:
-    """Make a file, as private as the ledger and never over another; what fails in the middle leaves none behind."""
+    """Make a new file that only its owner can read, and remove it if writing it fails."""
     try:
         opened = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8")
     except OSError:
         raise
-    except BaseException:  # an interrupt, after the file was made
+    except BaseException:  # interrupted after the file was made
         path.unlink(missing_ok=True)
         raise
     with opened as file:
@@ -131,11 +138,11 @@ def new_file(path: Path) -> Iterator[IO[str]]:
             raise
 
 
-def checkpoint_from(file: str | None) -> Checkpoint | None:
-    """Read a checkpoint from a file; None if there is no file to read."""
+def read_checkpoint(file: str | None) -> Checkpoint | None:
+    """Read a checkpoint from a file; None if no file is given."""
     if file is None:
         return None
-    with open(file, encoding="utf-8") as text:  # noqa: PTH123  so that the message names the file as it was typed
+    with open(file, encoding="utf-8") as text:  # noqa: PTH123  so that errors name the file as it was typed
         try:
             return Checkpoint.from_dict(json.load(text))
         except ValueError as problem:
@@ -145,16 +152,16 @@ def checkpoint_from(file: str | None) -> Checkpoint | None:
 
 
 def account_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of an account; whatever is wrong, a shell is told nothing."""
+    """Return completions of an account name; none if anything is wrong."""
     try:
         with connect(ctx.params.get("url") or DEFAULT_URL) as ledger:
             return [name for name in ledger.checkpoint().accounts if name.startswith(incomplete)]
-    except Exception:  # noqa: BLE001  an error would be printed into the line that somebody is typing
+    except Exception:  # noqa: BLE001  an error would be printed into the command that is being typed
         return []
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of every bundle that it takes: a dataclass with an option for each field."""
+    """Expand each dataclass parameter of a command into one option per field."""
     own = get_type_hints(command, include_extras=True)
     bundles = {name: hint for name, hint in own.items() if is_dataclass(hint) and isinstance(hint, type)}
     parameters: list[inspect.Parameter] = []

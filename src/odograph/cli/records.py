@@ -1,33 +1,67 @@
-"""Records: history, verify, checkpoint, erase."""
+"""Records of a ledger: history, verify, checkpoint, erase; copies: backup, restore, export, import; and doctor."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
+import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from types import FrameType
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import typer
 from rich.table import Table
 
 from odograph.cli.options import (
-    At,
     CheckpointFile,
+    LedgerOptions,
     account_names,
-    checkpoint_from,
+    new_file,
+    print_result,
     progress,
-    say,
+    read_checkpoint,
     with_options,
 )
-from odograph.errors import LedgerError
-from odograph.ledger.doctor import examine_clock
-from odograph.ledger.receipts import Verification
+from odograph.errors import InvalidPolicy, LedgerError
+from odograph.ledger.entries import AHEAD, moment
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.results import Checkpoint, Verification
+from odograph.ledger.stores.base import Balance
+from odograph.ledger.stores.sql import SCHEMA
 
-__all__ = ["checkpoint", "erase", "history", "verification_to_dict", "verify"]
+__all__ = [
+    "Finding",
+    "backup",
+    "checkpoint",
+    "doctor",
+    "erase",
+    "examine",
+    "examine_clock",
+    "export",
+    "history",
+    "import_",
+    "restore",
+    "verify",
+]
 
-_RANDOM: Final = re.compile("[0-9a-f]{32}")  # a key that nobody chose, and of which the beginning says enough
+_RANDOM_KEY: Final = re.compile("[0-9a-f]{32}")  # an idempotency key that was generated; it is shortened
+_ATTENTION_EXIT_CODE: Final = 5
+_SQLITE_PREFIX: Final = "sqlite:///"
+_MOUNT_INFO: Final = Path("/proc/self/mountinfo")
+# SQLite's locks and shared memory do not work between machines that share these.
+_NETWORK_FILE_SYSTEMS: Final = frozenset(
+    ["9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"]
+)
+_ESCAPE: Final = re.compile(r"\\(\d{3})")  # a space in a folder name is written \040
+_WAL_SIZE_WARNING: Final = 256 * 2**20  # bytes; the log is written back at 16 MB, unless a program keeps reading
+_MAX_ACCOUNTS_SHOWN: Final = 3  # in one finding
 
 
 class _Erasable(StrEnum):
@@ -41,15 +75,17 @@ class _Erasable(StrEnum):
 def history(
     account: Annotated[str, typer.Argument(help="The account's name.", autocompletion=account_names)],
     *,
-    at: At,
+    options: LedgerOptions,
     first: Annotated[
         int | None,
-        typer.Option(help="The first entry to show; negative counts from the end. The last ones if left out."),
+        typer.Option(
+            help="The first entry to show; a negative number counts from the end. By default the last entries."
+        ),
     ] = None,
-    count: Annotated[int, typer.Option(help="How many entries to show at most.")] = 20,
+    count: Annotated[int, typer.Option(help="The maximum number of entries to show.")] = 20,
 ) -> None:
-    """Show an account's entries, page by page: charges, refusals, reservations and what became of them."""
-    with at.ledger() as ledger:
+    """Show a page of an account's entries: charges, refusals, reservations and how they were resolved."""
+    with options.ledger() as ledger:
         own = ledger.account(account)
         size = own.size
         page = own.history(-count if first is None and count > 0 else first or 0, count)
@@ -57,9 +93,9 @@ def history(
     for name in ("entry", "time (UTC)", "verb", "cost", "by", "key", "note"):
         table.add_column(name, no_wrap=name in ("entry", "time (UTC)", "verb", "key"))
     for entry, principal, note in page:
-        key = f"{entry.key[:6]}..." if _RANDOM.fullmatch(entry.key) else entry.key
+        key = f"{entry.key[:6]}..." if _RANDOM_KEY.fullmatch(entry.key) else entry.key
         cost = "" if entry.guarantee is None else str(entry.guarantee)
-        # A note is anybody's text: what would move a terminal's cursor is left out.
+        # Notes are untrusted: characters that would control the terminal are replaced.
         plain = "".join(letter if letter.isprintable() else " " for letter in note)
         table.add_row(
             str(entry.sequence), f"{entry.moment:%Y-%m-%d %H:%M:%S}", entry.verb, cost, principal, key, plain
@@ -69,66 +105,245 @@ def history(
         table.caption = f"entries {begin} to {begin + len(page) - 1} of {size}; --first and --count show others"
         table.caption_justify = "left"
     form = {"account": account, "size": size, "entries": [past.to_dict() for past in page]}
-    say(form, table if page else f"no entries from {first} on: {account} has {size}", as_json=at.json)
+    print_result(
+        form, table if page else f"there are no entries from {first} on: {account} has {size}", as_json=options.json
+    )
 
 
 @with_options
-def verify(*, at: At, checkpoint: CheckpointFile = None) -> None:
-    """Replay every entry of every account; name the first that does not follow."""
-    kept = checkpoint_from(checkpoint)
-    with at.ledger() as ledger, progress("verifying", quiet=at.json) as report:
+def verify(*, options: LedgerOptions, checkpoint: CheckpointFile = None) -> None:
+    """Replay every entry of every account, and report the first that is wrong."""
+    kept = read_checkpoint(checkpoint)
+    with options.ledger() as ledger, progress("verifying", quiet=options.json) as report:
         found = ledger.verify(checkpoint=kept, progress=report)
-        clock = examine_clock(ledger.books.balances().values(), time.time_ns() // 1000)
+        clock = examine_clock(ledger.backend.balances().values(), time.time_ns() // 1000)
     since = "" if kept is None else ", and nothing was removed or rewritten since the checkpoint"
     ahead = f"\n{clock.found}: {clock.advice}" if clock.advice else ""
-    form = verification_to_dict(found) | {"clock": clock.to_dict()}
-    say(form, f"{found}{since}{ahead}\nhead {found.checkpoint.head}", as_json=at.json)
+    form = found.to_dict() | {"clock": clock.to_dict()}
+    print_result(form, f"{found}{since}{ahead}\nhead {found.checkpoint.head}", as_json=options.json)
 
 
 @with_options
 def checkpoint(
     *,
-    at: At,
+    options: LedgerOptions,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it here instead; keep it elsewhere.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the checkpoint to this file; store it away from the ledger."),
     ] = None,
 ) -> None:
-    """Say where every account stands, to be kept elsewhere: verify then sees what was removed or rewritten."""
-    with at.ledger() as ledger:
+    """Print the state of every account, to be stored elsewhere: verify can then find removed or rewritten entries."""
+    with options.ledger() as ledger:
         form = ledger.checkpoint().to_dict()
     if out is None:
-        say(form, json.dumps(form, indent=1), as_json=at.json)
+        print_result(form, json.dumps(form, indent=1), as_json=options.json)
         return
     out.write_text(json.dumps(form, indent=1) + "\n", encoding="utf-8")
     accounts = len(form["accounts"])
     text = f"wrote {out}: {accounts} account{'s' * (accounts != 1)}, head {form['head']}"
-    say(form, text, as_json=at.json)
+    print_result(form, text, as_json=options.json)
 
 
 @with_options
 def erase(
     what: Annotated[_Erasable, typer.Argument(help="What to erase.")],
-    name: Annotated[str, typer.Argument(help="The note's entry, such as census-2030#17, or the principal's name.")],
+    name: Annotated[
+        str, typer.Argument(help="The entry of the note, such as census-2030#17, or the name of the principal.")
+    ],
     *,
-    at: At,
+    options: LedgerOptions,
 ) -> None:
-    """Erase a note, or a principal's name, for ever. The entries stay, and still verify."""
-    with at.ledger() as ledger:
+    """Erase a note or a principal's name permanently. The entries remain, and still verify."""
+    with options.ledger() as ledger:
         erased = ledger.erase_note(name) if what is _Erasable.NOTE else ledger.erase_principal(name)
         if not erased:
-            raise LedgerError(f"there is no {what} {name!r} in {ledger.url}, or it was erased before")
-    say({"erased": what, "name": name}, f"erased the {what} {name}", as_json=at.json)
+            raise LedgerError(f"the {what} {name!r} is not in {ledger.url}, or was erased before")
+    print_result({"erased": what, "name": name}, f"erased the {what} {name}", as_json=options.json)
 
 
-def verification_to_dict(found: Verification) -> dict[str, object]:
-    """Return what a replay found, in plain types."""
-    return {
-        "verified": True,
-        "entries": found.entries,
-        "accounts": len(found.checkpoint.accounts),
-        "notes_erased": found.notes_erased,
-        "principals_erased": found.principals_erased,
-        "set_back": [*found.set_back],
-        "checkpoint": found.checkpoint.to_dict(),
-        "uncertified": [*found.uncertified],
-    }
+@with_options
+def backup(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A new SQLite file.")], *, options: LedgerOptions
+) -> None:
+    """Copy the whole ledger, in its current state, to a new SQLite file."""
+    with _exit_on_signals(), options.ledger() as ledger, progress("copying", quiet=options.json) as report:
+        copied = ledger.backup(path, progress=report)
+    _print_copy(path, copied, options)
+
+
+@with_options
+def restore(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `odograph backup`.")],
+    *,
+    options: LedgerOptions,
+    checkpoint: CheckpointFile = None,
+) -> None:
+    """Restore a backup to a new ledger. Without a checkpoint every account is closed.
+
+    An old backup would restore budget that has been spent since. A checkpoint stored elsewhere proves it current.
+    """
+    kept = read_checkpoint(checkpoint)
+    if not path.is_file():  # before a new ledger is created
+        raise LedgerError(f"there is no backup at {path}")
+    with _exit_on_signals(), options.ledger() as ledger, progress("restoring", quiet=options.json) as report:
+        found = ledger.restore(path, checkpoint=kept, progress=report)
+        _print_import(path, found, ledger.url, kept, options)
+
+
+@with_options
+def export(
+    *,
+    options: LedgerOptions,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write to this new file; by default to standard output.")
+    ] = None,
+) -> None:
+    """Write the whole ledger as JSON Lines, with integers as strings."""
+    if out is None:
+        if options.json:
+            raise InvalidPolicy("--json needs --out FILE here: export prints JSON Lines, not one JSON document")
+        with options.ledger() as ledger, progress("exporting", quiet=sys.stdout.isatty()) as report:
+            ledger.export(sys.stdout, progress=report)
+        return
+    with (
+        _exit_on_signals(),
+        options.ledger() as ledger,
+        progress("exporting", quiet=options.json) as report,
+        new_file(out) as file,
+    ):
+        copied = ledger.export(file, progress=report)
+    _print_copy(out, copied, options)
+
+
+@with_options
+def import_(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `odograph export`.")],
+    *,
+    options: LedgerOptions,
+    checkpoint: CheckpointFile = None,
+) -> None:
+    """Import an export into a new ledger, replaying every entry. Without a checkpoint every account is closed."""
+    kept = read_checkpoint(checkpoint)
+    with (
+        path.open(encoding="utf-8") as file,
+        _exit_on_signals(),
+        options.ledger() as ledger,
+        progress("importing", quiet=options.json) as report,
+    ):
+        found = ledger.import_(file, checkpoint=kept, progress=report)
+        _print_import(path, found, ledger.url, kept, options)
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that unfinished files are removed as after an interrupt."""
+
+    def exit_process(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  the signature of a handler
+        raise SystemExit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()  # other threads cannot set handlers
+    signals = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])] if is_main else []
+    before = {number: signal.signal(number, exit_process) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_copy(path: Path, copied: Checkpoint, options: LedgerOptions) -> None:
+    accounts = len(copied.accounts)
+    text = f"wrote {path}: {accounts} account{'s' * (accounts != 1)}, head {copied.head}"
+    print_result({"file": str(path), "checkpoint": copied.to_dict()}, text, as_json=options.json)
+
+
+def _print_import(path: Path, found: Verification, url: str, kept: Checkpoint | None, options: LedgerOptions) -> None:
+    closed = kept is None
+    why = (
+        "every account is closed: without a checkpoint, an old copy would restore budget that has been spent since"
+        if closed
+        else "it is not behind its checkpoint, so its accounts are open as before"
+    )
+    form = found.to_dict() | {"file": str(path), "url": url, "closed": closed}
+    print_result(form, f"read {path} into {url}\n{found}\n{why}", as_json=options.json)
+
+
+class Finding(NamedTuple):
+    """One result of an examination, with advice if something needs attention."""
+
+    what: str
+    found: str
+    advice: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding in plain types."""
+        return {"what": self.what, "found": self.found, "advice": self.advice or None}
+
+
+def examine(ledger: Ledger, now: int) -> list[Finding]:
+    """Examine the storage and the clock of a ledger; `now` is in microseconds since 1970. No entry is replayed."""
+    balances = ledger.backend.balances()
+    count = sum(balance.sequence + 1 for balance in balances.values())
+    findings = [Finding("ledger", f"{ledger.url}, entries: {count}, accounts: {len(balances)}")]
+    if not ledger.url.startswith(("http://", "https://")):
+        findings.append(Finding("schema", f"{SCHEMA}, which this version of Odograph writes"))
+    if ledger.url.startswith(_SQLITE_PREFIX):
+        findings += _examine_file(Path(unquote(ledger.url.removeprefix(_SQLITE_PREFIX))).absolute())
+    findings.append(examine_clock(balances.values(), now))
+    return findings
+
+
+def examine_clock(balances: Iterable[Balance], now: int) -> Finding:
+    """Compare the times of the last entries with a clock."""
+    last = sorted((balance.time, balance.head.name) for balance in balances)
+    ahead = [(time, name) for time, name in reversed(last) if time > now + AHEAD]
+    if not ahead:
+        found = (
+            f"the last entry is of {moment(last[-1][0]):%Y-%m-%d %H:%M:%S} UTC" if last else "there are no entries"
+        )
+        return Finding("clock", found)
+    names = ", ".join(f"{name} ({moment(time):%Y-%m-%d %H:%M:%S} UTC)" for time, name in ahead[:_MAX_ACCOUNTS_SHOWN])
+    more = f" and {len(ahead) - _MAX_ACCOUNTS_SHOWN} more" if len(ahead) > _MAX_ACCOUNTS_SHOWN else ""
+    return Finding(
+        "clock",
+        f"the last entries of {names}{more} are later than the present time, {moment(now):%Y-%m-%d %H:%M:%S} UTC",
+        "a clock was ahead when they were written, or this one is behind. Set the clock; later entries will have its"
+        " time. Reservations made while the clock was ahead expire by the time that it showed",
+    )
+
+
+def _examine_file(path: Path) -> Iterator[Finding]:
+    """Examine the file system and the write-ahead log of a SQLite file."""
+    file = path.resolve()
+    kind = _file_system(file)
+    advice = "SQLite must not be used over a network file system: move the ledger to a local disk, or use PostgreSQL"
+    yield Finding("file system", kind or "unknown", advice if kind in _NETWORK_FILE_SYSTEMS else "")
+    log = file.with_name(f"{file.name}-wal")
+    size = log.stat().st_size if log.exists() else 0
+    advice = "a program keeps reading, which prevents the log from being written back; find and end it"
+    yield Finding("log", f"{size:,} bytes", advice if size > _WAL_SIZE_WARNING else "")
+
+
+def _file_system(path: Path) -> str:
+    """Return the type of the file system of a file; an empty string if it is unknown."""
+    try:
+        lines = _MOUNT_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return ""
+    kinds: dict[Path, str] = {}
+    for line in lines:
+        fields = line.split(" ")
+        mounted = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[4])
+        kinds[Path(mounted)] = fields[fields.index("-") + 1]  # the last mount on a folder covers earlier ones
+    return next((kinds[parent] for parent in (path, *path.parents) if parent in kinds), "")
+
+
+@with_options
+def doctor(*, options: LedgerOptions) -> None:
+    """Examine the storage and the clock of the ledger. Exits with 5 if something needs attention."""
+    with options.ledger() as ledger:
+        findings = examine(ledger, time.time_ns() // 1000)
+    text = "\n".join(f"{one.what}: {one.found}" + (f"\n  {one.advice}" if one.advice else "") for one in findings)
+    print_result({"findings": [one.to_dict() for one in findings]}, text, as_json=options.json)
+    if any(one.advice for one in findings):
+        raise typer.Exit(_ATTENTION_EXIT_CODE)

@@ -1,6 +1,6 @@
 """The ledger's verbs over HTTP: `odograph.connect("https://...", token=...)`."""
 
-from odograph.client.books import RemoteBooks
-from odograph.client.wire import Wire
+from odograph.client.backend import RemoteBackend
+from odograph.client.transport import Transport
 
-__all__ = ["RemoteBooks", "Wire"]
+__all__ = ["RemoteBackend", "Transport"]

@@ -7,36 +7,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from odograph.core.composition import kov_delta
-from odograph.core.conversions import intrinsic_to_pure
-from odograph.core.decide import Price, Totals
-from odograph.core.exact import LEAST_GAUSSIAN, MOST_BLOCKS, Budget
-from odograph.core.gaussian import largest_mu
-from odograph.core.guarantees import GDP, KINDS, Guarantee, Mechanism, Parallel, exact_of
-from odograph.core.meters import CLOCKS, Meter
-from odograph.core.odometers import BestOf, Odometer, Reading, Renyi, Spent, standard_odometers
+from odograph.core.filters import Exact, meter_from_dict, takers
+from odograph.core.fixed_point import CEILING, DELTA_SCALE, SCALE, exact_of, floor_units, up
+from odograph.core.gate import Price, Totals
+from odograph.core.guarantees import REGISTRY, Guarantee, Mechanism, Parallel
+from odograph.core.meters import DeltaMeter, DriftMeter, EpsilonMeter, IntrinsicMeter, Meter, MomentMeter
+from odograph.core.odometers import BestOf, Odometer, Reading, RenyiOdometer, Spent, standard_odometers
 from odograph.core.policy import Policy
-from odograph.core.rules import RULES, Target, takers
-from odograph.core.units import CEILING, DELTA_SCALE, SCALE, down, exactly, floor_units, up
+from odograph.core.value_iteration import Budget
 from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition
 
-__all__ = [
-    "Compiled",
-    "check_compiled",
-    "compare",
-    "compile_meters",
-    "compiled_from_dict",
-    "other_odometers",
-    "price",
-    "reading",
-    "too_low",
-]
+__all__ = ["Compiled", "check_compiled", "compile_meters", "other_odometers", "too_low"]
 
-_FORM: Final = 1
-_MOST_STEPS: Final = 10**6  # that a refutation composes: its work grows as their square root
+_M = TypeVar("_M", bound=Meter)
+
+_FORM: Final = 2
+_FORMS: Final = (1, _FORM)  # 1: of 0.1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,143 +40,184 @@ class Compiled:
         """The totals of an account that has spent nothing."""
         return Totals.zero(self.meters)
 
+    def index(self, kind: type[Meter]) -> int:
+        """Return where the meter of a class is among the meters, and so among prices and totals."""
+        return next(i for i, meter in enumerate(self.meters) if isinstance(meter, kind))
+
+    def meter(self, kind: type[_M]) -> _M:
+        """Return the meter of a class, or raise `LookupError`."""
+        found = next((meter for meter in self.meters if isinstance(meter, kind)), None)
+        if found is None:
+            raise LookupError(f"this policy has no {kind.__name__}")
+        return found
+
+    def price(self, guarantee: Guarantee) -> Price:
+        """Price a guarantee on every meter, or raise `UnprovenComposition` and name a filter that would take it."""
+        if isinstance(guarantee, Parallel):
+            return self._price_parallel(guarantee)
+        if not isinstance(guarantee, Guarantee):
+            raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
+        if implied := guarantee.implies():
+            return self._price_implied(guarantee, implied)
+        policy = self.policy
+        for one, _ in policy.filters:
+            if one.accepts(guarantee, policy.neighbors):
+                break
+        else:
+            raise UnprovenComposition(_advice(policy, guarantee))
+        if isinstance(guarantee, Mechanism) and policy.neighbors != "add-remove":
+            guarantee = replace(guarantee, curve=None)  # the menu's item is for these neighbors, the curve is not
+        return Price(tuple([meter.price(guarantee) for meter in self.meters]))
+
+    def _price_implied(self, guarantee: Guarantee, implied: Sequence[Guarantee]) -> Price:
+        """Price a guarantee by those that follow from it: on each meter the cheapest.
+
+        Theorem: every implied guarantee bounds the step, so each meter may charge by any of them.
+        Assumes: a single one is implied, or all are without delta: else one meter could charge by a guarantee whose
+            delta the delta meter does not count.
+        """
+        if REGISTRY.get(guarantee.kind) is not type(guarantee):
+            raise InvalidGuarantee(f"{guarantee} is of a kind that is not registered; nothing could read it back")
+        prices: list[Price] = []
+        for one in implied:
+            try:
+                prices.append(self.price(one))
+            except UnprovenComposition:
+                if one is implied[-1] and not prices:
+                    raise
+        delta = self.index(DeltaMeter)
+        if len(prices) > 1 and any(found.amounts[delta] != 0 for found in prices):
+            raise InvalidGuarantee(f"{guarantee} implies several guarantees, which must all be without delta")
+        columns = zip(*[found.amounts for found in prices], strict=True)
+        return Price(
+            tuple([min((amount for amount in column if amount is not None), default=None) for column in columns])
+        )
+
+    def _price_parallel(self, guarantee: Parallel) -> Price:
+        """Price mechanisms that run on disjoint parts of the data.
+
+        Theorem: parallel composition: neighbors differ in one part (a person added or removed) or at most two (a
+            person replaced), so the step is no worse than the dearest part, or the dearest two, on every meter.
+        Assumes: the parts are disjoint and fixed by each record alone; for replaced persons each part's guarantee
+            also covers a person who joins or leaves the part.
+        """
+        affected = 1 if self.policy.neighbors == "add-remove" else 2
+        # A histogram has thousands of equal parts: an object is priced once, and counts as often as it can matter.
+        counts = Counter(map(id, guarantee.parts))
+        rows: list[tuple[int | None, ...]] = []
+        for key, part in {id(part): part for part in guarantee.parts}.items():
+            rows += [self.price(part).amounts] * min(affected, counts[key])
+        columns = zip(*rows, strict=True)
+        return Price(tuple(_dearest(column, affected) for column in columns))
+
+    def reading(self, totals: Totals, odometer: Odometer | None = None) -> Reading:
+        """Read the policy's odometer, or another one, which the guarantee does not cover.
+
+        Theorem: odometers; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
+        Assumes: the odometer, its tuning and the slack were fixed before the first step: the policy's alone is.
+        """
+        policy = self.policy
+        chosen = odometer or policy.odometer
+        spent = _spent(self.meters, totals)
+        if self._deltas_passed(totals):
+            loss = math.inf
+        elif policy.is_basic:
+            # Nothing of delta is left for a boundary; the sum of the epsilons needs none of it.
+            loss = spent.epsilon if math.isfinite(spent.drift) else math.inf
+        else:
+            loss = chosen.bound(spent, float(policy.delta_filter))
+        delta = float(policy.delta)
+        summed = 0.0 < loss == spent.epsilon < math.inf
+        if policy.slack is not None:
+            loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
+        note = self._note(totals, chosen, loss)
+        return Reading(loss, delta, chosen, covered=chosen == policy.odometer, note=note, summed=summed)
+
+    def compare(self, totals: Totals) -> tuple[Reading, ...]:
+        """Return the policy's reading, and the finite ones of other odometers, which the guarantee does not cover."""
+        readings = [self.reading(totals, other) for other in other_odometers(self.policy)]
+        return self.reading(totals), *(other for other in readings if math.isfinite(other.loss))
+
+    def _note(self, totals: Totals, odometer: Odometer, loss: float) -> str:
+        policy = self.policy
+        if loss <= policy.epsilon:
+            return ""
+        if math.isfinite(loss):
+            return "It may pass the promise, because it says more: a bound on the loss itself, at every moment."
+        if self._deltas_passed(totals):
+            return "No finite reading: the sum of the steps' own deltas is above the policy's delta_steps."
+        parts = [part for _, part in odometer.parts] if isinstance(odometer, BestOf) else [odometer]
+        untimed = totals.unpriced[self.index(IntrinsicMeter)] > 0
+        cures = []
+        if untimed and not any(isinstance(part, RenyiOdometer) for part in parts):
+            cures.append("a Rényi odometer fixed in the policy")
+        if policy.slack is None and totals.amounts[self.index(DeltaMeter)]:
+            cures.append("a slack fixed in the policy")
+        cure = " and ".join(cures) or "steps that come with their Rényi curve, at an order of its own"
+        return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
+
+    def _deltas_passed(self, totals: Totals) -> bool:
+        """Return whether the steps' deltas are more than delta'' pays for: totals that no gate admitted."""
+        place = self.index(DeltaMeter)
+        return totals.amounts[place] > (self.meters[place].limit or 0)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the versioned form that `compiled_from_dict` reads."""
+        """Return the versioned form that `Compiled.from_dict` reads."""
         meters = [meter.to_dict() for meter in self.meters]
         return {"form": _FORM, "policy": self.policy.to_dict(), "meters": meters, "note": self.note}
 
-
-def compiled_from_dict(form: Mapping[str, Any]) -> Compiled:
-    """Read what `Compiled.to_dict` wrote; a damaged document raises `InvalidPolicy`."""
-    if not isinstance(form, Mapping) or form.get("form") != _FORM or not isinstance(form.get("meters"), list):
-        raise InvalidPolicy(f"not a compiled policy of form {_FORM}")
-    compiled = Compiled(
-        Policy.from_dict(form.get("policy") or {}),
-        tuple(Meter.from_dict(meter) for meter in form["meters"]),
-        str(form.get("note", "")),
-    )
-    check_compiled(compiled)
-    return compiled
+    @classmethod
+    def from_dict(cls, form: Mapping[str, Any]) -> Compiled:
+        """Read what `to_dict` wrote, now or in 0.1.0; a damaged document raises `InvalidPolicy`."""
+        version = form.get("form") if isinstance(form, Mapping) else None
+        if version not in _FORMS or not isinstance(form.get("meters"), list):
+            raise InvalidPolicy(f"not a compiled policy of form {_FORM}, or of form 1")
+        compiled = cls(
+            Policy.from_dict(form.get("policy") or {}),
+            tuple(meter_from_dict(meter, version) for meter in form["meters"]),
+            str(form.get("note", "")),
+        )
+        check_compiled(compiled)
+        return compiled
 
 
 def check_compiled(compiled: Compiled) -> None:
     """Raise `InvalidPolicy` unless the meters are those of the policy, and no limit is known to be too large."""
-    # The first meters follow from the policy alone; the odometer's too. What is between are the rules' limits.
-    if compiled.meters[:3] != _first_meters(compiled.policy):
+    policy = compiled.policy
+    common = _common_meters(policy)
+    if compiled.meters[: len(common)] != common:
         raise InvalidPolicy("the delta and epsilon limits of a compiled policy must be those of its policy")
-    own = compiled.policy.odometer.meters(latent=compiled.policy.slack is not None)
-    rules = compiled.meters[3 : len(compiled.meters) - len(own)]
-    if compiled.meters[3 + len(rules) :] != own or any(meter.limit is None for meter in rules):
+    rest: Sequence[Meter] = compiled.meters[len(common) :]
+    for one, target in policy.targets():
+        rest = one.check_stored(rest, target)
+    if rest != policy.odometer.meters(latent=policy.slack is not None):
         raise InvalidPolicy("a compiled policy ends with the meters of its odometer, and only those have no limit")
-    _check_limits(compiled.policy, rules)
-
-
-def _check_limits(policy: Policy, stored: Sequence[Meter]) -> None:
-    """Raise unless the stored alternatives are the policy's, with limits no larger than the rules would set.
-
-    Limits are not recompiled: a stored one may be smaller, from an earlier version of a rule.
-    """
-    claimed = [meter for meter in stored if meter.clock == "exact"]
-    shares = [share for name, share in policy.shares if name == "exact"]
-    if len(claimed) != len(shares):
-        raise InvalidPolicy("a compiled policy has one meter for its exact rule, and only then")
-    for meter, share in zip(claimed, shares, strict=True):
-        listed = [(item.name, item.block) for item in policy.menu]
-        own = meter.takes == policy.takes and [(name, block) for name, block, _ in meter.charges] == listed
-        if not own or _refuted(exact_of(policy.epsilon), policy.delta_rule * share, meter):
-            raise InvalidPolicy(
-                f"not a budget that was certified for this policy (got {meter.limit} units of"
-                f" {float(meter.unit or 0):.4g} for {[*meter.takes, *(name for name, *_ in meter.charges)]}); compile"
-                " the policy here with compile_policy"
-            )
-    others = [meter for meter in stored if meter.clock != "exact"]
-    expected = [m for name, share in policy.shares if name != "exact" for m in _alternatives(policy, name, share)]
-    if [replace(m, limit=0) for m in others] != [replace(m, limit=0) for m in expected]:
-        raise InvalidPolicy("the alternatives of a compiled policy must be those of its rules")
-    for meter, rule in zip(others, expected, strict=True):
-        if (meter.limit or 0) > (rule.limit or 0) * (1 + Fraction(1, 10**12)) + 1:
-            raise InvalidPolicy(f"the limit of {meter.name!r} is larger than its rule allows")
-
-
-@lru_cache(maxsize=1024)
-def _refuted(epsilon: Fraction, delta: Fraction, meter: Meter) -> bool:
-    """Say whether steps that an exact meter would admit are known to pass the target.
-
-    That none is found certifies nothing: `odograph.budgets.certification` says what does.
-
-    Theorem: a Gaussian that uses up the limit is mu-GDP with mu^2 = unit * limit; equal pure steps that use it up
-        have the divergence of optimal composition (Kairouz, Oh and Viswanath 2015).
-    Assumes: the steps are charged as by `solve`; what a menu's mechanisms lose is not known from a document.
-    """
-    limit, unit = meter.limit or 0, meter.unit or Fraction(0)
-    # Charges are rounded so that an item gets at most three times the blocks that it gets alone.
-    if any(limit // charge > 4 * MOST_BLOCKS for _, _, charge in meter.charges):
-        return True
-    if not meter.takes:
-        return False
-    generous = 1 + Fraction(1, 10**9)  # the last digits of a float decide nothing
-    most = exactly(largest_mu(float(epsilon), min(float(delta), 1.0 - 2.0**-53))) ** 2 * generous
-    if unit * limit > (most if "gaussian" in meter.takes and limit >= LEAST_GAUSSIAN else 2 * most):
-        return True
-    sizes = [1 << bit for bit in range(limit.bit_length())] if "pure" in meter.takes else []
-    return any(
-        Fraction(kov_delta(limit // size, _pure_step(size * unit), 0.0, epsilon)) > delta * generous
-        for size in sizes
-        if limit // size <= _MOST_STEPS
-    )
-
-
-def _pure_step(time: Fraction) -> float:
-    """Return an epsilon whose step is charged at most this intrinsic time."""
-    return down(intrinsic_to_pure(down(float(time))), 64)
 
 
 def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:
-    """Compile a policy to its meters; the exact rule needs the certified budget of `Need.of(policy)`.
+    """Compile a policy to its meters; the exact filter needs the certified budget for `policy.need`.
 
     Theorem: Lemma 3: one limit on the sum of deltas, tested first, and any one alternative, each at its share.
-    Assumes: nothing about the target, the split or the rules changes after the first step.
+    Assumes: nothing about the target, the split or the filters changes after the first step.
     """
-    meters = [*_first_meters(policy)]
-    for name, share in policy.shares:
-        meters += _alternatives(policy, name, share, budget)
+    meters = [*_common_meters(policy)]
+    for one, target in policy.targets(budget):
+        meters += one.alternatives(target)
     meters += policy.odometer.meters(latent=policy.slack is not None)
     return Compiled(policy, tuple(meters), note)
 
 
-def _alternatives(policy: Policy, rule: str, share: Fraction, budget: Budget | None = None) -> tuple[Meter, ...]:
-    orders = tuple(policy.order_shares)
-    return RULES[rule].alternatives(Target(exact_of(policy.epsilon), policy.delta_rule * share, budget, orders))
-
-
-def _first_meters(policy: Policy) -> tuple[Meter, ...]:
+def _common_meters(policy: Policy) -> tuple[Meter, ...]:
     """The meters of every policy: delta, epsilon (basic composition), and intrinsic time for the odometer."""
     return (
-        Meter("delta", "delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
-        Meter("epsilon", "epsilon", min(CEILING, floor_units(exact_of(policy.epsilon), SCALE))),
-        Meter("intrinsic", "intrinsic", None),
+        DeltaMeter("delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
+        EpsilonMeter("epsilon", min(CEILING, floor_units(exact_of(policy.epsilon), SCALE))),
+        IntrinsicMeter("intrinsic", None),
     )
 
 
-def price(compiled: Compiled, guarantee: Guarantee) -> Price:
-    """Price a guarantee on every meter, or raise `UnprovenComposition` and name a rule that would take it."""
-    if isinstance(guarantee, Parallel):
-        return _parallel(compiled, guarantee)
-    if not isinstance(guarantee, KINDS):
-        raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
-    policy = compiled.policy
-    for name, _ in policy.shares:
-        if _taken(policy, name, guarantee):
-            break
-    else:
-        raise UnprovenComposition(_advice(policy, guarantee))
-    if isinstance(guarantee, Mechanism) and policy.neighbours != "add-remove":
-        guarantee = replace(guarantee, curve=None)  # what the menu lists is for these neighbours, the curve is not
-    return Price(tuple([CLOCKS[meter.clock](meter, guarantee) for meter in compiled.meters]))
-
-
 def too_low(stored: Price, now: Price) -> bool:
-    """Say whether a stored price is lower than what is asked now, by more than the last digits of a float.
+    """Return whether a stored price is lower than what is asked now, by more than the last digits of a float.
 
     A price is never recomputed, only checked: a later version may price lower by its last digits, not higher.
     """
@@ -198,89 +227,28 @@ def too_low(stored: Price, now: Price) -> bool:
     )
 
 
-def _parallel(compiled: Compiled, guarantee: Parallel) -> Price:
-    """Price mechanisms that run on disjoint parts of the data.
-
-    Theorem: parallel composition: neighbours differ in one part (a person added or removed) or at most two (a
-        person replaced), so the step is no worse than the dearest part, or the dearest two, on every meter.
-    Assumes: the parts are disjoint and fixed by each record alone; for replaced persons each part's guarantee also
-        covers a person who joins or leaves the part.
-    """
-    affected = 1 if compiled.policy.neighbours == "add-remove" else 2
-    # A histogram has thousands of equal parts: the same object is priced once, and counts as often as it can matter.
-    counts = Counter(map(id, guarantee.parts))
-    rows: list[tuple[int | None, ...]] = []
-    for key, part in {id(part): part for part in guarantee.parts}.items():
-        rows += [price(compiled, part).amounts] * min(affected, counts[key])
-    columns = zip(*rows, strict=True)
-    return Price(tuple(_dearest(column, affected) for column in columns))
-
-
 def _dearest(amounts: Sequence[int | None], count: int) -> int | None:
     known = [amount for amount in amounts if amount is not None]
     return sum(sorted(known)[-count:]) if len(known) == len(amounts) else None
 
 
-def _taken(policy: Policy, rule: str, guarantee: Guarantee) -> bool:
-    if not isinstance(guarantee, RULES[rule].takes):
-        return False
-    if isinstance(guarantee, Mechanism):
-        listed = rule == "exact" and any(item.name == guarantee.name for item in policy.menu)
-        # A curve does not say which neighbours it is for; the known ones are for adding or removing a person.
-        curve = rule == "renyi" and guarantee.curve is not None and policy.neighbours == "add-remove"
-        return listed or curve
-    family = "gaussian" if isinstance(guarantee, GDP) else "pure"
-    return rule != "exact" or family in policy.takes
-
-
 def _advice(policy: Policy, guarantee: Guarantee) -> str:
-    names = " and ".join(repr(name) for name, _ in policy.shares)
-    head = f"no theorem covers {guarantee} under rule {names}"
-    listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
+    names = " and ".join(repr(one.kind) for one, _ in policy.filters)
+    head = f"no theorem covers {guarantee} under filter {names}"
     if isinstance(guarantee, Mechanism):
-        if any(item.name == guarantee.name for item in policy.menu):
-            return f"{head}: the policy's menu lists it, and only rule='exact', or a share of it, reads a menu"
+        listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
         head += f": the policy's menu lists {listed}, and is fixed when the policy is made"
         if not guarantee.curve:
             return head
-    if policy.menu and isinstance(guarantee, RULES["exact"].takes) and not isinstance(guarantee, Mechanism):
-        family = "gaussian" if isinstance(guarantee, GDP) else "pure"
+    exact = next((one for one, _ in policy.filters if isinstance(one, Exact)), None)
+    family = None if exact is None or not exact.menu else exact.family_of(guarantee)
+    if exact is not None and family is not None:
         return (
-            f"{head}: beside its menu the policy takes {[*policy.takes]}; one with takes=({family!r},) would take it"
+            f"{head}: beside its menu the policy takes {[*exact.takes]}; one with takes=({family!r},) would take it"
         )
     others = [name for name in takers(guarantee) if name != "exact"] or ["exact"]
     target = "" if policy.delta else " and delta > 0"
-    return f"{head}; a policy with rule={others[-1]!r}{target} would take it"
-
-
-def reading(compiled: Compiled, totals: Totals, odometer: Odometer | None = None) -> Reading:
-    """Read the policy's odometer, or another one for looking only.
-
-    Theorem: odometers; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
-    Assumes: the odometer, its tuning and the slack were fixed before the first step: the policy's alone is.
-    """
-    policy = compiled.policy
-    chosen = odometer or policy.odometer
-    spent = _spent(compiled.meters, totals)
-    if _deltas_passed(compiled, totals):
-        loss = math.inf
-    elif policy.rule == "basic":
-        # Nothing of delta is left for a boundary; the sum of the epsilons needs none of it.
-        loss = spent.epsilon if math.isfinite(spent.drift) else math.inf
-    else:
-        loss = chosen.bound(spent, float(policy.delta_rule))
-    delta = float(policy.delta)
-    summed = 0.0 < loss == spent.epsilon < math.inf
-    if policy.slack is not None:
-        loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
-    note = _note(compiled, totals, chosen, loss)
-    return Reading(loss, delta, chosen, licensed=chosen == policy.odometer, note=note, summed=summed)
-
-
-def compare(compiled: Compiled, totals: Totals) -> tuple[Reading, ...]:
-    """Return the policy's reading, and the finite ones of other odometers beside it, for looking only."""
-    readings = [reading(compiled, totals, other) for other in other_odometers(compiled.policy)]
-    return reading(compiled, totals), *(other for other in readings if math.isfinite(other.loss))
+    return f"{head}; a policy with filter={others[-1]!r}{target} would take it"
 
 
 def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
@@ -288,43 +256,24 @@ def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
 
     Under basic composition there are none: the reading is the sum of the epsilons, whatever the odometer.
     """
-    if policy.rule == "basic":
+    if policy.is_basic:
         return ()
-    standard = standard_odometers(float(policy.epsilon), float(policy.delta_rule))
+    standard = standard_odometers(float(policy.epsilon), float(policy.delta_filter))
     return tuple(odometer for odometer in standard if odometer != policy.odometer)
-
-
-def _note(compiled: Compiled, totals: Totals, odometer: Odometer, loss: float) -> str:
-    policy = compiled.policy
-    if loss <= policy.epsilon:
-        return ""
-    if math.isfinite(loss):
-        return "It may pass the promise, because it says more: a bound on the loss itself, at every moment."
-    if _deltas_passed(compiled, totals):
-        return "No finite reading: the sum of the steps' own deltas is above the policy's delta_steps."
-    parts = [part for _, part in odometer.parts] if isinstance(odometer, BestOf) else [odometer]
-    untimed = totals.unpriced[2] > 0  # intrinsic time is the third meter of every policy
-    cures = []
-    if untimed and not any(isinstance(part, Renyi) for part in parts):
-        cures.append("a Rényi odometer fixed in the policy")
-    if policy.slack is None and totals.amounts[0]:
-        cures.append("a slack fixed in the policy")
-    cure = " and ".join(cures) or "steps that come with their Rényi curve, at an order of its own"
-    return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
-
-
-def _deltas_passed(compiled: Compiled, totals: Totals) -> bool:
-    """Say whether the steps' deltas are more than delta'' pays for: totals that no gate admitted."""
-    return totals.amounts[0] > (compiled.meters[0].limit or 0)
 
 
 def _spent(meters: Sequence[Meter], totals: Totals) -> Spent:
     moments: dict[Fraction, float] = {}
-    sums = {"intrinsic": 0.0, "epsilon": 0.0, "drift": float("inf")}
+    intrinsic = epsilon = 0.0
+    drift = math.inf  # a policy whose odometer counts none has no finite sum of epsilons either
     for meter, total, skipped in zip(meters, totals.amounts, totals.unpriced, strict=True):
-        value = float("inf") if skipped else up(total / SCALE)
-        if meter.clock == "moment" and meter.order is not None:
+        value = math.inf if skipped else up(total / SCALE)
+        if isinstance(meter, MomentMeter):
             moments[meter.order] = value
-        elif meter.name in sums:
-            sums[meter.name] = value
-    return Spent(sums["intrinsic"], sums["epsilon"], sums["drift"], moments)
+        elif isinstance(meter, IntrinsicMeter):
+            intrinsic = value
+        elif isinstance(meter, EpsilonMeter):
+            epsilon = value
+        elif isinstance(meter, DriftMeter):
+            drift = value
+    return Spent(intrinsic, epsilon, drift, moments)

@@ -1,5 +1,9 @@
 """What a mechanism costs, as a value: frozen, validated, hashable, and printable back into code.
 
+A kind of guarantee is one class, registered here. Its fields and class attributes are the only declaration of the
+kind: the stored form, the request schema of the service, the command-line option and the field that `largest` varies
+all follow from them.
+
 A number is kept exactly as it was written: `PureDP(0.1)` is one tenth, equal to `PureDP("0.1")`. Where no
 float is that number (`Fraction(1, 3)`) the fraction itself is kept.
 """
@@ -9,20 +13,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass
+from dataclasses import MISSING, Field, dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeVar
 
-from odograph.core.units import Number, Numeric, read, text_of, tidy
+from odograph.core.fixed_point import Number, Numeric, exact_of, read, text_of, tidy
 from odograph.errors import InvalidGuarantee
 
 __all__ = [
     "GDP",
-    "KINDS",
     "MOST_DIFFERENT",
     "MOST_POINTS",
     "RDP",
+    "REGISTRY",
     "SIZED",
     "ZCDP",
     "ApproxDP",
@@ -34,7 +38,11 @@ __all__ = [
     "delta_of",
     "exact_of",
     "guarantee_from_dict",
-    "stored",
+    "number_of",
+    "read_number",
+    "read_probability",
+    "register",
+    "unregister",
 ]
 
 _FORM: Final = 1  # version of the written form
@@ -44,25 +52,54 @@ MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is s
 MOST_POINTS: Final = 200  # of the curve of a `Mechanism` for which fewer steps are searched and offered
 
 
-def _number(guarantee: object, field: str) -> None:
+def read_number(guarantee: object, field: str) -> None:
     """Replace the field by its exact value, or raise with the field's name."""
     exact = read(getattr(guarantee, field), f"{type(guarantee).__name__}.{field}")
     object.__setattr__(guarantee, field, tidy(exact))
 
 
-def _probability(guarantee: object, field: str) -> None:
-    _number(guarantee, field)
+def read_probability(guarantee: object, field: str) -> None:
+    """As `read_number`, for a number below 1."""
+    read_number(guarantee, field)
     value = getattr(guarantee, field)
     if value >= 1:
         raise InvalidGuarantee(f"{type(guarantee).__name__}.{field} must be below 1, and {value!r} is not")
 
 
-class _Written:
-    """Shared by all guarantees: the printed and the stored form."""
+class Guarantee:
+    """The base of every kind. A subclass is a frozen dataclass with `kind`, decorated with `register`.
+
+    `kind` is the name of the kind in documents, requests and options. `size` is the field that makes a guarantee of
+    the kind larger or smaller, for kinds whose fields are all numbers; "" for other kinds.
+    """
 
     kind: ClassVar[str]
+    size: ClassVar[str] = ""
     __match_args__: ClassVar[tuple[str, ...]]  # the field names, made by @dataclass
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # made by @dataclass
+
+    def implies(self) -> tuple[Guarantee, ...]:
+        """Return known guarantees that follow from this one; a kind that the filters price themselves implies none.
+
+        Each meter charges the cheapest of them, so several must all be without delta.
+        """
+        return ()
+
+    @classmethod
+    def with_size(cls, size: Numeric) -> Self:
+        """Return the guarantee of a size, with 0 in the other fields that have no default."""
+        fields = cls.__dataclass_fields__
+        needed = [name for name in cls.__match_args__ if fields[name].default is MISSING]
+        return cls(**dict.fromkeys(needed, 0) | {cls.size: size})
+
+    def resized(self, size: Numeric) -> Self:
+        """Return the same guarantee with another size."""
+        return replace(self, **{self.size: size})
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Make a guarantee from the fields of its stored form."""
+        return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `guarantee_from_dict` reads: plain types, numbers as exact text."""
@@ -92,7 +129,7 @@ class _Written:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, _Written):
+    if isinstance(value, Guarantee):
         return value.to_dict()
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -112,69 +149,103 @@ def _shown(value: object) -> str:
     return f"{float(value):.17g}" if isinstance(value, Fraction) else _code(value)
 
 
+G = TypeVar("G", bound=type[Guarantee])
+
+REGISTRY: Final[dict[str, type[Guarantee]]] = {}  # every kind, by name
+SIZED: Final[dict[str, type[Guarantee]]] = {}  # the kinds of which the largest that fits can be asked for
+
+
+def register(cls: G) -> G:
+    """Add a kind of guarantee; the service and the command line offer those registered before they are imported."""
+    if not cls.kind.isidentifier():
+        raise InvalidGuarantee(f"kind must be an identifier (got {cls.kind!r})")
+    if REGISTRY.setdefault(cls.kind, cls) is not cls:
+        raise InvalidGuarantee(f"kind must be unused (got {cls.kind!r}, which is {REGISTRY[cls.kind].__name__})")
+    if cls.size:
+        SIZED[cls.kind] = cls
+    return cls
+
+
+def unregister(kind: str) -> None:
+    """Remove a kind again, for tests."""
+    del REGISTRY[kind]
+    SIZED.pop(kind, None)
+
+
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class PureDP(_Written):
+class PureDP(Guarantee):
     """epsilon-differential privacy."""
 
     kind: ClassVar[str] = "pure"
+    size: ClassVar[str] = "epsilon"
     epsilon: Numeric
 
     def __post_init__(self) -> None:
-        _number(self, "epsilon")
+        read_number(self, "epsilon")
 
 
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class ApproxDP(_Written):
+class ApproxDP(Guarantee):
     """(epsilon, delta)-differential privacy."""
 
     kind: ClassVar[str] = "approx"
+    size: ClassVar[str] = "epsilon"
     epsilon: Numeric
     delta: Numeric
 
     def __post_init__(self) -> None:
-        _number(self, "epsilon")
-        _probability(self, "delta")
+        read_number(self, "epsilon")
+        read_probability(self, "delta")
 
 
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class ProbDP(_Written):
+class ProbDP(Guarantee):
     """(epsilon, delta)-probabilistic differential privacy: P(abs(loss) > epsilon) <= delta, in both orders."""
 
     kind: ClassVar[str] = "prob"
+    size: ClassVar[str] = "epsilon"
     epsilon: Numeric
     delta: Numeric
 
     def __post_init__(self) -> None:
-        _number(self, "epsilon")
-        _probability(self, "delta")
+        read_number(self, "epsilon")
+        read_probability(self, "delta")
 
 
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class ZCDP(_Written):
+class ZCDP(Guarantee):
     """delta-approximate rho-zero-concentrated differential privacy."""
 
     kind: ClassVar[str] = "zcdp"
+    size: ClassVar[str] = "rho"
     rho: Numeric
     delta: Numeric = 0
 
     def __post_init__(self) -> None:
-        _number(self, "rho")
-        _probability(self, "delta")
+        read_number(self, "rho")
+        read_probability(self, "delta")
 
 
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class GDP(_Written):
+class GDP(Guarantee):
     """mu-Gaussian differential privacy: no easier to tell apart than N(0, 1) and N(mu, 1)."""
 
     kind: ClassVar[str] = "gdp"
+    size: ClassVar[str] = "mu"
     mu: Numeric
 
     def __post_init__(self) -> None:
-        _number(self, "mu")
+        read_number(self, "mu")
 
 
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class RDP(_Written):
+class RDP(Guarantee):
     """delta-approximate Rényi differential privacy, as a curve: a divergence at each of some orders.
 
     With delta > 0 one exceptional event of that probability must serve all the orders together.
@@ -196,7 +267,13 @@ class RDP(_Written):
             raise InvalidGuarantee(f"RDP.orders must be above 1 and ascending, and {self.orders!r} is not")
         object.__setattr__(self, "orders", tuple(tidy(order) for order in orders))
         object.__setattr__(self, "values", tuple(tidy(value) for value in values))
-        _probability(self, "delta")
+        read_probability(self, "delta")
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read the orders and values as lists."""
+        lists = {name: _listed(f"RDP.{name}", fields[name]) for name in ("orders", "values")}
+        return cls(**{**fields, **lists})
 
     def __str__(self) -> str:
         return f"RDP({len(self.orders)} orders from {float(self.orders[0]):g} to {float(self.orders[-1]):g})"
@@ -221,12 +298,13 @@ class RDP(_Written):
         return order, (order - 1) * exact_of(self.values[place])
 
 
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Mechanism(_Written):
+class Mechanism(Guarantee):
     """`steps` runs of one exactly known mechanism, by its name on a policy's menu.
 
     A policy whose menu lists the name charges what was certified for it. `curve`, if known, is the Rényi
-    curve of all the steps together, for the rules that price curves.
+    curve of all the steps together, for the filters that price curves.
     """
 
     kind: ClassVar[str] = "mechanism"
@@ -243,12 +321,19 @@ class Mechanism(_Written):
         if self.curve is not None and not isinstance(self.curve, RDP):
             raise InvalidGuarantee(f"Mechanism.curve must be an RDP or None, and {self.curve!r} is not")
 
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read the curve."""
+        curve = fields["curve"]
+        return cls(**{**fields, "curve": None if curve is None else guarantee_from_dict(curve)})
+
     def __str__(self) -> str:
         return f"{self.steps} x {self.name}"
 
 
+@register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Parallel(_Written):
+class Parallel(Guarantee):
     """One step of several mechanisms, each on its own part of the data; no record is in two parts.
 
     `odograph.parallel` makes one and says when that is sound.
@@ -259,11 +344,16 @@ class Parallel(_Written):
 
     def __post_init__(self) -> None:
         parts = tuple(self.parts) if isinstance(self.parts, Sequence) else ()
-        if not parts or not all(isinstance(part, KINDS) for part in parts):
+        if not parts or not all(isinstance(part, Guarantee) for part in parts):
             raise InvalidGuarantee(f"Parallel.parts must be guarantees, at least one, and {self.parts!r} are not")
         if any(isinstance(part, Parallel) for part in parts):
             raise InvalidGuarantee("Parallel.parts must not be parallel themselves: list all the parts at once")
         object.__setattr__(self, "parts", parts)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read the parts."""
+        return cls(tuple(guarantee_from_dict(part) for part in _listed("Parallel.parts", fields["parts"])))
 
     @property
     def different(self) -> Counter[Guarantee]:
@@ -281,25 +371,9 @@ class Parallel(_Written):
         return f"Parallel({', '.join(shown)}{f', and {more} other parts' if more else ''})"
 
 
-Guarantee: TypeAlias = PureDP | ApproxDP | ProbDP | ZCDP | GDP | RDP | Mechanism | Parallel
-
-# The same classes as a tuple, which `isinstance` takes several times as fast as a union.
-KINDS: Final = (PureDP, ApproxDP, ProbDP, ZCDP, GDP, RDP, Mechanism, Parallel)
-
-_NAMED: Final[dict[str, type[Guarantee]]] = {cls.kind: cls for cls in KINDS}
-
-# The kinds that one number makes larger or smaller, by name: a caller may ask for the largest of one.
-SIZED: Final[dict[str, type[Guarantee]]] = {cls.kind: cls for cls in (PureDP, ApproxDP, ProbDP, ZCDP, GDP)}
-
-
-def stored(value: Numeric) -> Number:
-    """Return a guarantee's number as what it is once validated: a float or a Fraction."""
+def number_of(value: Numeric) -> Number:
+    """Return a guarantee's number as the type that it has after validation: a float or a Fraction."""
     return value  # type: ignore[return-value]  # a cast would be one more call in every price
-
-
-def exact_of(value: Numeric) -> Fraction:
-    """Return the exact rational of a number that a guarantee stores."""
-    return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
 
 
 def delta_of(guarantee: Guarantee) -> Number:
@@ -312,20 +386,13 @@ def delta_of(guarantee: Guarantee) -> Number:
 
 def guarantee_from_dict(form: Mapping[str, Any]) -> Guarantee:
     """Read what `to_dict` wrote; anything else raises `InvalidGuarantee` and says what is wrong with it."""
-    cls = _NAMED.get(str(form.get("kind"))) if isinstance(form, Mapping) and form.get("form") == _FORM else None
+    cls = REGISTRY.get(str(form.get("kind"))) if isinstance(form, Mapping) and form.get("form") == _FORM else None
     if cls is None:
         raise InvalidGuarantee(f"not a guarantee of form {_FORM}: {form!r:.120}")
     names = [*cls.__match_args__]
     if set(form) != {"form", "kind", *names}:
         raise InvalidGuarantee(f"a {form['kind']} guarantee has the fields {names}, not {sorted(form)}")
-    values = {name: form[name] for name in names}
-    if cls is RDP:
-        values |= {name: _listed(f"RDP.{name}", form[name]) for name in ("orders", "values")}
-    if cls is Mechanism and form["curve"] is not None:
-        values["curve"] = guarantee_from_dict(form["curve"])
-    if cls is Parallel:
-        values["parts"] = tuple(guarantee_from_dict(part) for part in _listed("Parallel.parts", form["parts"]))
-    return cls(**values)
+    return cls.from_fields({name: form[name] for name in names})
 
 
 def _listed(field: str, value: object) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Menu items: mechanisms whose privacy-loss distribution is known, for the exact rule.
+"""Menu items: mechanisms whose privacy-loss distribution is known, for the exact filter.
 
 A distribution may come from any source that dominates the true one; `subsampled_gaussian_losses` computes that
 of a Poisson-subsampled Gaussian by quadrature, with nonnegative terms only.
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odograph.core.guarantees import Mechanism
-from odograph.core.valuefunction import Kernel, spread
+from odograph.core.value_iteration import Kernel, spread
 from odograph.errors import InvalidPolicy
 
-__all__ = ["LossDistribution", "MenuItem", "item_kernel", "subsampled_gaussian_losses"]
+__all__ = ["LossDistribution", "MenuItem", "subsampled_gaussian_losses"]
 
 _NEGLIGIBLE: Final = 1e-20  # mass beyond which a loss counts as infinite
 _TAIL: Final = 10.0  # standard deviations that the quadrature covers
@@ -29,7 +29,7 @@ _TAIL: Final = 10.0  # standard deviations that the quadrature covers
 class LossDistribution:
     """A discrete privacy-loss distribution: mass at the losses (lowest + i) * step, and at infinity.
 
-    It must dominate the mechanism's true one, as a "connect the dots" discretisation does.
+    It must dominate the mechanism's true one, as a "connect the dots" discretization does.
     """
 
     lowest: int
@@ -69,6 +69,17 @@ class LossDistribution:
         mean = float(self.masses @ places) / total
         return math.sqrt(float(self.masses @ (places - mean) ** 2) / total)
 
+    def kernel(self, loss_step: float, step: float, delta: Fraction) -> Kernel:
+        """Return the kernel of the losses, on multiples of `loss_step`, on a grid of log-ratio step `step`.
+
+        Theorem: spreading each mass linearly in x bounds Phi's expectation from above; a tail towards x = 0 may
+            be counted as a reveal (Phi <= 1), a tail towards large x at the last kept point (Phi falls with x).
+        Assumes: the losses dominate the mechanism's privacy loss, for this direction of the pair of neighbors.
+        """
+        kept = _trimmed(self, float(delta) * 1e-9, float(delta) * 1e-12)
+        shifts = -loss_step * np.arange(kept.lowest, kept.lowest + kept.masses.size, dtype=np.float64)
+        return replace(spread(shifts, kept.masses, step), reveal=kept.infinite)
+
     def composed(self, steps: int) -> LossDistribution:
         """Return the distribution of `steps` independent runs in the same direction, by direct convolution."""
         result: LossDistribution | None = None
@@ -86,10 +97,10 @@ class LossDistribution:
 
 @dataclass(frozen=True, eq=False)
 class MenuItem:
-    """A mechanism the exact rule may take: its name, how many runs make a block, the block's distribution.
+    """A mechanism the exact filter may take: its name, how many runs make a block, the block's distribution.
 
-    `directions` holds the losses of the two orders of a pair of neighbours (remove, add), on multiples of
-    `step`. An item is `oriented` if for one pair of neighbours its direction is the same at every step, as for a
+    `directions` holds the losses of the two orders of a pair of neighbors (remove, add), on multiples of
+    `step`. An item is `oriented` if for one pair of neighbors its direction is the same at every step, as for a
     subsampled Gaussian when a person is added or removed; else an analyst may turn it from step to step, and
     both directions are certified together, one step at a time. An item read back from a stored policy has no
     directions: enough to check and to price, not enough to certify a new budget.
@@ -99,14 +110,14 @@ class MenuItem:
     block: int
     step: float = 0.0
     directions: tuple[LossDistribution, ...] = ()
-    neighbours: str = "add-remove"
+    neighbors: str = "add-remove"
     oriented: bool = False
     digest: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 1:
             raise InvalidPolicy(f"a menu item needs a name and a block of at least 1 step, not {self.block!r}")
-        if self.oriented and self.neighbours != "add-remove":
+        if self.oriented and self.neighbors != "add-remove":
             raise InvalidPolicy(f"menu item {self.name!r}: replacing a person has no direction; it is not oriented")
         if self.block > 1 and not self.oriented:
             raise InvalidPolicy(f"menu item {self.name!r} can be turned from step to step, so its block is one step")
@@ -114,7 +125,7 @@ class MenuItem:
             return
         if len(self.directions) != 2 or not (math.isfinite(self.step) and self.step > 0.0):
             raise InvalidPolicy(f"menu item {self.name!r} needs two directions on a positive step")
-        text = hashlib.sha256(f"{self.name}|{self.block}|{self.step!r}|{self.neighbours}|{self.oriented}".encode())
+        text = hashlib.sha256(f"{self.name}|{self.block}|{self.step!r}|{self.neighbors}|{self.oriented}".encode())
         for losses in self.directions:
             text.update(f"|{losses.lowest}|{losses.infinite!r}|".encode() + losses.masses.tobytes())
         object.__setattr__(self, "digest", text.hexdigest())
@@ -124,7 +135,7 @@ class MenuItem:
         return {
             "name": self.name,
             "block": self.block,
-            "neighbours": self.neighbours,
+            "neighbors": self.neighbors,
             "oriented": self.oriented,
             "digest": self.digest,
         }
@@ -148,7 +159,7 @@ def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[
 
     Theorem: the pair (1-q) N(0, s^2) + q N(1, s^2) against N(0, s^2) dominates (Zhu, Dong, Wang 2022); masses
         spread linearly in x dominate it in turn ("connect the dots").
-    Assumes: Poisson sampling at `rate`, noise of `noise` times the clipping norm, add/remove neighbours.
+    Assumes: Poisson sampling at `rate`, noise of `noise` times the clipping norm, add/remove neighbors.
     """
     # Panels end where the loss is a multiple of the step, so that what is spread on a cell is smooth on a panel,
     # and are narrow enough for 8 nodes to be exact.
@@ -205,15 +216,3 @@ def _trimmed(losses: LossDistribution, below: float, above: float) -> LossDistri
     kept[0] += float(masses[:first].sum())
     infinite = losses.infinite + float(masses[last:].sum())
     return LossDistribution(losses.lowest + first, kept, min(1.0, infinite * (1.0 + 2.0**-50)))
-
-
-def item_kernel(losses: LossDistribution, loss_step: float, step: float, delta: Fraction) -> Kernel:
-    """Return the kernel of a loss distribution on a grid of log-ratio step `step`.
-
-    Theorem: spreading each mass linearly in x bounds Phi's expectation from above; a tail towards x = 0 may
-        be counted as a reveal (Phi <= 1), a tail towards large x at the last kept point (Phi falls with x).
-    Assumes: `losses` dominates the mechanism's privacy loss, for this direction of the pair of neighbours.
-    """
-    kept = _trimmed(losses, float(delta) * 1e-9, float(delta) * 1e-12)
-    shifts = -loss_step * np.arange(kept.lowest, kept.lowest + kept.masses.size, dtype=np.float64)
-    return replace(spread(shifts, kept.masses, step), reveal=kept.infinite)

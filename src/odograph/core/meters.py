@@ -1,26 +1,35 @@
-"""Meters: what a policy counts, each in whole units, and what a guarantee costs on each.
+"""Meters, and what a filter is: what a policy counts, and what a guarantee costs on each count.
 
-A meter has a *clock*, the theorem that says what one step adds to it. A price is a whole number of units,
-rounded up once, or None where the clock has no finite price for the guarantee (a Gaussian has no epsilon).
+A meter prices a guarantee by one theorem. A price is an integer number of units, rounded up once, or None where the
+theorem has no finite price (a Gaussian has no epsilon). A filter compiles its share of delta' to the limits of one or
+more meters, its alternatives; `odograph.core.filters` has them all.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from odograph.core.conversions import (
-    gdp_to_rdp,
-    probdp_drift,
-    pure_to_intrinsic,
-    pure_to_rdp,
-    zcdp_to_rdp,
+from odograph.core.conversions import gdp_to_rdp, probdp_drift, pure_to_intrinsic, pure_to_rdp, zcdp_to_rdp
+from odograph.core.fixed_point import (
+    CEILING,
+    DELTA_SCALE,
+    MOST_PRICED,
+    SCALE,
+    Numeric,
+    exact_of,
+    read,
+    text_of,
+    tidy,
+    units_computed,
+    units_squared,
+    units_written,
+    up,
 )
-from odograph.core.exact import FAMILIES, LEAST_GAUSSIAN
-from odograph.core.gaussian import pure_to_gdp
 from odograph.core.guarantees import (
     GDP,
     RDP,
@@ -31,203 +40,237 @@ from odograph.core.guarantees import (
     ProbDP,
     PureDP,
     delta_of,
-    exact_of,
-    stored,
+    number_of,
 )
-from odograph.core.units import (
-    CEILING,
-    DELTA_SCALE,
-    SCALE,
-    Number,
-    Numeric,
-    ceil_computed,
-    ceil_sure,
-    ceil_written,
-    exactly,
-    read,
-    up,
-)
-from odograph.errors import InvalidPolicy, told
+from odograph.errors import InvalidPolicy
 
-__all__ = ["CLOCKS", "Meter"]
+if TYPE_CHECKING:
+    from odograph.core.value_iteration import Budget
 
-_PURE: Final = (PureDP, ApproxDP, ProbDP)  # what has an epsilon
+__all__ = [
+    "WITH_EPSILON",
+    "DeltaMeter",
+    "DriftMeter",
+    "EpsilonMeter",
+    "Filter",
+    "IntrinsicMeter",
+    "Meter",
+    "MomentMeter",
+    "OrderMeter",
+    "Target",
+    "intrinsic_units",
+    "named_apart",
+    "renyi_units",
+]
 
-# Above this a number is no privacy at all, and floating point would soon overflow: it has no finite price.
-_HUGE: Final = 10**6
+WITH_EPSILON: Final = (PureDP, ApproxDP, ProbDP)  # the guarantees that have an epsilon
+
+_GENEROUS: Final = 1 + Fraction(1, 10**12)  # the last digits of a float decide nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
-    """One count: its name, its clock, and its limit in units (None: counted for an odometer, never a limit).
+class Meter(ABC):
+    """One count: its name, and its limit in units (None: counted for an odometer, never a limit)."""
 
-    `order` belongs to the Rényi clock; `unit`, `takes` and `charges` (name, block, units) to the exact one;
-    `latent` to the clocks of an odometer with a slack (Theorem 6), which read the steps without their deltas.
-    """
+    pricing: ClassVar[str]  # the word for it in documents
+    counts_delta: ClassVar[bool] = False  # the one meter whose limit every request must keep
+    has_limit: ClassVar[bool] = True
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # the fields beside these, and how each is read
 
     name: str
-    clock: str
     limit: int | None
-    order: Fraction | None = None
-    unit: Fraction | None = None
-    takes: tuple[str, ...] = ()
-    charges: tuple[tuple[str, int, int], ...] = ()
-    latent: bool = False
-    units_in_one: float = field(default=0.0, init=False, repr=False, compare=False)  # of the exact clock, nearly
 
-    def __post_init__(self) -> None:
-        if self.unit:
-            object.__setattr__(self, "units_in_one", float(1 / self.unit))
+    @abstractmethod
+    def price(self, guarantee: Guarantee) -> int | None:
+        """Return the units that a guarantee costs here, rounded up; None where it has no price."""
 
     @property
     def scale(self) -> Fraction:
         """Units per 1 of what the meter counts, for showing totals to people."""
-        if self.clock == "exact":
-            return 1 / self.unit if self.unit else Fraction(1)
-        return Fraction(DELTA_SCALE if self.clock == "delta" else SCALE)
+        return Fraction(SCALE)
+
+    @property
+    def has_sound_options(self) -> bool:
+        """Whether a policy can compile to these options: a stored document may be damaged."""
+        return True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the stored form; integers are text, because JSON numbers lose digits."""
-        form: dict[str, Any] = {"name": self.name, "clock": self.clock}
-        form["limit"] = None if self.limit is None else str(self.limit)
-        if self.order is not None:
-            form["order"] = str(self.order)
-        if self.clock == "exact":
-            form |= {"unit": str(self.unit), "takes": [*self.takes], "charges": [[*c] for c in self.charges]}
-        if self.latent:
-            form["latent"] = True
-        return form
+        """Return the stored form; numbers are strings, because JSON numbers lose digits."""
+        limit = None if self.limit is None else str(self.limit)
+        options = {name: _plain(getattr(self, name)) for name in self.options}
+        return {"name": self.name, "pricing": self.pricing, "limit": limit, **options}
 
     @classmethod
-    def from_dict(cls, form: Mapping[str, Any]) -> Meter:
-        """Read what `to_dict` wrote."""
-        try:
-            meter = cls(
-                str(form["name"]),
-                str(form["clock"]),
-                None if form["limit"] is None else _digits(form["limit"]),
-                order=read(form["order"], "order", InvalidPolicy) if "order" in form else None,
-                unit=read(form["unit"], "unit", InvalidPolicy) if "unit" in form else None,
-                takes=tuple(form.get("takes", ())),
-                charges=tuple((str(n), int(b), int(c)) for n, b, c in form.get("charges", ())),
-                latent=form.get("latent", False) is True,
-            )
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
-            raise InvalidPolicy(f"not a meter: {form!r:.120} ({told(problem)})") from problem
-        meter._check()
+    def from_dict(cls, form: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote; anything else raises."""
+        if set(form) - {"name", "pricing", "limit", *cls.options}:
+            raise ValueError(f"a {cls.pricing} meter has the options {[*cls.options]}")
+        limit = None if form["limit"] is None else _digits(form["limit"])
+        options = {name: parse(form[name]) for name, parse in cls.options.items() if name in form}
+        meter = cls(str(form["name"]), limit, **options)
+        if (limit is None) == cls.has_limit or (limit or 0) > CEILING or not meter.has_sound_options:
+            raise ValueError(f"no policy compiles to {meter!r}")
         return meter
-
-    def _check(self) -> None:
-        """Raise where the clock lacks what it needs: a stored document may be damaged."""
-        wrong = self.clock not in CLOCKS or (self.limit is not None and self.limit > CEILING)
-        wrong = wrong or (self.clock in {"renyi", "moment"}) != (self.order is not None and self.order > 1)
-        wrong = wrong or (
-            self.clock in {"intrinsic", "moment", "drift"} and self.name != "zcdp" and self.limit is not None
-        )
-        if self.clock == "exact":
-            # Only a menu alone counts in blocks, which have no unit.
-            counts = self.unit is not None and (self.unit > 0 or (self.unit == 0 and not self.takes))
-            known = set(self.takes) <= set(FAMILIES) and bool(self.takes or self.charges)
-            wrong = wrong or not counts or not known or any(min(b, c) < 1 for _, b, c in self.charges)
-        if wrong:
-            raise InvalidPolicy(f"not a meter that a policy compiles to: {self!r}")
 
 
 def _digits(text: object) -> int:
-    """Read a whole number that was written as text."""
+    """Read an integer that was written as a string."""
     if not isinstance(text, str) or not text.isdigit():
-        raise ValueError(f"a limit is written in digits, not as {text!r}")
+        raise ValueError(f"a limit is written in digits (got {text!r})")
     return int(text)
 
 
-def _units(cost: float, source: Number) -> int:
-    """Round a padded cost up to whole units; a positive source costs at least one, however small."""
-    return max(int(source > 0), ceil_computed(cost, SCALE))
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Fraction) else value
 
 
-def _written(value: Number, scale: int = SCALE) -> int | None:
-    """Round a number that is the cost itself up to whole units; None where it is too large to have a price."""
-    return ceil_written(value, scale) if value <= _HUGE else None
+def _flag(value: object) -> bool:
+    return value is True
 
 
-def _squared(value: Number) -> int | None:
-    """Round the square of a number up to whole units."""
-    # Twice the decimal's distance from the float, the square and the product.
-    sure = ceil_sure(value * value * SCALE, 8) if isinstance(value, float) else None
-    return _written(exact_of(value) ** 2) if sure is None else sure
+def _order(value: object) -> Fraction:
+    return read(value, "order", InvalidPolicy)
 
 
-def _delta(_meter: Meter, guarantee: Guarantee) -> int | None:
-    delta = delta_of(guarantee)
-    return _written(delta, DELTA_SCALE) if delta else 0
+class DeltaMeter(Meter):
+    """The sum of the steps' own deltas: the limit that every request must keep."""
+
+    __slots__ = ()
+    pricing: ClassVar[str] = "delta"
+    counts_delta: ClassVar[bool] = True
+
+    @property
+    def scale(self) -> Fraction:
+        """Units per 1 of delta."""
+        return Fraction(DELTA_SCALE)
+
+    def price(self, guarantee: Guarantee) -> int | None:
+        """Return the guarantee's own delta."""
+        delta = delta_of(guarantee)
+        return units_written(delta, DELTA_SCALE) if delta else 0
 
 
-def _epsilon(_meter: Meter, guarantee: Guarantee) -> int | None:
-    """Sum of epsilon.
+class EpsilonMeter(Meter):
+    """The sum of the epsilons: basic composition, an alternative of every policy."""
 
-    Theorem: basic composition; with reveals set aside the loss is at most the sum of the epsilons, surely.
-    Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
-    """
-    return _written(stored(guarantee.epsilon)) if isinstance(guarantee, _PURE) else None
+    __slots__ = ()
+    pricing: ClassVar[str] = "epsilon"
 
+    def price(self, guarantee: Guarantee) -> int | None:
+        """Sum of epsilon.
 
-def _paper(_meter: Meter, guarantee: Guarantee) -> int | None:
-    """Sum of epsilon^2, exactly.
-
-    Theorem: Whitehouse et al., Theorem on (epsilon, delta)-DP filters, as corrected (E7).
-    Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
-    """
-    if isinstance(guarantee, _PURE):
-        return _written(exact_of(guarantee.epsilon) ** 2)
-    return None
+        Theorem: basic composition; with reveals set aside the loss is at most the sum of the epsilons, surely.
+        Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
+        """
+        return units_written(number_of(guarantee.epsilon)) if isinstance(guarantee, WITH_EPSILON) else None
 
 
-def _intrinsic(_meter: Meter, guarantee: Guarantee) -> int | None:
-    """Intrinsic time V: twice the zCDP parameter of the step.
+class IntrinsicMeter(Meter):
+    """Intrinsic time, counted for odometers."""
+
+    __slots__ = ()
+    pricing: ClassVar[str] = "intrinsic"
+    has_limit: ClassVar[bool] = False
+
+    def price(self, guarantee: Guarantee) -> int | None:
+        """Intrinsic time V: twice the zCDP parameter of the step.
+
+        Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
+        Assumes: parameters predictable; a step's own delta is counted on the delta meter.
+        """
+        return intrinsic_units(guarantee)
+
+
+def intrinsic_units(guarantee: Guarantee) -> int | None:
+    """Return the intrinsic time of a guarantee in units, rounded up; None where it has none.
 
     Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
     Assumes: parameters predictable; a step's own delta is counted on the delta meter.
     """
-    if isinstance(guarantee, _PURE):
-        epsilon = stored(guarantee.epsilon)
-        return _units(pure_to_intrinsic(float(epsilon)), epsilon) if epsilon <= _HUGE else None
+    if isinstance(guarantee, WITH_EPSILON):
+        epsilon = number_of(guarantee.epsilon)
+        return units_computed(pure_to_intrinsic(float(epsilon)), epsilon) if epsilon <= MOST_PRICED else None
     if isinstance(guarantee, ZCDP):
-        return _written(2 * exact_of(guarantee.rho))
+        return units_written(2 * exact_of(guarantee.rho))
     if isinstance(guarantee, GDP):
-        return _squared(stored(guarantee.mu))
+        return units_squared(number_of(guarantee.mu))
     return None
 
 
-def _gdp(_meter: Meter, guarantee: Guarantee) -> int | None:
-    """Sum of mu^2.
+@dataclass(frozen=True, slots=True)
+class DriftMeter(Meter):
+    """What the deltas of probabilistic guarantees add to the loss that an odometer reads.
 
-    Theorem: GDP filter (Smith and Thakurta; Koskela et al.); epsilon-DP is mu-GDP, mu = 2 Phi^-1(e/(1+e)).
-    Assumes: Gaussian or pure steps, mu_n predictable.
+    It is `latent` under a slack (Theorem 6), which reads the steps without their deltas.
     """
-    if isinstance(guarantee, GDP):
-        return _squared(stored(guarantee.mu))
-    if isinstance(guarantee, PureDP):
-        epsilon = stored(guarantee.epsilon)
-        return _units(up(pure_to_gdp(float(epsilon)) ** 2), epsilon) if epsilon <= _HUGE else None
-    return None
+
+    pricing: ClassVar[str] = "drift"
+    has_limit: ClassVar[bool] = False
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"latent": _flag}
+
+    latent: bool = False
+
+    def price(self, guarantee: Guarantee) -> int | None:
+        """What a probabilistic guarantee's delta adds to the loss that an odometer reads.
+
+        Theorem: each (epsilon, delta)-pDP step adds at most delta epsilon / sinh(epsilon) (erratum E4).
+        Assumes: two-sided pDP. A step known only to be (epsilon, delta)-DP has no such bound (erratum E15): it
+            needs a slack fixed beforehand (Theorem 6).
+        """
+        if delta_of(guarantee) == 0 or self.latent:
+            return 0
+        if isinstance(guarantee, ProbDP):
+            epsilon, delta = number_of(guarantee.epsilon), number_of(guarantee.delta)
+            drift = probdp_drift(float(epsilon), float(delta)) if epsilon <= MOST_PRICED else None
+            return None if drift is None else units_computed(drift, delta)
+        return None
 
 
-def _renyi(meter: Meter, guarantee: Guarantee) -> int | None:
-    """Sum of Rényi divergences at one order.
+@dataclass(frozen=True, slots=True)
+class OrderMeter(Meter):
+    """Shared by the meters that sum Rényi divergences at one order."""
 
-    Theorem: (approximate) RDP filter at an order fixed beforehand (Feldman and Zrnic; Whitehouse et al.).
-    Assumes: divergences predictable and valid in both directions; a step's delta is on the delta meter.
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"order": _order}
+
+    order: Fraction
+
+    @property
+    def has_sound_options(self) -> bool:
+        """Whether the order is one of a Rényi divergence."""
+        return self.order > 1
+
+
+@dataclass(frozen=True, slots=True)
+class MomentMeter(OrderMeter):
+    """Rényi divergences at one order, for an odometer; a step with its own delta needs a slack (`latent`)."""
+
+    pricing: ClassVar[str] = "moment"
+    has_limit: ClassVar[bool] = False
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"order": _order, "latent": _flag}
+
+    latent: bool = False
+
+    def price(self, guarantee: Guarantee) -> int | None:
+        """Return the divergence at the order; None for a step with its own delta, unless a slack covers it."""
+        return renyi_units(guarantee, self.order) if delta_of(guarantee) == 0 or self.latent else None
+
+
+def renyi_units(guarantee: Guarantee, order: Fraction) -> int | None:
+    """Return the Rényi divergence of a guarantee at an order in units, rounded up; None where it is not known.
+
+    Theorem: Lemma 1 (pure steps), the definition of zCDP, the divergence of two Gaussians, the chord of a curve.
+    Assumes: divergences valid in both directions; a step's own delta is counted elsewhere.
     """
-    if meter.order is None:
-        raise InvalidPolicy(f"meter {meter.name!r} needs an order")
     if isinstance(guarantee, Mechanism):
-        return None if guarantee.curve is None else _renyi(meter, guarantee.curve)
+        return None if guarantee.curve is None else renyi_units(guarantee.curve, order)
     if isinstance(guarantee, RDP):
-        divergence = guarantee.at(meter.order)
-        return None if divergence is None else _written(divergence)
+        divergence = guarantee.at(order)
+        return None if divergence is None else units_written(divergence)
     source: Numeric
     curve: Callable[[float, float], float]
-    if isinstance(guarantee, _PURE):
+    if isinstance(guarantee, WITH_EPSILON):
         source, curve = guarantee.epsilon, pure_to_rdp
     elif isinstance(guarantee, ZCDP):
         source, curve = guarantee.rho, zcdp_to_rdp
@@ -236,67 +279,73 @@ def _renyi(meter: Meter, guarantee: Guarantee) -> int | None:
     else:
         return None
     # The order is a rational read as a float: a few more units of padding cover that.
-    value = stored(source)
-    return _units(up(curve(float(value), float(meter.order)), 64), value) if value <= _HUGE else None
+    value = number_of(source)
+    return units_computed(up(curve(float(value), float(order)), 64), value) if value <= MOST_PRICED else None
 
 
-def _exact(meter: Meter, guarantee: Guarantee) -> int | None:
-    """Whole units of the certified value-function budget.
-
-    Theorem: the exact filter: any adaptive sequence whose charges total at most the limit is within target.
-    Assumes: the step is of a family the budget was certified with, or on its menu; charges predictable.
-    """
-    if meter.unit is None:
-        raise InvalidPolicy(f"meter {meter.name!r} needs a unit")
-    if isinstance(guarantee, Mechanism):
-        charge = {name: (block, units) for name, block, units in meter.charges}.get(guarantee.name)
-        return None if charge is None else -(-guarantee.steps // charge[0]) * charge[1]
-    if isinstance(guarantee, GDP) and "gaussian" in meter.takes:
-        mu = stored(guarantee.mu)
-        if mu > _HUGE:
-            return None
-        # Twice the decimal's distance from the float, the square, the inverse unit and the product.
-        sure = ceil_sure(mu * mu * meter.units_in_one, 12) if isinstance(mu, float) else None
-        return max(LEAST_GAUSSIAN * (mu > 0), math.ceil(exact_of(mu) ** 2 / meter.unit) if sure is None else sure)
-    if isinstance(guarantee, _PURE) and "pure" in meter.takes:
-        epsilon = stored(guarantee.epsilon)
-        if epsilon > _HUGE:
-            return None
-        time = pure_to_intrinsic(float(epsilon))
-        sure = ceil_sure(time * meter.units_in_one, 4)
-        return max(int(epsilon > 0), math.ceil(exactly(time) / meter.unit) if sure is None else sure)
-    return None
+def named_apart(meters: Iterable[Meter]) -> tuple[Meter, ...]:
+    """Return the meters; where different ones share a name, it says the whole order instead of six digits of it."""
+    found = tuple(meters)
+    # Names are stored with an account, so an order that six digits tell apart keeps its short name.
+    count = Counter(meter.name for meter in set(found))
+    return tuple(
+        replace(meter, name=f"{meter.pricing}@{text_of(tidy(meter.order))}")
+        if count[meter.name] > 1 and isinstance(meter, OrderMeter)
+        else meter
+        for meter in found
+    )
 
 
-def _drift(meter: Meter, guarantee: Guarantee) -> int | None:
-    """What a probabilistic guarantee's delta adds to the loss that an odometer reads.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a filter compiles: an epsilon, its share of delta', and the certified budget that the exact one needs."""
 
-    Theorem: each (epsilon, delta)-pDP step adds at most delta epsilon / sinh(epsilon) (erratum E4).
-    Assumes: two-sided pDP. A step known only to be (epsilon, delta)-DP has no such bound (erratum E15): it
-        needs a slack fixed beforehand (Theorem 6).
-    """
-    if delta_of(guarantee) == 0 or meter.latent:
-        return 0
-    if isinstance(guarantee, ProbDP):
-        epsilon, delta = stored(guarantee.epsilon), stored(guarantee.delta)
-        return _units(probdp_drift(float(epsilon), float(delta)), delta) if epsilon <= _HUGE else None
-    return None
+    epsilon: Fraction
+    delta: Fraction
+    budget: Budget | None = None
 
 
-def _moment(meter: Meter, guarantee: Guarantee) -> int | None:
-    """Rényi divergence for an odometer: as the filter's clock, but a step with its own delta needs a slack."""
-    return _renyi(meter, guarantee) if delta_of(guarantee) == 0 or meter.latent else None
+@dataclass(frozen=True, slots=True)
+class Filter(ABC):
+    """A stop rule with a theorem: the guarantees it takes, and the alternatives that it compiles a target to."""
 
+    kind: ClassVar[str]  # its name
+    guarantees: ClassVar[tuple[type[Guarantee], ...]]  # the kinds that it has a theorem for
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # its fields, and how each is read from a document
 
-# What a guarantee costs on a meter of each clock: whole units rounded up, or None where it has no price.
-CLOCKS: Final[dict[str, Callable[[Meter, Guarantee], int | None]]] = {
-    "delta": _delta,
-    "drift": _drift,
-    "epsilon": _epsilon,
-    "exact": _exact,
-    "gdp": _gdp,
-    "intrinsic": _intrinsic,
-    "moment": _moment,
-    "paper": _paper,
-    "renyi": _renyi,
-}
+    @abstractmethod
+    def alternatives(self, target: Target) -> tuple[Meter, ...]:
+        """Return the meters whose limits keep the target, each with its share of the target's delta."""
+
+    @abstractmethod
+    def reach(self, epsilon: float, delta: float) -> float:
+        """Return about how much intrinsic time is admitted for a target, to tune an odometer by."""
+
+    def accepts(self, guarantee: Guarantee, neighbors: str) -> bool:  # noqa: ARG002  some ask for them
+        """Return whether a theorem covers the guarantee under this filter."""
+        return isinstance(guarantee, self.guarantees)
+
+    def takes_curves(self, neighbors: str) -> bool:  # noqa: ARG002  some ask for them
+        """Return whether steps may come that have a Rényi curve and no intrinsic time."""
+        return False
+
+    def check_neighbors(self, neighbors: str) -> None:  # noqa: B027  few filters have such an option
+        """Raise `InvalidPolicy` if an option was made for other neighbors."""
+
+    def check_stored(self, meters: Sequence[Meter], target: Target) -> Sequence[Meter]:
+        """Check that stored meters begin with this filter's alternatives, and return those after them.
+
+        Limits are not recompiled: a stored one may be smaller, from an earlier version of the filter.
+        """
+        own = self.alternatives(target)
+        stored, others = meters[: len(own)], meters[len(own) :]
+        if [replace(meter, limit=0) for meter in stored] != [replace(meter, limit=0) for meter in own]:
+            raise InvalidPolicy("the alternatives of a compiled policy must be those of its filters")
+        for meter, computed in zip(stored, own, strict=True):
+            if meter.limit is None or meter.limit > (computed.limit or 0) * _GENEROUS + 1:
+                raise InvalidPolicy(f"the limit of {meter.name!r} is larger than its filter allows")
+        return others
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stored form: the kind and the options."""
+        return {"kind": self.kind}

@@ -1,6 +1,15 @@
-"""Odometers: bounds on the privacy loss so far, valid at all times at once.
+"""Odometers: bounds on the privacy loss so far, valid at all times at once; and the boundaries that they read from.
 
 An odometer is a frozen value: its boundary and tuning are fixed before the first step and never change.
+
+A boundary is a curve that the centered privacy loss ever crosses with probability at most delta. S_n is the privacy
+loss of the first n steps less V_n/2, V_n their intrinsic time. By Lemma 1 the process `exp(c S_n - c^2 V_n/2)` is a
+nonnegative supermartingale for every c >= 0, and every boundary B here has `P(there is an n with S_n >= B(V_n)) <=
+delta` by Ville's inequality. The tuning of a boundary (the keyword arguments) is fixed before the first step: the
+best of several tunings picked afterwards is not a boundary.
+
+`v` is a float or a float64 array, and the result has its shape. Results are padded up, delta lies strictly between 0
+and 1, and only log(1/delta) is ever formed, never 1/delta.
 """
 
 from __future__ import annotations
@@ -10,45 +19,64 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from odograph.core import boundaries
-from odograph.core.meters import Meter
-from odograph.core.orders import named_apart
-from odograph.core.roots import last_holding
-from odograph.core.units import read, up
+from odograph.core.conversions import filter_time
+from odograph.core.fixed_point import ULP, down, last_holding, read, up
+from odograph.core.meters import DriftMeter, Meter, MomentMeter, named_apart
 from odograph.errors import InvalidPolicy, told
 
 __all__ = [
     "BestOf",
     "DiscreteMixture",
-    "Filter",
+    "FilterOdometer",
     "Mixture",
     "Odometer",
     "PaperMixture",
     "PaperStitched",
     "Reading",
-    "Renyi",
+    "RenyiOdometer",
     "Rogers",
     "Spent",
     "Stitched",
+    "best_gamma",
+    "best_gamma_one_sided",
     "default_odometer",
+    "discrete_mixture",
+    "line",
+    "mixture",
+    "mixture_one_sided",
+    "mixture_one_sided_closed",
     "odometer_from_dict",
     "odometer_to_dict",
+    "rogers",
+    "spread_times",
     "standard_odometer",
     "standard_odometers",
+    "stitched",
+    "stitched_paper",
 ]
 
-_LICENCE: Final = (
-    "For each fixed pair of neighbours, with probability at least 1 - {delta:.3g} the realised privacy loss is at "
+_Array: TypeAlias = NDArray[np.float64]
+Values = TypeVar("Values", float, NDArray[np.float64])
+
+_LOG_2: Final = math.log(2.0)
+_NEWTON_STEPS: Final = 100  # convergence is quadratic and takes about ten; this only ends a two-cycle of rounding
+
+_STATEMENT: Final = (
+    "For each fixed pair of neighbors, with probability at least 1 - {delta:.3g} the realized privacy loss is at "
     "most this at all times at once; it does not make the run ({loss:.3g}, {delta:.3g})-DP."
 )
 _EARLIEST: Final = 400.0  # of the default odometer: how much earlier than the filter's stop it is still tight
 _EARLY_LINES: Final = 8
 _ORDERS_AROUND: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
-_LOOKING: Final = "For looking only: the policy fixed another odometer, and picking the least afterwards is not safe."
+_UNCOVERED: Final = (
+    "Informational: not covered by the guarantee. The policy fixed another odometer, and picking the least afterwards"
+    " is not safe."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +99,7 @@ class Reading:
     loss: float
     delta: float
     odometer: Odometer
-    licensed: bool
+    covered: bool
     note: str = ""
     summed: bool = False
 
@@ -81,19 +109,29 @@ class Reading:
         return "sum of epsilons" if self.summed else type(self.odometer).__name__
 
     @property
-    def licence(self) -> str:
+    def statement(self) -> str:
         """What the reading allows to be claimed, in a sentence."""
-        if not self.licensed:
-            return _LOOKING
+        if not self.covered:
+            return _UNCOVERED
         if math.isinf(self.loss):
             return self.note
         if self.loss == 0.0:
             return "Nothing was lost so far."
-        sentence = _LICENCE.format(loss=self.loss, delta=self.delta)
+        sentence = _STATEMENT.format(loss=self.loss, delta=self.delta)
         return f"{sentence} {self.note}" if self.note else sentence
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the reading in plain types; the loss is None where the odometer has no finite bound."""
+        return {
+            "loss": self.loss if math.isfinite(self.loss) else None,
+            "delta": self.delta,
+            "odometer": self.method,
+            "covered": self.covered,
+            "statement": self.statement,
+        }
+
     def __str__(self) -> str:
-        return f"loss at most {self.loss:.4g} ({self.method}). {self.licence}"
+        return f"loss at most {self.loss:.4g} ({self.method}). {self.statement}"
 
 
 def _positive(odometer: object, *names: str, above: float = 0.0) -> None:
@@ -113,12 +151,12 @@ def _check_shares(name: str, shares: Sequence[object]) -> None:
         raise InvalidPolicy(f"{name} must be positive and sum to at most 1, and {shares!r} do not")
 
 
-class _Clocked(ABC):
+class _TimeOdometer(ABC):
     """Shared by the odometers that read intrinsic time: U = B(V) + V/2 + drift, or the sum of epsilons."""
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return the meters that the odometer needs beside intrinsic time and epsilon."""
-        return (Meter("drift", "drift", None, latent=latent),)
+        return (DriftMeter("drift", None, latent),)
 
     @abstractmethod
     def boundary(self, v: float, delta: float) -> float:
@@ -139,7 +177,7 @@ class _Clocked(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Filter(_Clocked):
+class FilterOdometer(_TimeOdometer):
     """The straight line that is tightest where the paper's filter for `epsilon` would stop."""
 
     kind: ClassVar[str] = "filter"
@@ -150,11 +188,11 @@ class Filter(_Clocked):
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        return boundaries.line(v, delta, at=boundaries.filter_time(self.epsilon, delta))
+        return line(v, delta, at=filter_time(self.epsilon, delta))
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture(_Clocked):
+class Mixture(_TimeOdometer):
     """The one-sided normal mixture, tightest around a time set by `gamma`."""
 
     kind: ClassVar[str] = "mixture"
@@ -165,11 +203,11 @@ class Mixture(_Clocked):
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        return boundaries.mixture_one_sided(v, delta, gamma=self.gamma)
+        return mixture_one_sided(v, delta, gamma=self.gamma)
 
 
 @dataclass(frozen=True, slots=True)
-class PaperMixture(_Clocked):
+class PaperMixture(_TimeOdometer):
     """The two-sided normal mixture as the paper prints it (E11: true, and loose)."""
 
     kind: ClassVar[str] = "mixture-paper"
@@ -180,11 +218,11 @@ class PaperMixture(_Clocked):
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        return boundaries.mixture(v, delta, gamma=self.gamma)
+        return mixture(v, delta, gamma=self.gamma)
 
 
 @dataclass(frozen=True, slots=True)
-class Stitched(_Clocked):
+class Stitched(_TimeOdometer):
     """The stitched boundary with exact constants, finite from the start (E12, E13)."""
 
     kind: ClassVar[str] = "stitched"
@@ -198,11 +236,11 @@ class Stitched(_Clocked):
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        return boundaries.stitched(v, delta, start=self.start, eta=self.eta, s=self.s)
+        return stitched(v, delta, start=self.start, eta=self.eta, s=self.s)
 
 
 @dataclass(frozen=True, slots=True)
-class PaperStitched(_Clocked):
+class PaperStitched(_TimeOdometer):
     """The stitched boundary with the paper's constants, infinite before `start`."""
 
     kind: ClassVar[str] = "stitched-paper"
@@ -213,11 +251,11 @@ class PaperStitched(_Clocked):
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        return boundaries.stitched_paper(v, delta, start=self.start)
+        return stitched_paper(v, delta, start=self.start)
 
 
 @dataclass(frozen=True, slots=True)
-class DiscreteMixture(_Clocked):
+class DiscreteMixture(_TimeOdometer):
     """A mixture of lines, tightest at `points` geometric times from `low` to `high`."""
 
     kind: ClassVar[str] = "discrete-mixture"
@@ -239,12 +277,12 @@ class DiscreteMixture(_Clocked):
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
-        times, weights = boundaries.spread_times(self.low, self.high, self.points)
-        return boundaries.discrete_mixture(v, delta, times=times, weights=weights)
+        times, weights = spread_times(self.low, self.high, self.points)
+        return discrete_mixture(v, delta, times=times, weights=weights)
 
 
 @dataclass(frozen=True, slots=True)
-class Rogers(_Clocked):
+class Rogers(_TimeOdometer):
     """Rogers et al. 2016, corrected (E6): a baseline; `people` is a public constant, never the data's size."""
 
     kind: ClassVar[str] = "rogers"
@@ -258,11 +296,11 @@ class Rogers(_Clocked):
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
         # The theorem is for delta' up to 1/e.
-        return boundaries.rogers(v, delta, people=self.people) if delta <= math.exp(-1.0) else math.inf
+        return rogers(v, delta, people=self.people) if delta <= math.exp(-1.0) else math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class Renyi:
+class RenyiOdometer:
     """Readings from Rényi curves, hence for subsampled Gaussians: a weighted mixture over fixed orders."""
 
     kind: ClassVar[str] = "renyi"
@@ -270,19 +308,17 @@ class Renyi:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        orders = tuple(float(read(order, "Renyi.orders", InvalidPolicy)) for order in self.orders)
+        orders = tuple(float(read(order, "RenyiOdometer.orders", InvalidPolicy)) for order in self.orders)
         if len(orders) != len(self.weights) or any(not 1.0 < order < math.inf for order in orders):
-            raise InvalidPolicy(f"Renyi needs orders above 1 and as many weights, not {self.orders!r}")
-        _check_shares("Renyi.weights", self.weights)
+            raise InvalidPolicy(f"RenyiOdometer needs orders above 1 and as many weights, not {self.orders!r}")
+        _check_shares("RenyiOdometer.weights", self.weights)
         object.__setattr__(self, "orders", orders)
         object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return one meter per order."""
         orders = [Fraction(repr(order)) for order in self.orders]
-        return named_apart(
-            Meter(f"moment@{float(order):g}", "moment", None, order=order, latent=latent) for order in orders
-        )
+        return named_apart(MomentMeter(f"moment@{float(order):g}", None, order, latent) for order in orders)
 
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the l that solves `sum_j w_j exp((a_j - 1)(l - R(a_j))) = 1/delta`, from above.
@@ -338,11 +374,29 @@ class BestOf:
 
 
 Odometer: TypeAlias = (
-    BestOf | DiscreteMixture | Filter | Mixture | PaperMixture | PaperStitched | Renyi | Rogers | Stitched
+    BestOf
+    | DiscreteMixture
+    | FilterOdometer
+    | Mixture
+    | PaperMixture
+    | PaperStitched
+    | RenyiOdometer
+    | Rogers
+    | Stitched
 )
 
 _KINDS: Final[dict[str, Callable[..., Odometer]]] = {
-    cls.kind: cls for cls in (DiscreteMixture, Filter, Mixture, PaperMixture, PaperStitched, Renyi, Rogers, Stitched)
+    cls.kind: cls
+    for cls in (
+        DiscreteMixture,
+        FilterOdometer,
+        Mixture,
+        PaperMixture,
+        PaperStitched,
+        RenyiOdometer,
+        Rogers,
+        Stitched,
+    )
 }
 
 
@@ -381,28 +435,211 @@ def default_odometer(time: float, delta: float, *, curves: bool = False) -> Best
     # The filter whose line is tightest at `time` stops where that line is this loss.
     stop = math.sqrt(2.0 * -math.log(share * delta) * time) + time / 2.0
     parts: list[tuple[float, Odometer]] = [
-        (share, Filter(stop)),
+        (share, FilterOdometer(stop)),
         (share, DiscreteMixture(time / _EARLIEST, time / 2.0, _EARLY_LINES)),
     ]
     if curves:
         best = math.sqrt(2.0 * -math.log(0.5 * delta) / time)  # its order less 1, for Gaussians
         orders = sorted({2.0, *(max(1.001, float(f"{1.0 + best * factor:.6g}")) for factor in _ORDERS_AROUND)})
-        parts.append((0.5, Renyi(tuple(orders), (1.0 / len(orders),) * len(orders))))
+        parts.append((0.5, RenyiOdometer(tuple(orders), (1.0 / len(orders),) * len(orders))))
     return BestOf(tuple(parts))
 
 
 def standard_odometer(epsilon: float, delta: float) -> DiscreteMixture:
     """Return a general-purpose one: 16 lines over six decades of time, up to 8 times where a filter stops."""
-    high = 8.0 * boundaries.filter_time(epsilon, delta)
+    high = 8.0 * filter_time(epsilon, delta)
     return DiscreteMixture(high * 1e-6, high)
 
 
 def standard_odometers(epsilon: float, delta: float) -> tuple[Odometer, ...]:
     """Return one of each kind that reads intrinsic time, tuned for where a filter for the target would stop."""
-    time = boundaries.filter_time(epsilon, delta)
+    time = filter_time(epsilon, delta)
     return (
         standard_odometer(epsilon, delta),
-        Filter(epsilon),
-        Mixture(boundaries.best_gamma_one_sided(time, delta)),
-        Stitched(boundaries.best_start(time)),
+        FilterOdometer(epsilon),
+        Mixture(best_gamma_one_sided(time, delta)),
+        Stitched(time),
     )
+
+
+# Boundaries.
+
+
+def line(v: Values, delta: float, *, at: float) -> Values:
+    """Return the straight boundary that is tightest at intrinsic time `at`.
+
+    Theorem: Ville's inequality for c = sqrt(2 log(1/delta)/at); Howard et al. 2020, arXiv 1808.03204.
+    Assumes: at > 0 was fixed before the first step.
+    """
+    x, ell = _read(v, delta)
+    half = math.sqrt(0.5 * ell) * math.sqrt(at)
+    return _padded(half + half / at * x, v, ell)
+
+
+def mixture(v: Values, delta: float, *, gamma: float) -> Values:
+    """Return the two-sided normal-mixture boundary, as the paper prints it.
+
+    Theorem: Robbins 1970; Howard et al. 2021, arXiv 1810.08240.
+    Assumes: gamma > 0 was fixed before the first step.
+    """
+    x, ell = _read(v, delta)
+    return _padded(np.sqrt((x + gamma) * (2.0 * ell + np.log1p(x / gamma))), v, ell)
+
+
+def mixture_one_sided(v: Values, delta: float, *, gamma: float) -> Values:
+    """Return the one-sided normal-mixture boundary: the mixture runs over c >= 0 only, which is all we need.
+
+    Theorem: `z sqrt(v+gamma)` with z^2/2 + log Phi(z) = log(sqrt(1+v/gamma)/(2 delta)); half-normal mixture.
+    Assumes: gamma > 0 was fixed before the first step.
+    """
+    x, ell = _read(v, delta)
+    from scipy import special  # noqa: PLC0415  loaded where it is used
+
+    goal = 0.5 * np.log1p(x / gamma) + ell
+    # z^2/2 + log(2 Phi(z)) is convex and increasing, and the closed form lies above its root: Newton's
+    # iterates come down to the root from above and never pass it. 2 Phi(z) - 1 = erf(z/sqrt 2) is `excess`.
+    z = np.sqrt(2.0 * _log_mean_one_exp(goal))
+    for _ in range(_NEWTON_STEPS):
+        excess = special.erf(z * math.sqrt(0.5))
+        slope = z + math.sqrt(2.0 / math.pi) * np.exp(-0.5 * z * z) / (1.0 + excess)
+        step = (0.5 * z * z + np.log1p(excess) - goal) / slope
+        z = z - step
+        if np.all(np.abs(step) <= 2.0 * ULP * z):
+            break
+    return _padded(z * np.sqrt(x + gamma), v, ell)
+
+
+def mixture_one_sided_closed(v: Values, delta: float, *, gamma: float) -> Values:
+    """Return a closed form slightly above the one-sided mixture boundary (4e-8 relative at delta = 1e-6).
+
+    Theorem: Phi(-z) <= e^(-z^2/2)/2 puts `sqrt(2 log(K + 1/2))` above z, K = sqrt(1+v/gamma)/(2 delta).
+    Assumes: gamma > 0 was fixed before the first step.
+    """
+    x, ell = _read(v, delta)
+    goal = 0.5 * np.log1p(x / gamma) + ell
+    return _padded(np.sqrt(2.0 * (x + gamma) * _log_mean_one_exp(goal)), v, ell)
+
+
+def stitched_paper(v: Values, delta: float, *, start: float) -> Values:
+    """Return the stitched boundary with the paper's rounded constants, infinite before `start`.
+
+    Theorem: Howard et al. 2021, arXiv 1810.08240, Theorem 1 with eta = 2, s = 1.4, constants rounded up.
+    Assumes: start > 0 was fixed before the first step.
+    """
+    x, ell = _read(v, delta)
+    late = np.maximum(x, start)
+    rate = np.log(_LOG_2 + np.log(late / start)) + 0.72 * (math.log(5.2) + ell)
+    return _padded(np.where(x < start, math.inf, 1.7 * np.sqrt(late * rate)), v, ell)
+
+
+def stitched(v: Values, delta: float, *, start: float, eta: float = 2.0, s: float = 1.4) -> Values:
+    """Return the stitched boundary with exact constants, constant before `start`: log log growth.
+
+    Theorem: Howard et al. 2021, arXiv 1810.08240, Theorem 1; `max(v, start)` is free because B is increasing.
+    Assumes: start > 0, eta > 1 and s > 1 were fixed before the first step.
+    """
+    x, ell = _read(v, delta)
+    from scipy import special  # noqa: PLC0415  loaded where it is used
+
+    late = np.maximum(x, start)
+    # s log log(eta w) - s log log(eta) written as one logarithm, so that every term is nonnegative.
+    epochs = s * np.log1p(np.log(late / start) / math.log(eta))
+    rate = epochs + math.log1p(float(special.zetac(s))) + ell
+    return _padded((eta**0.25 + eta**-0.25) * np.sqrt(0.5 * late * rate), v, ell, 32.0)
+
+
+def discrete_mixture(v: Values, delta: float, *, times: tuple[float, ...], weights: tuple[float, ...]) -> Values:
+    """Return the boundary of a weighted mixture of lines, each tightest at one of `times`.
+
+    Theorem: Ville's inequality for sum_k w_k exp(c_k S - c_k^2 V/2), c_k = sqrt(2 log(1/delta)/v_k).
+    Assumes: times > 0 and weights > 0 with sum at most 1 were fixed before the first step.
+    """
+    x, ell = _read(v, delta)
+    c = np.sqrt(2.0 * ell) / np.sqrt(np.asarray(times, dtype=np.float64))
+    loss = 0.5 * c * c * x[..., np.newaxis] - np.log(np.asarray(weights, dtype=np.float64))
+    # Each term alone reaches 1/delta at its own line, so the lowest line is above the root; the log of the
+    # sum is convex and increasing in s, and Newton's iterates come down to the root from above.
+    at = np.min((ell + loss) / c, axis=-1)
+    for _ in range(_NEWTON_STEPS):
+        exponents = c * at[..., np.newaxis] - loss
+        peak = np.max(exponents, axis=-1)
+        terms = np.exp(exponents - peak[..., np.newaxis])
+        total = np.sum(terms, axis=-1)
+        step = (peak + np.log(total) - ell) * total / np.sum(c * terms, axis=-1)
+        at = at - step
+        if np.all(np.abs(step) <= 2.0 * ULP * at):
+            break
+    return _padded(at, v, ell, 32.0)
+
+
+def rogers(v: Values, delta: float, *, people: float) -> Values:
+    """Return the odometer of Rogers et al. 2016 as a boundary, with its second branch corrected (E6).
+
+    Theorem: Rogers, Roth, Ullman and Vadhan 2016, arXiv 1605.08294, with `log(4 log2(n)/delta)`.
+    Assumes: people >= 2 is a public constant, and delta <= 1/e.
+    """
+    x, ell = _read(v, delta)
+    floor = 1.0 / (people * people)
+    log_n = math.log(people)
+    inner = x * (1.0 + math.log(110.0) + 2.0 * (math.log(log_n) + ell))
+    spread = (floor + x) * (1.0 + 0.5 * np.log1p(x / floor))
+    outer = spread * (math.log(4.0 * log_n / _LOG_2) + ell)
+    return _padded(np.sqrt(2.0 * np.where((floor <= x) & (x <= 1.0), inner, outer)), v, ell)
+
+
+def best_gamma(v: float, delta: float) -> float:
+    """Return the gamma that makes the two-sided `mixture` smallest at intrinsic time `v`.
+
+    Theorem: v/(x-1), x the root above 1 of x = 1 + 2 log(1/delta) + log x; any gamma is valid.
+    Assumes: v > 0 is a target named beforehand, not the intrinsic time that was reached.
+    """
+    return _gamma(v, -math.log(delta))
+
+
+def best_gamma_one_sided(v: float, delta: float) -> float:
+    """Return a gamma that makes `mixture_one_sided` nearly smallest at intrinsic time `v`.
+
+    Theorem: the two-sided optimum with (1 + 1/delta)/2, as in the closed form, for 1/delta; any is valid.
+    Assumes: v > 0 is a target named beforehand, not the intrinsic time that was reached.
+    """
+    return _gamma(v, float(_log_mean_one_exp(np.asarray(-math.log(delta)))))
+
+
+def spread_times(low: float, high: float, points: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return geometric times from `low` to `high` and equal weights, for `discrete_mixture`.
+
+    Theorem: none is needed: any times are valid with weights that sum to at most 1.
+    Assumes: 0 < low <= high and points >= 1 were fixed before the first step.
+    """
+    times = np.geomspace(low, high, points) if points > 1 else np.asarray([math.sqrt(low) * math.sqrt(high)])
+    return tuple(times.tolist()), (down(1.0 / points, 1.0),) * points
+
+
+def _read(v: float | _Array, delta: float) -> tuple[_Array, float]:
+    return np.asarray(v, dtype=np.float64), -math.log(delta)
+
+
+def _shaped(value: _Array, like: Values) -> Values:
+    return value if isinstance(like, np.ndarray) else float(value)
+
+
+def _padded(value: _Array, like: Values, ell: float, ulps: float = 16.0) -> Values:
+    # Near delta = 1 the half unit in which delta was read is 1/ell units of log(1/delta).
+    return _shaped(np.nextafter(value * (1.0 + (ulps + 1.0 / ell) * ULP), math.inf), like)
+
+
+def _log_mean_one_exp(x: _Array) -> _Array:
+    """Return log((1 + e^x)/2) for x >= 0, accurate near 0 and without overflow."""
+    small = np.log1p(0.5 * np.expm1(np.minimum(x, 1.0)))
+    return np.where(x < 1.0, small, np.logaddexp(0.0, x) - _LOG_2)
+
+
+def _gamma(v: float, ell: float) -> float:
+    # y - log(1+y) = 2 ell with y = x - 1: convex and increasing, started above its root.
+    y = 2.0 * ell + 2.0 * math.sqrt(ell)
+    for _ in range(_NEWTON_STEPS):
+        step = (y - math.log1p(y) - 2.0 * ell) * (1.0 + y) / y
+        y -= step
+        if abs(step) <= 2.0 * ULP * y:
+            break
+    return v / y

@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Never, TypeAlias
 
-from odograph.core.exact import FAMILIES
-from odograph.core.guarantees import exact_of
+from odograph.core.filters import FILTERS, Basic, Exact, Filter, Paper, Renyi, Target, filter_from_dict
+from odograph.core.filters.exact import Need
+from odograph.core.fixed_point import Number, Numeric, exact_of, level, read, text_of, tidy
 from odograph.core.menu import MenuItem
 from odograph.core.odometers import (
-    Filter,
+    FilterOdometer,
     Odometer,
     default_odometer,
     odometer_from_dict,
     odometer_to_dict,
     standard_odometer,
 )
-from odograph.core.rules import RULES
-from odograph.core.units import Number, Numeric, read, text_of, tidy
+from odograph.core.value_iteration import Budget
 from odograph.errors import InvalidPolicy, told
 
-__all__ = ["Need", "Policy"]
+__all__ = ["Need", "Policy", "Shares", "refuse_old_words"]
 
-_FORM: Final = 1
+# What `filter=` takes: a name, a filter with its options, or several of these with their shares of delta'.
+Shares: TypeAlias = (
+    str | Filter | Mapping[str, Numeric] | Mapping[Filter, Numeric] | Sequence[tuple[str | Filter, Numeric]]
+)
+
+_FORM: Final = 2
 _LEAST_EPSILON: Final = Fraction(1, 10**9)
 _LEAST_DELTA: Final = Fraction(1, 10**300)  # floats must hold it, and shares of it
-_MOST_LEVEL: Final = 1.0 - 2.0**-53  # a delta just below 1 must not become 1
-_NEIGHBOURS: Final = ("add-remove", "replace-one")
+_NEIGHBORS: Final = ("add-remove", "replace-one")
+
+# What arguments of 0.1.0 are called now.
+_NEW_WORDS: Final = {
+    "rule": "filter=",
+    "unit": "privacy_unit=",
+    "neighbours": "neighbors=",
+    "takes": "filter=filters.Exact(takes=...)",
+    "menu": "filter=filters.Exact(menu=...)",
+    "orders": "filter=filters.Renyi(orders=...)",
+}
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Policy:
     """The promise (epsilon, delta)-DP for the whole interaction, and every choice that keeps it.
 
-    `delta_steps` (delta'') is set aside for the steps' own deltas; the rest (delta') pays for the rule. `rule`
-    is a name, or shares of delta' by name. `takes` and `menu` say what the exact rule takes; `orders` are those
-    of the Rényi rule with their shares, if the standard ones (best for Gaussians) are not wanted. `odometer` is
-    the one whose readings are licensed; with a `slack` (t of Theorem 6) it also reads (epsilon, delta)-DP steps.
+    `delta_steps` (delta'') is set aside for the steps' own deltas; the rest (delta') pays for the filter. `filter` is
+    a name ("exact"), a filter with options (`filters.Exact(menu=items)`, `filters.Renyi(orders=...)`), or shares of
+    delta' ({"exact": 0.9, "zcdp": 0.1}). `odometer` is the one whose readings the guarantee covers; with a `slack`
+    (t of Theorem 6) it also reads (epsilon, delta)-DP steps. `privacy_unit` names whom the promise protects, and
+    `neighbors` what differs between two neighboring datasets: "add-remove" or "replace-one".
     """
 
     epsilon: Number
     delta: Number
     delta_steps: Number
-    rule: str | tuple[tuple[str, Number], ...]
-    takes: tuple[str, ...]
-    menu: tuple[MenuItem, ...]
-    orders: tuple[tuple[Number, Number], ...]
+    filters: tuple[tuple[Filter, Fraction], ...]  # with their shares of delta', in the order of their names
     odometer: Odometer
     slack: float | None
-    unit: str
-    neighbours: str
+    privacy_unit: str
+    neighbors: str
 
     def __init__(  # noqa: PLR0913  a policy is the list of its choices
         self,
@@ -60,19 +71,18 @@ class Policy:
         delta: Numeric,
         *,
         delta_steps: Numeric | None = None,
-        rule: str | Mapping[str, Numeric] | Sequence[tuple[str, Numeric]] = "exact",
-        takes: Sequence[str] = FAMILIES,
-        menu: Sequence[MenuItem] = (),
-        orders: Mapping[Any, Numeric] | Sequence[tuple[Numeric, Numeric]] = (),
+        filter: Shares = "exact",  # noqa: A002  the word of the field
         odometer: Odometer | None = None,
         slack: Numeric | None = None,
-        unit: str = "person",
-        neighbours: str = "add-remove",
+        privacy_unit: str = "person",
+        neighbors: str = "add-remove",
+        **old: Never,
     ) -> None:
+        refuse_old_words("Policy", old)
         exact_epsilon = read(epsilon, "Policy.epsilon", InvalidPolicy)
         exact_delta = read(delta, "Policy.delta", InvalidPolicy)
-        shares = _shares(rule)
-        basic = shares[0][0] == "basic"
+        filters = _shares_of(filter)
+        basic = isinstance(filters[0][0], Basic)
         # Under basic composition alone nothing has to pay for concentration: the steps have the whole delta.
         aside = read(
             (delta if basic else 0) if delta_steps is None else delta_steps,
@@ -80,16 +90,20 @@ class Policy:
             InvalidPolicy,
         )
         if not _LEAST_EPSILON <= exact_epsilon <= 1000:
-            raise InvalidPolicy(f"Policy.epsilon must be from 1e-9 to 1000, and {epsilon!r} is not")
+            raise InvalidPolicy(f"Policy.epsilon must be from 1e-9 to 1000 (got {epsilon!r})")
         if exact_delta >= 1:
-            raise InvalidPolicy(f"Policy.delta must be below 1, and {delta!r} is not")
+            raise InvalidPolicy(f"Policy.delta must be below 1 (got {delta!r})")
         _check_split(exact_delta, aside, basic=basic)
-        _check_choices(takes, menu, unit, neighbours)
+        if not isinstance(privacy_unit, str) or not privacy_unit:
+            raise InvalidPolicy(f"privacy_unit must name what is protected, such as 'person' (got {privacy_unit!r})")
+        if neighbors not in _NEIGHBORS:
+            raise InvalidPolicy(f"neighbors must be one of {_NEIGHBORS} (got {neighbors!r})")
+        for one, _ in filters:
+            one.check_neighbors(neighbors)
         if odometer is None:
-            curves = _takes_curves(shares, menu, neighbours)
-            odometer = _default_odometer(float(exact_epsilon), exact_delta - aside, shares, curves=curves)
+            odometer = _default_odometer(float(exact_epsilon), exact_delta - aside, filters, neighbors)
         if not isinstance(odometer, Odometer):
-            raise InvalidPolicy(f"odometer must be one of odograph.core.odometers, and {odometer!r} is not")
+            raise InvalidPolicy(f"odometer must be one of odograph.odometers (got {odometer!r})")
         wait = None if slack is None else float(read(slack, "Policy.slack", InvalidPolicy))
         if wait == 0.0:
             raise InvalidPolicy("Policy.slack must be above 0")
@@ -97,32 +111,29 @@ class Policy:
             "epsilon": tidy(exact_epsilon),
             "delta": tidy(exact_delta),
             "delta_steps": tidy(aside),
-            "rule": shares[0][0] if len(shares) == 1 else tuple((name, tidy(share)) for name, share in shares),
-            "takes": tuple(sorted(set(takes))),
-            "menu": tuple(menu),
-            "orders": tuple((tidy(order), tidy(share)) for order, share in _orders(orders)),
+            "filters": filters,
             "odometer": odometer,
             "slack": wait,
-            "unit": unit,
-            "neighbours": neighbours,
+            "privacy_unit": privacy_unit,
+            "neighbors": neighbors,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
-    def shares(self) -> tuple[tuple[str, Fraction], ...]:
-        """The rules and their shares of delta'."""
-        return _kept_shares(self.rule)
-
-    @property
-    def order_shares(self) -> list[tuple[Fraction, Fraction]]:
-        """The Rényi orders and their shares of that rule's delta'; none for the standard ones."""
-        return _orders(self.orders)
-
-    @property
-    def delta_rule(self) -> Fraction:
-        """delta': what pays for the rules, and for the odometer's boundary."""
+    def delta_filter(self) -> Fraction:
+        """delta': what pays for the filters, and for the odometer's boundary."""
         return exact_of(self.delta) - exact_of(self.delta_steps)
+
+    @property
+    def is_basic(self) -> bool:
+        """Whether basic composition alone keeps the promise."""
+        return isinstance(self.filters[0][0], Basic)
+
+    @property
+    def menu(self) -> tuple[MenuItem, ...]:
+        """The menu of the exact filter; empty without one."""
+        return next((one.menu for one, _ in self.filters if isinstance(one, Exact)), ())
 
     @property
     def target(self) -> str:
@@ -132,166 +143,197 @@ class Policy:
     @property
     def promise(self) -> str:
         """What is promised, and to whom: (1, 1e-06)-DP for each person (add-remove)."""
-        return f"{self.target} for each {self.unit} ({self.neighbours})"
+        return f"{self.target} for each {self.privacy_unit} ({self.neighbors})"
 
     @property
-    def rule_text(self) -> str:
-        """The name of the rule, or the rules with their shares: exact 0.9, zcdp 0.1."""
-        if isinstance(self.rule, str):
-            return self.rule
-        return ", ".join(f"{name} {float(share):g}" for name, share in self.rule)
+    def filter_text(self) -> str:
+        """The name of the filter, or the filters with their shares: exact 0.9, zcdp 0.1."""
+        if len(self.filters) == 1:
+            return self.filters[0][0].kind
+        return ", ".join(f"{one.kind} {float(share):g}" for one, share in self.filters)
+
+    def targets(self, budget: Budget | None = None) -> Iterator[tuple[Filter, Target]]:
+        """Yield the filters, each with the target that it has to keep; `budget` is that of the exact filter."""
+        epsilon, delta = exact_of(self.epsilon), self.delta_filter
+        for one, share in self.filters:
+            yield one, Target(epsilon, delta * share, budget)
+
+    @property
+    def need(self) -> Need | None:
+        """The budget that has to be certified before the policy can be compiled; None without an exact filter."""
+        return next((one.need(target) for one, target in self.targets() if isinstance(one, Exact)), None)
 
     def with_first_default(self) -> Policy | None:
         """Return the policy that 0.1.0 made of the same arguments; None where the odometer is not the default one.
 
         The default odometer was another then, and asking for the same account again must find it.
         """
-        shares, basic = self.shares, self.rule == "basic"
-        curves = _takes_curves(shares, self.menu, self.neighbours)
-        if self.odometer != _default_odometer(float(self.epsilon), self.delta_rule, shares, curves=curves):
+        default = _default_odometer(float(self.epsilon), self.delta_filter, self.filters, self.neighbors)
+        if self.odometer != default:
             return None
-        first = standard_odometer(float(self.epsilon), 1e-6 if basic else float(self.delta_rule))
+        first = standard_odometer(float(self.epsilon), 1e-6 if self.is_basic else float(self.delta_filter))
         return Policy.from_dict(self.to_dict() | {"odometer": odometer_to_dict(first)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `Policy.from_dict` reads."""
-        rule = self.rule if isinstance(self.rule, str) else [[name, text_of(share)] for name, share in self.rule]
-        menu = [item.to_dict() for item in self.menu]
-        numbers = {n: str(exact_of(getattr(self, n))) for n in ("epsilon", "delta", "delta_steps")}
         return {
             "form": _FORM,
-            **numbers,
-            "rule": rule,
-            "takes": [*self.takes],
-            "menu": menu,
-            "orders": [[text_of(order), text_of(share)] for order, share in self.orders],
+            **self._numbers(),
+            "filter": [one.to_dict() | {"share": text_of(tidy(share))} for one, share in self.filters],
             "odometer": odometer_to_dict(self.odometer),
             "slack": self.slack,
-            "unit": self.unit,
-            "neighbours": self.neighbours,
+            "privacy_unit": self.privacy_unit,
+            "neighbors": self.neighbors,
         }
+
+    def to_form_1(self) -> dict[str, Any]:
+        """Return the form that 0.1.0 wrote: what a key was used for then is compared with this."""
+        single = len(self.filters) == 1
+        exact = next((one for one, _ in self.filters if isinstance(one, Exact)), Exact())
+        renyi = next((one for one, _ in self.filters if isinstance(one, Renyi)), Renyi())
+        menu = [item.to_dict() for item in exact.menu]
+        return {
+            "form": 1,
+            **self._numbers(),
+            "rule": self.filter_text if single else [[one.kind, text_of(tidy(share))] for one, share in self.filters],
+            "takes": [*exact.takes],
+            "menu": [_renamed(item, {"neighbors": "neighbours"}) for item in menu],
+            "orders": renyi.to_dict()["orders"],
+            "odometer": odometer_to_dict(self.odometer),
+            "slack": self.slack,
+            "unit": self.privacy_unit,
+            "neighbours": self.neighbors,
+        }
+
+    def _numbers(self) -> dict[str, str]:
+        return {name: str(exact_of(getattr(self, name))) for name in ("epsilon", "delta", "delta_steps")}
 
     @classmethod
     def from_dict(cls, form: Mapping[str, Any]) -> Policy:
-        """Read what `to_dict` wrote; anything else raises `InvalidPolicy`."""
-        fields = {*cls.__match_args__, "form"}
-        if not isinstance(form, Mapping) or form.get("form") != _FORM or set(form) != fields:
-            raise InvalidPolicy(f"not a policy of form {_FORM} with the fields {sorted(fields)}: {form!r:.120}")
-        values = {name: value for name, value in form.items() if name != "form"}
+        """Read what `to_dict` wrote, now or in 0.1.0; anything else raises `InvalidPolicy`."""
         try:
-            values["menu"] = tuple(MenuItem(**item) for item in form["menu"])
-            values["odometer"] = odometer_from_dict(form["odometer"])
-            return cls(**values)
-        except (KeyError, TypeError, ValueError) as problem:
+            return cls(**_arguments(form))
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise InvalidPolicy(f"not a policy: {form!r:.120} ({told(problem)})") from problem
 
 
-def _takes_curves(shares: Sequence[tuple[str, Fraction]], menu: Sequence[MenuItem], neighbours: str) -> bool:
-    """Say whether steps may come that have a Rényi curve and no intrinsic time."""
-    return any(name == "renyi" for name, _ in shares) or (bool(menu) and neighbours == "add-remove")
+def _arguments(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a stored policy was made of; anything else raises."""
+    values = {**(_from_form_1(form) if form["form"] == 1 else form)}
+    if values.pop("form") != _FORM or set(values) != _FIELDS:
+        raise ValueError(f"a policy of form {_FORM} has the fields {sorted(_FIELDS)}")
+    values["filter"] = [
+        (filter_from_dict({name: value for name, value in one.items() if name != "share"}), one["share"])
+        for one in values["filter"]
+    ]
+    values["odometer"] = odometer_from_dict(values["odometer"])
+    return values
+
+
+_FIELDS: Final = {
+    "epsilon",
+    "delta",
+    "delta_steps",
+    "filter",
+    "odometer",
+    "slack",
+    "privacy_unit",
+    "neighbors",
+}
+_FIELDS_1: Final = {*_FIELDS, "form", "rule", "takes", "menu", "orders", "unit", "neighbours"} - {
+    "filter",
+    "privacy_unit",
+    "neighbors",
+}
+
+
+def refuse_old_words(caller: str, given: Mapping[str, object]) -> None:
+    """Raise `InvalidPolicy` for arguments that 0.1.0 had and that are called otherwise now."""
+    for name in given:
+        if name in _NEW_WORDS:
+            raise InvalidPolicy(f"{caller} has no argument {name!r} any more: pass {_NEW_WORDS[name]} instead")
+        raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+
+
+def _renamed(form: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+    return {words.get(name, name): value for name, value in form.items()}
+
+
+def _from_form_1(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a policy of 0.1.0 in the form of today: its options of filters stood beside the rule."""
+    if set(form) != _FIELDS_1:
+        raise ValueError(f"a policy of form 1 has the fields {sorted(_FIELDS_1)}")
+    rule, takes, orders = form["rule"], form["takes"], form["orders"]
+    menu = [_renamed(item, {"neighbours": "neighbors"}) for item in form["menu"]]
+    Exact(takes=takes, menu=[MenuItem(**item) for item in menu])  # checked, also where no filter uses them
+    Renyi(orders)
+    options = {"exact": {"takes": takes, "menu": menu}, "renyi": {"orders": orders}}
+    pairs = [(rule, "1")] if isinstance(rule, str) else rule
+    if not isinstance(pairs, list):
+        raise TypeError("a rule is a name or a list of names and shares")
+    values = {name: form[name] for name in form if name not in {"rule", "takes", "menu", "orders"}}
+    return _renamed(values, {"unit": "privacy_unit", "neighbours": "neighbors"}) | {
+        "form": _FORM,
+        "filter": [{"kind": kind, "share": share, **options.get(kind, {})} for kind, share in pairs],
+    }
 
 
 def _default_odometer(
-    epsilon: float, delta: Fraction, shares: Sequence[tuple[str, Fraction]], *, curves: bool
+    epsilon: float, delta: Fraction, filters: Sequence[tuple[Filter, Fraction]], neighbors: str
 ) -> Odometer:
-    """Return the odometer of a policy that names none: tuned where its rules stop, before anything is compiled."""
-    names = {name for name, _ in shares}
-    if names <= {"basic", "paper"}:
+    """Return the odometer of a policy that names none: tuned where its filters stop, before anything is compiled."""
+    if all(isinstance(one, Basic | Paper) for one, _ in filters):
         # The paper's filter stops where its own line meets epsilon. Under basic composition the reading is the sum of
         # the epsilons, whatever the tuning.
-        return Filter(epsilon)
-    reach = max(RULES[name].reach(epsilon, _as_level(delta * share)) for name, share in shares)
-    return default_odometer(reach, _as_level(delta), curves=curves)
-
-
-def _as_level(delta: Fraction) -> float:
-    return min(float(delta), _MOST_LEVEL)
+        return FilterOdometer(epsilon)
+    reach = max(one.reach(epsilon, level(delta * share)) for one, share in filters)
+    return default_odometer(reach, level(delta), curves=any(one.takes_curves(neighbors) for one, _ in filters))
 
 
 def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:
     if not basic and delta == 0:
-        raise InvalidPolicy("with delta = 0 only basic composition keeps the promise; pass rule='basic'")
+        raise InvalidPolicy("with delta = 0 only basic composition keeps the promise; pass filter='basic'")
     if basic and aside != delta:
-        raise InvalidPolicy("under rule='basic' delta_steps is the whole delta; leave it out")
+        raise InvalidPolicy("under filter='basic' delta_steps is the whole delta; leave it out")
     if not basic and delta - aside < _LEAST_DELTA:
-        raise InvalidPolicy(f"delta_steps ({float(aside)!r}) must leave some of delta ({float(delta)!r}) to the rule")
+        raise InvalidPolicy(
+            f"delta_steps ({float(aside)!r}) must leave some of delta ({float(delta)!r}) to the filter"
+        )
 
 
-def _check_choices(takes: Sequence[str], menu: Sequence[MenuItem], unit: str, neighbours: str) -> None:
-    if isinstance(takes, str) or set(takes) - set(FAMILIES):
-        raise InvalidPolicy(f"takes lists families of {FAMILIES}, not {takes!r}")
-    if not all(isinstance(item, MenuItem) for item in menu):
-        raise InvalidPolicy(f"menu lists menu items, not {menu!r}")
-    if len({item.name for item in menu}) < len(menu):
-        names = sorted(item.name for item in menu)
-        raise InvalidPolicy(f"menu items need a name each of their own, and they are called {', '.join(names)}")
-    if not isinstance(unit, str) or not unit:
-        raise InvalidPolicy(f"unit must name what is protected, such as 'person', not {unit!r}")
-    if neighbours not in _NEIGHBOURS:
-        raise InvalidPolicy(f"neighbours must be one of {_NEIGHBOURS}, not {neighbours!r}")
-    if any(item.neighbours != neighbours for item in menu):
-        raise InvalidPolicy(f"the menu's mechanisms were analysed for other neighbours than {neighbours!r}")
-
-
-def _orders(orders: object) -> list[tuple[Fraction, Fraction]]:
-    """Return the Rényi orders and their shares of the rule's delta', checked."""
-    pairs = [
-        (read(order, "Policy.orders", InvalidPolicy), read(share, f"Policy.orders[{order!r}]", InvalidPolicy))
-        for order, share in _pairs("orders", orders)
-    ]
-    if any(order <= 1 or share == 0 for order, share in pairs) or sum(share for _, share in pairs) > 1:
-        raise InvalidPolicy(f"orders must be above 1, with positive shares of at most 1 in all, not {orders!r}")
-    return sorted(pairs)
-
-
-def _shares(rule: object) -> list[tuple[str, Fraction]]:
-    """Return the rules by name with their shares of delta', checked."""
-    named = _pairs("rule", {rule: 1} if isinstance(rule, str) else rule)
-    if not named:
-        raise InvalidPolicy(f"rule must be a name of {sorted(RULES)}, or shares by name, not {rule!r}")
-    if unknown := [name for name, _ in named if name not in RULES]:
-        raise InvalidPolicy(f"there is no rule {unknown[0]!r}; there are {', '.join(sorted(RULES))}")
-    shares = [(str(name), read(share, f"Policy.rule[{name!r}]", InvalidPolicy)) for name, share in named]
+def _shares_of(given: object) -> tuple[tuple[Filter, Fraction], ...]:
+    """Return the filters with their shares of delta', checked, in the order of their names."""
+    pairs = _pairs([(given, 1)] if isinstance(given, str | Filter) else given)
+    filters = [(_filter_of(one), share) for one, share in pairs]
+    kinds = [one.kind for one, _ in filters]
+    if len(set(kinds)) < len(kinds):
+        raise InvalidPolicy(f"a policy has one filter of each kind at most (got {given!r})")
+    shares = [(one, read(share, f"Policy.filter[{one.kind!r}]", InvalidPolicy)) for one, share in filters]
     if any(share == 0 for _, share in shares) or sum(share for _, share in shares) != 1:
-        raise InvalidPolicy(f"the shares of delta' must be positive and sum to 1, and {rule!r} do not")
-    if len(shares) > 1 and any(name == "basic" for name, _ in shares):
+        raise InvalidPolicy(f"the shares of delta' must be positive and sum to 1 (got {given!r})")
+    if len(shares) > 1 and any(isinstance(one, Basic) for one, _ in shares):
         raise InvalidPolicy("basic composition is an alternative of every policy already; leave it out")
-    return sorted(shares)
+    return tuple(sorted(shares, key=lambda pair: pair[0].kind))
 
 
-@lru_cache(maxsize=256)
-def _kept_shares(rule: str | tuple[tuple[str, Number], ...]) -> tuple[tuple[str, Fraction], ...]:
-    """Return the shares of a rule that was checked before: every price asks for them."""
-    return tuple(_shares(rule))
+def _filter_of(given: object) -> Filter:
+    if isinstance(given, Filter):
+        return given
+    if given not in FILTERS:
+        raise InvalidPolicy(f"there is no filter {given!r}; there are {', '.join(FILTERS)}")
+    return FILTERS[str(given)]()
 
 
-def _pairs(field: str, value: object) -> list[tuple[Any, Any]]:
-    """Return a mapping, or a sequence of pairs, as pairs with different firsts."""
-    items = [*value.items()] if isinstance(value, Mapping) else value
-    if isinstance(items, str) or not isinstance(items, Sequence) or not all(_is_pair(item) for item in items):
-        raise InvalidPolicy(f"{field} must be a name or shares, such as {{'exact': 0.9, 'zcdp': 0.1}}, not {value!r}")
-    if len({str(first) for first, _ in items}) < len(items):
-        raise InvalidPolicy(f"{field} names something twice: {value!r}")
+def _pairs(given: object) -> list[tuple[Any, Any]]:
+    """Return a mapping, or a sequence of pairs, as pairs."""
+    items = [*given.items()] if isinstance(given, Mapping) else given
+    if not isinstance(items, list | tuple) or not items or not all(_is_pair(item) for item in items):
+        raise InvalidPolicy(
+            f"filter must be a name of {sorted(FILTERS)}, a filter, or shares such as"
+            f" {{'exact': 0.9, 'zcdp': 0.1}} (got {given!r})"
+        )
     return [(first, second) for first, second in items]
 
 
 def _is_pair(item: object) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The budget that a policy's exact rule needs: a target, and what the rule is to take."""
-
-    epsilon: Fraction
-    delta: Fraction
-    takes: tuple[str, ...]
-    menu: tuple[MenuItem, ...]
-
-    @classmethod
-    def of(cls, policy: Policy) -> Need | None:
-        """Return what the policy needs, or None if it has no exact rule."""
-        share = dict(policy.shares).get("exact")
-        if share is None:
-            return None
-        return cls(exact_of(policy.epsilon), policy.delta_rule * share, policy.takes, policy.menu)

@@ -1,7 +1,7 @@
-"""OpenDP: what a measurement guarantees, by its own privacy map. `session.run(measurement, data)` charges that first.
+"""OpenDP: the guarantee of a measurement, by its own privacy map. `session.run(measurement, data)` charges it first.
 
 No measurement is read as Gaussian DP. OpenDP's Gaussian is a discrete Gaussian on a fine grid, and at some epsilon a
-discrete Gaussian is easier to tell apart than the Gaussian of the same scale; what is proven for it is zCDP.
+discrete Gaussian is easier to distinguish than the Gaussian of the same scale; zCDP is what is proven for it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from odograph.core.guarantees import RDP, ZCDP, ApproxDP, Guarantee, PureDP, exact_of
-from odograph.core.units import Numeric, exactly, read
+from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read
+from odograph.core.guarantees import RDP, ZCDP, ApproxDP, Guarantee, PureDP
+from odograph.core.mechanisms import ORDERS
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
-from odograph.integrations.dp_accounting import ORDERS
 
 __all__ = ["cost_of", "noisy"]
 
 SETTINGS: Final = ("d_in", "delta")
 
-# How far apart neighbours are in a dataset metric; a replaced record is one removed and one added.
+# The distance of neighbors in a dataset metric; a replaced record is one removed and one added.
 _ADDED: Final = {"add-remove": 1, "replace-one": 2}
 _CHANGED: Final = {"replace-one": 1}
 _DATASETS: Final = {
@@ -32,13 +32,13 @@ _DATASETS: Final = {
     "HammingDistance": _CHANGED,
     "ChangeOneIdDistance": _CHANGED,
 }
-# Here the distance is the sensitivity, which only the caller knows: of one number or norm, or of three.
+# For these the distance is the sensitivity, which only the caller knows: one number or norm, or three.
 _NORMS: Final = {"AbsoluteDistance", "L1Distance", "L2Distance", "LInfDistance"}
 _NORM_TRIPLES: Final = {"L01InfDistance", "L02InfDistance"}
 _NUMBERS: Final = {"AtomDomain", "ExtrinsicDomain", "MapDomain", "VectorDomain"}
 _VALUES: Final = {"AtomDomain", "BitVectorDomain"}  # with DiscreteDistance: one value, replaced or not
 
-# Their measurements return something that answers later.
+# Constructors of measurements whose answer can itself be queried.
 _INTERACTIVE: Final = {
     "make_adaptive_composition",
     "make_alp_queryable",
@@ -48,7 +48,7 @@ _INTERACTIVE: Final = {
     "make_sequential_composition",
 }
 
-# They show what reaches the threshold, and their delta is that of passing it.
+# Constructors that release values from the threshold on, with the delta of values above it.
 _THRESHOLDS: Final = {"make_gaussian_threshold", "make_laplace_threshold", "make_noise_threshold"}
 
 _ROUNDING: Final = 1 + Fraction(1, 10**6)  # far more than OpenDP's rounding of a loss
@@ -57,156 +57,156 @@ _ROUNDING: Final = 1 + Fraction(1, 10**6)  # far more than OpenDP's rounding of 
 def cost_of(
     measurement: Any,  # noqa: ANN401  untyped library
     *,
-    neighbours: str = "add-remove",
+    neighbors: str = "add-remove",
     d_in: Any = None,  # noqa: ANN401  a number for most metrics, a tuple for some
     delta: Numeric | None = None,
 ) -> Guarantee:
-    """Return what an OpenDP measurement guarantees for neighbours, of the kind that its output measure is.
+    """Return the guarantee of an OpenDP measurement for neighbors; its kind follows from the output measure.
 
-    `d_in` is how far apart neighbours are in its input metric. Over datasets that is one record, if not given: pass
-    more where a person has several. Over numbers and vectors it is the sensitivity, and must be given. `delta` is
-    where to read a privacy profile. OpenDP rounds its floats up, and they are read as the binary numbers they are:
-    Laplace noise of scale 10 costs a little more than 0.1.
+    `d_in` is the distance of neighbors in the input metric. Over datasets it is one record by default: pass more
+    where a person has several. Over numbers and vectors it is the sensitivity, and must be given. `delta` is where to
+    read a privacy profile. OpenDP rounds its floats up, and they are read exactly: Laplace noise of scale 10 costs a
+    little more than 0.1.
 
-    Refused is what cannot be read as the loss for one record: data of known size under add/remove (no two such
-    datasets differ by one record, so OpenDP's map is 0 there), domains and metrics that are not known here,
-    amplification by sampling, thresholds on integers, a cost of nothing, and a loss that grows too fast from one
-    record to two.
+    Maps that cannot be read as the loss for one record are refused: data of known size under add/remove (no two such
+    datasets differ by one record, so OpenDP's map is 0 there), unknown domains and metrics, amplification by
+    sampling, thresholds on integers, a cost of zero, and a loss that grows too fast from one record to two.
 
     Theorem: the measurement's privacy map, with OpenDP's proof of it.
-    Assumes: maps written by users are right; the measurement answers once, and gives nothing that answers later.
+    Assumes: maps written by users are right; the measurement answers once, and its answer cannot be queried further.
     """
-    _check_made(measurement)
-    distance = _distance(measurement, neighbours, d_in)
+    _check_construction(measurement)
+    distance = _distance(measurement, neighbors, d_in)
     cost = _guarantee(measurement, distance, delta)
     if not any(exact_of(size) for size in _sizes(cost)):
         raise UnprovenComposition(
-            f"OpenDP's map says that it costs nothing for d_in={distance!r}, so it does not tell what one record"
-            " reveals. An answer that does not depend on the data needs no session"
+            f"the measurement must have a cost, but by OpenDP's map it costs nothing for d_in={distance!r}, so the"
+            " loss for one record is unknown. An answer that does not depend on the data needs no session"
         )
-    if _name(measurement.input_metric) in _DATASETS:
+    if _type_name(measurement.input_metric) in _DATASETS:
         _check_growth(measurement, distance, delta, cost)
     return cost
 
 
-def _check_made(measurement: Any) -> None:  # noqa: ANN401  untyped library
-    """Raise for what answers later, and for measurements whose map is known not to hold for one record."""
+def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped library
+    """Raise for interactive measurements, and for those whose map is known not to hold for one record."""
     opendp = load("opendp.mod")
     released = {made.get("__function__") for made in _records(measurement, released=True)}
     if isinstance(measurement, opendp.Odometer) or _INTERACTIVE & released:
         raise UnprovenComposition(
-            "this OpenDP measurement answers many queries or later (a compositor, filter, odometer, queryable or lazy"
-            " frame), and that is not covered; nothing was charged. Run its queries one by one as measurements"
+            "this OpenDP measurement is interactive: it answers many queries, or answers later (a compositor, filter,"
+            " odometer, queryable or lazy frame), which is not covered; nothing was charged. Run its queries one by"
+            " one as measurements"
         )
     if not isinstance(measurement, opendp.Measurement):
         raise InvalidGuarantee(
-            f"an OpenDP {type(measurement).__name__} does not say what it costs; pass a Measurement, with its noise"
+            f"measurement must be an OpenDP Measurement, including its noise (got a {type(measurement).__name__})"
         )
     for made in _records(measurement):
         function, arguments = made.get("__function__"), made.get("__kwargs__", {})
         if function == "make_population_amplification":
             raise UnprovenComposition(
-                "population amplification is for one answer from a fresh, secret sample, and the costs of two answers"
-                " from the same sample do not add up; charge the measurement inside it, without the amplification"
+                "population amplification covers one answer from a fresh, secret sample; the costs of two answers"
+                " from the same sample do not add up. Charge the measurement inside it, without the amplification"
             )
         if function in _THRESHOLDS and not (_has_floats(arguments["input_domain"]) and arguments["k"] is None):
             raise UnprovenComposition(
-                f"OpenDP's {function} shows what equals the threshold and leaves it out of its delta, which is then"
-                " too small for integers (opendp/opendp#2922); its cost is that of the same measurement with the"
-                " threshold one lower: pass cost=odo.ApproxDP(*lower.map(d_in)) with trust_cost=True"
+                f"OpenDP's {function} releases values equal to the threshold but leaves them out of its delta, which"
+                " is then too small for integers (opendp/opendp#2922); its cost is that of the same measurement with"
+                " the threshold one lower: pass cost=odo.ApproxDP(*lower.map(d_in)) with trust_cost=True"
             )
 
 
 def _records(measurement: Any, *, released: bool = False) -> Iterator[dict[str, Any]]:  # noqa: ANN401  untyped library
-    """Yield OpenDP's record of how a measurement was made, and of those inside it.
+    """Yield OpenDP's records of the construction of a measurement and of those inside it.
 
-    The record of a domain leads to the measurement that it was taken from, which is no part of this one. With
-    `released`, only those whose answers are released as they are: what is made of a queryable afterwards may well be
-    a finished answer, and the session looks at it.
+    The record of a domain leads to the measurement that it was taken from, which is not part of this one. With
+    `released`, only measurements whose answers are released unchanged: postprocessing a queryable may well give a
+    finished answer, and the session checks that.
     """
     opendp = load("opendp.mod")
     made = getattr(measurement, "__opendp_dict__", {})
     if released and made.get("__function__") == "make_chain_pm":
         return
     yield made
-    for part in (part for value in made.get("__kwargs__", {}).values() for part in _listed(value)):
+    for part in (part for value in made.get("__kwargs__", {}).values() for part in _as_list(value)):
         if isinstance(part, opendp.Measurement | opendp.Odometer):
             yield from _records(part, released=released)
 
 
 def _has_floats(domain: Any) -> bool:  # noqa: ANN401  untyped library
-    """Whether a map's values are floats, of which almost none equals a threshold."""
+    """Whether a map's values are floats, which almost never equal a threshold."""
     return str(domain.carrier_type).endswith((", f32>", ", f64>"))
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return [*value] if isinstance(value, list | tuple) else [value]
 
 
-def _name(kind: Any) -> str:  # noqa: ANN401  untyped library
+def _type_name(kind: Any) -> str:  # noqa: ANN401  untyped library
     """Return the name of a domain's or metric's type, without module and parameters."""
     return str(kind.type).partition("<")[0].rpartition("::")[2]
 
 
-def _distance(measurement: Any, neighbours: str, d_in: Any) -> Any:  # noqa: ANN401  untyped library
-    """Return the distance of neighbours as the measurement's own type: rounded up, and at least one neighbour."""
+def _distance(measurement: Any, neighbors: str, d_in: Any) -> Any:  # noqa: ANN401  untyped library
+    """Return the distance of neighbors in the measurement's own type: rounded up, and at least one neighbor."""
     metric = measurement.input_metric
-    name = _name(metric)
-    one = _one(measurement, name, neighbours)
+    name = _type_name(metric)
+    one = _neighbor_distance(measurement, name, neighbors)
     if d_in is None:
         if not one or name == "FrameDistance":
             raise InvalidGuarantee(
-                f"d_in must be given: how far neighbours are apart in {metric}, such as d_in=1 for a count"
+                f"d_in must be given: the distance of neighbors in {metric}, such as d_in=1 for a count"
             )
         d_in = one
     if name == "FrameDistance":
         return _bounds(d_in, one)
     if name in _NORM_TRIPLES:
         if not isinstance(d_in, tuple) or len(d_in) != 3 or not all(read(part, "d_in") for part in d_in):
-            raise InvalidGuarantee(f"d_in must be three norms above 0 in {metric} (got {d_in!r})")
+            raise InvalidGuarantee(f"d_in must be three positive norms in {metric} (got {d_in!r})")
         return d_in
     exact = read(d_in, "d_in")
     if exact == 0 or exact < one:
-        raise InvalidGuarantee(f"d_in={d_in!r} is less than one neighbour ({neighbours}) in {metric}")
-    return _above(exact) if str(measurement.input_distance_type).startswith("f") else math.ceil(exact)
+        raise InvalidGuarantee(f"d_in must be at least one neighbor ({neighbors}) in {metric} (got {d_in!r})")
+    return float_above(exact) if str(measurement.input_distance_type).startswith("f") else math.ceil(exact)
 
 
-def _one(measurement: Any, name: str, neighbours: str) -> int:  # noqa: ANN401  untyped library
-    """Return how far neighbours are apart, 0 where only the caller knows; raise where that is not understood."""
-    if neighbours not in _ADDED:
-        raise InvalidGuarantee(f"neighbours must be one of {[*_ADDED]}, and {neighbours!r} is not")
-    metric, domain = measurement.input_metric, _name(measurement.input_domain)
-    inner = _name(metric.inner_metric) if name == "FrameDistance" else name
+def _neighbor_distance(measurement: Any, name: str, neighbors: str) -> int:  # noqa: ANN401  untyped library
+    """Return the distance of neighbors; 0 where only the caller knows it. Raise for unknown metrics and domains."""
+    if neighbors not in _ADDED:
+        raise InvalidGuarantee(f"neighbors must be one of {[*_ADDED]} (got {neighbors!r})")
+    metric, domain = measurement.input_metric, _type_name(measurement.input_domain)
+    inner = _type_name(metric.inner_metric) if name == "FrameDistance" else name
     if inner in _DATASETS:
-        _check_dataset(measurement.input_domain, neighbours)
-        one = _DATASETS[inner].get(neighbours)
+        _check_dataset(measurement.input_domain, neighbors)
+        one = _DATASETS[inner].get(neighbors)
         if one is None:
             raise UnprovenComposition(
-                f"{inner} cannot say that a record is added or removed, and the policy's neighbours are"
-                f" {neighbours!r}; measure over symmetric_distance(), or make a policy with neighbours='replace-one'"
+                f"{inner} cannot express that a record is added or removed, as neighbors={neighbors!r} needs;"
+                " measure over symmetric_distance(), or make a policy with neighbors='replace-one'"
             )
         return one
     if name == "DiscreteDistance" and domain in _VALUES:
-        if neighbours not in _CHANGED:
+        if neighbors not in _CHANGED:
             raise UnprovenComposition(
-                "a measurement over DiscreteDistance, such as randomized response, is about a changed answer, not"
-                " about one more or less; it needs a policy with neighbours='replace-one'"
+                "a measurement over DiscreteDistance, such as randomized response, covers one changed answer; it"
+                f" needs a policy with neighbors='replace-one' (got {neighbors!r})"
             )
-        return _CHANGED[neighbours]
+        return _CHANGED[neighbors]
     if name in _NORMS | _NORM_TRIPLES and domain in _NUMBERS:
-        if "monotonic" in str(metric) and neighbours in _CHANGED:
+        if "monotonic" in str(metric) and neighbors in _CHANGED:
             raise UnprovenComposition(
-                f"in {metric} all scores rise or all fall, and a replaced record makes some rise and others fall: no"
-                " such neighbours have a distance there. Use linf_distance(T=..., monotonic=False), or make a policy"
-                " with neighbours='add-remove'"
+                f"in {metric} all scores rise or all fall, but a replaced record makes some rise and others fall, and"
+                " such neighbors have no distance there. Use linf_distance(T=..., monotonic=False), or make a policy"
+                " with neighbors='add-remove'"
             )
         return 0
-    raise _unknown(f"{metric} on {measurement.input_domain}")
+    raise _unknown_distance(f"{metric} on {measurement.input_domain}")
 
 
-def _check_dataset(domain: Any, neighbours: str) -> None:  # noqa: ANN401  untyped library
-    """Raise unless every two datasets that the policy calls neighbours are in the domain, as far as size goes."""
-    match _name(domain):
+def _check_dataset(domain: Any, neighbors: str) -> None:  # noqa: ANN401  untyped library
+    """Raise if the domain's public sizes exclude datasets that the policy calls neighbors."""
+    match _type_name(domain):
         case "VectorDomain":
             size = domain.size
         case "ExtrinsicDomain" if type(domain.descriptor).__name__ == "NPArray2Domain":
@@ -216,56 +216,56 @@ def _check_dataset(domain: Any, neighbours: str) -> None:  # noqa: ANN401  untyp
             public = domain.get_margin([]).invariant
             if public is not None:
                 raise UnprovenComposition(
-                    f"a margin of {domain} has public {public} (invariant={public!r}), so OpenDP's map is only for"
-                    " neighbours that agree in them. Take the invariant out, and join or filter by public keys"
+                    f"a margin of {domain} has public {public} (invariant={public!r}), so OpenDP's map covers only"
+                    " neighbors with equal ones. Remove the invariant, and join or filter by public keys"
                 )
             return
         case _:
-            raise _unknown(f"datasets of {domain}")
-    if size is not None and neighbours == "add-remove":
+            raise _unknown_distance(f"datasets of {domain}")
+    if size is not None and neighbors == "add-remove":
         raise UnprovenComposition(
-            f"in {domain} the number of records is public, and then OpenDP's map has no price for one record added or"
-            " removed. Make a policy with neighbours='replace-one', or start from a domain without a size and use"
+            f"in {domain} the number of records is public, so OpenDP's map has no price for one record added or"
+            " removed. Make a policy with neighbors='replace-one', or start from a domain without a size and use"
             f" dp.t.then_resize(size={size}, constant=...)"
         )
 
 
-def _unknown(what: str) -> UnprovenComposition:
+def _unknown_distance(what: str) -> UnprovenComposition:
     return UnprovenComposition(
-        f"it is not known here how far neighbours are apart in {what}. Measure over a vector_domain and"
+        f"the distance of neighbors in {what} is not known here. Measure over a vector_domain and"
         " symmetric_distance(), or pass cost= with trust_cost=True"
     )
 
 
 def _bounds(d_in: Any, one: int) -> Any:  # noqa: ANN401  untyped library
-    """Return the bounds of a frame's distance, each at least one neighbour."""
-    bounds = _listed(d_in)
+    """Return the bounds of a frame's distance, each at least one neighbor."""
+    bounds = _as_list(d_in)
     given = [getattr(bound, field, 0) for bound in bounds for field in ("per_group", "num_groups")]
     if not bounds or any(value is not None and read(value, "d_in") < one for value in given):
         raise InvalidGuarantee(
-            "d_in must be bounds that allow for one neighbour, such as"
+            "d_in must be bounds that allow for one neighbor, such as"
             f" d_in=[dp.polars.Bound(by=[], per_group={one})] (got {d_in!r})"
         )
     return bounds
 
 
 def _check_growth(measurement: Any, distance: int, delta: Numeric | None, cost: Guarantee) -> None:  # noqa: ANN401
-    """Raise if the loss two neighbours away is more than group privacy allows for the loss of one.
+    """Raise if the loss at twice the distance is more than group privacy allows, given the loss at the distance.
 
-    The maps of one record that were wrong so far failed this: data of known size (nothing for one record),
-    amplification by sampling (too little).
+    All maps known to be wrong for one record fail this: data of known size (zero for one record), amplification by
+    sampling (too little).
 
     Theorem: two steps of epsilon-DP are 2 epsilon-DP, of rho-zCDP 4 rho-zCDP (Bun and Steinke 2016), and of a
         Rényi curve at most 3 times at half the order (Mironov 2017). With a fixed delta there is no such theorem; a
         zCDP curve read at one delta grows by at most 4.
-    Assumes: the map is right at twice the distance; where it is wrong there too, this finds nothing.
+    Assumes: the map is right at twice the distance; where it is wrong there too, this check finds nothing.
     """
     try:
         twice = _guarantee(measurement, 2 * distance, delta)
     except InvalidGuarantee as problem:
         if problem.__cause__ is not None:
-            return  # the map ends before, as that of a compositor for one distance does
-        raise _grows(measurement, distance) from problem
+            return  # the map ends before that distance, as that of a compositor does
+        raise _growth_error(measurement, distance) from problem
     if isinstance(cost, RDP) and isinstance(twice, RDP):
         half = {2 * exact_of(order): exact_of(value) for order, value in zip(twice.orders, twice.values, strict=True)}
         ends = 2 * exact_of(twice.orders[-1])
@@ -274,17 +274,17 @@ def _check_growth(measurement: Any, distance: int, delta: Numeric | None, cost: 
     else:
         (size, *rest), (twice_size, *twice_rest) = ([*map(exact_of, _sizes(each))] for each in (cost, twice))
         times = 2 if isinstance(cost, PureDP) else 4
-        appears = any(a == 0 < b for a, b in zip(rest, twice_rest, strict=True))  # a delta that one record has not
+        appears = any(a == 0 < b for a, b in zip(rest, twice_rest, strict=True))  # a delta that is 0 for one record
         too_fast = appears or twice_size > times * size * _ROUNDING
     if too_fast:
-        raise _grows(measurement, distance)
+        raise _growth_error(measurement, distance)
 
 
-def _grows(measurement: Any, distance: int) -> UnprovenComposition:  # noqa: ANN401  untyped library
+def _growth_error(measurement: Any, distance: int) -> UnprovenComposition:  # noqa: ANN401  untyped library
     here, there = (measurement.map(d) for d in (distance, 2 * distance))
     return UnprovenComposition(
         f"OpenDP's map gives {here!r} at d_in={distance} and {there!r} at d_in={2 * distance}, which is more than"
-        " group privacy allows: so the first is not the loss for one record"
+        " group privacy allows: the first is not the loss for one record"
     )
 
 
@@ -298,17 +298,11 @@ def _sizes(cost: Guarantee) -> tuple[Numeric, ...]:
             return cost.rho, cost.delta
         case PureDP():
             return (cost.epsilon,)
-    raise InvalidGuarantee(f"OpenDP has no measure for a {type(cost).__name__}")
-
-
-def _above(exact: Fraction) -> float:
-    """Return the least float that is no smaller."""
-    near = float(exact)
-    return near if exactly(near) >= exact else math.nextafter(near, math.inf)
+    raise InvalidGuarantee(f"cost must be one that OpenDP has a measure for (got a {type(cost).__name__})")
 
 
 def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guarantee:  # noqa: ANN401  untyped library
-    """Return what the measurement's map gives at a distance; an error of OpenDP's is the cause of the one raised."""
+    """Return the guarantee by the measurement's map at a distance; an OpenDP error is the cause of the one raised."""
     try:
         loss = measurement.map(distance)
     except (load("opendp.mod").OpenDPException, TypeError, ValueError) as problem:
@@ -318,7 +312,7 @@ def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guaran
         return _profile(loss, delta)
     if delta is not None:
         raise InvalidGuarantee(
-            f"delta={delta!r} is for privacy profiles; a measurement in {measure} has none to choose"
+            f"delta is for privacy profiles only (got delta={delta!r} for a measurement in {measure})"
         )
     match measure:
         case "MaxDivergence":
@@ -332,34 +326,32 @@ def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guaran
         case "RenyiDivergence":
             return _curve(loss)
     raise UnprovenComposition(
-        f"no theorem here covers OpenDP's measure {measure}; pass cost= with trust_cost=True if you know one"
+        f"OpenDP's measure {measure} is not covered by any theorem here; pass cost= with trust_cost=True if you know"
+        " the cost"
     )
 
 
 def _profile(profile: Any, delta: Numeric | None) -> ApproxDP:  # noqa: ANN401  untyped library
     if delta is None:
-        raise InvalidGuarantee(
-            "delta must be given, such as delta=1e-9: this measurement has a whole privacy profile"
-        )
+        raise InvalidGuarantee("delta must be given, such as delta=1e-9: this measurement has a privacy profile")
     wanted = read(delta, "delta")
-    near = float(wanted)
-    level = near if exactly(near) <= wanted else math.nextafter(near, 0.0)  # a smaller delta costs more
+    level = float_below(wanted)  # a smaller delta costs more
     return ApproxDP(_finite(profile.epsilon(level)), delta)
 
 
 def _curve(curve: Any) -> RDP:  # noqa: ANN401  untyped library
     values = [(order, float(curve(float(order)))) for order in ORDERS]
-    # Many curves end at some order; a NaN says nothing, so nothing is left out for it.
+    # Many curves end at some order, with infinity; a NaN is not skipped, but refused.
     known = [(order, _finite(value)) for order, value in values if value != math.inf]
     if not known:
-        raise InvalidGuarantee("OpenDP gives an infinite divergence at every order: no privacy, at any price")
+        raise InvalidGuarantee("OpenDP's divergence is infinite at every order: no privacy, at any price")
     return RDP(tuple(order for order, _ in known), tuple(value for _, value in known))
 
 
 def _finite(value: float) -> Fraction:
     if not math.isfinite(value):
         raise InvalidGuarantee(
-            f"OpenDP gives a loss of {value!r}: without a finite one there is no privacy, at any price"
+            f"OpenDP's loss must be finite (got {value!r}): otherwise there is no privacy, at any price"
         )
     return exactly(value)
 
@@ -369,8 +361,10 @@ def noisy(truths: Sequence[int], sensitivity: int, epsilon: float) -> list[int]:
     load("opendp.mod").enable_features("contrib")  # its prelude would take a second to import
     domains, metrics, measurements = (load(f"opendp.{name}") for name in ("domains", "metrics", "measurements"))
     space = domains.vector_domain(domains.atom_domain(T=int)), metrics.l1_distance(T=int)
-    # A little more noise than need be, so that OpenDP's own bound, rounded up, is still within the cost.
+    # A little more noise than necessary, so that OpenDP's own bound, rounded up, is still within the cost.
     mechanism = measurements.make_laplace(*space, scale=sensitivity * (1 + 2**-40) / epsilon)
     if mechanism.map(d_in=sensitivity) > epsilon:
-        raise InvalidGuarantee(f"the mechanism costs {mechanism.map(d_in=sensitivity)!r}, more than {epsilon!r}")
+        raise InvalidGuarantee(
+            f"the cost of the noise must be at most {epsilon!r} (got {mechanism.map(d_in=sensitivity)!r})"
+        )
     return [*mechanism([int(truth) for truth in truths])]

@@ -1,7 +1,7 @@
 """Tumult: its privacy budgets as guarantees, and queries of a Tumult session charged to an account before they run.
 
-Tumult keeps exact numbers, and so does a guarantee: `PureDPBudget(0.1)` is the float, a little more than one tenth.
-Give the Tumult session an infinite budget, or one of its own as a second limit; the account decides either way.
+Tumult and guarantees both keep exact numbers: `PureDPBudget(0.1)` is the float, a little more than one tenth. Give
+the Tumult session an infinite budget, or a finite one as a second limit; the account decides either way.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, Final
 
-from odograph.core.account import Account
+from odograph.account import Account
+from odograph.core.fixed_point import Numeric, exactly, read
 from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP, exact_of
-from odograph.core.units import Numeric, exactly, read
 from odograph.errors import InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
 
@@ -19,7 +19,7 @@ __all__ = ["cost_of", "evaluate", "largest_budget"]
 
 SETTINGS: Final = ("d_in",)
 
-# How far apart neighbours are in a metric over tables; a replaced row is one removed and one added.
+# The distance of neighbors in a metric over tables; a replaced row is one removed and one added.
 _TABLES: Final = {
     "SymmetricDifference": {"add-remove": 1, "replace-one": 2},
     "HammingDistance": {"replace-one": 1},
@@ -29,33 +29,34 @@ _TABLES: Final = {
 def cost_of(
     thing: Any,  # noqa: ANN401  untyped library
     *,
-    neighbours: str = "add-remove",
+    neighbors: str = "add-remove",
     d_in: Numeric | None = None,
 ) -> Guarantee:
-    """Return what a Tumult budget, or a measurement of Tumult Core, guarantees for neighbours.
+    """Return the guarantee of a Tumult budget, or of a measurement of Tumult Core, for neighbors.
 
-    A budget is about its session's protected change, which adds or removes rows. For a measurement `d_in` is how far
-    apart neighbours are in its input metric: one row of a table if not given, and to be given for numbers.
+    A budget refers to its session's protected change, which adds or removes rows. For a measurement, `d_in` is the
+    distance of neighbors in its input metric: by default one row of a table; for numbers it must be given.
 
     Theorem: the budget's own definition; a measurement's privacy function, with Tumult's proof of it.
-    Assumes: the session's protected change is the policy's unit of privacy.
+    Assumes: the session's protected change is the policy's privacy unit.
     """
     budgets, core = load("tmlt.analytics"), load("tmlt.core.measurements.base")
     if isinstance(thing, budgets.PrivacyBudget):
-        if neighbours != "add-remove":
+        if neighbors != "add-remove":
             raise UnprovenComposition(
-                f"Tumult's protected changes add or remove rows, and the policy's neighbours are {neighbours!r}"
+                "Tumult's protected changes add or remove rows; they need a policy with neighbors='add-remove' (got"
+                f" {neighbors!r})"
             )
         return _guarantee(type(thing).__name__.removesuffix("Budget"), thing.value)
     if isinstance(thing, core.Measurement):
         if thing.is_interactive:
             raise UnprovenComposition(
-                f"{type(thing).__name__} answers many queries, and interactive measurements are not covered; nothing"
-                " was charged. Charge its queries one by one"
+                f"{type(thing).__name__} is interactive: it answers many queries, which is not covered; nothing was"
+                " charged. Charge its queries one by one"
             )
-        return _guarantee(type(thing.output_measure).__name__, _loss(thing, neighbours, d_in))
+        return _guarantee(type(thing.output_measure).__name__, _loss(thing, neighbors, d_in))
     raise InvalidGuarantee(
-        f"a Tumult {type(thing).__name__} does not say what it costs; pass the privacy budget of a query"
+        f"the cost of a Tumult {type(thing).__name__} is unknown; pass the privacy budget of a query"
     )
 
 
@@ -67,9 +68,9 @@ def evaluate(
 ) -> Any:  # noqa: ANN401  a Spark data frame
     """Charge the query's budget to the account, then return `session.evaluate(query, budget)`.
 
-    A refusal raises `BudgetExceeded`, and the session sees no query. If Tumult raises, the charge stands.
+    A refusal raises `BudgetExceeded` before the session gets the query. If Tumult raises, the charge stands.
     """
-    with account.spending(cost_of(budget, neighbours=account.policy.neighbours), note=f"Tumult {budget}"):
+    with account.spending(cost_of(budget, neighbors=account.policy.neighbors), note=f"Tumult {budget}"):
         return session.evaluate(query, budget)
 
 
@@ -80,15 +81,18 @@ def largest_budget(account: Account, kind: Any, times: int = 1) -> Any:  # noqa:
     """
     example = kind(1) if isinstance(kind, type) and kind.__name__ != "ApproxDPBudget" else kind
     if isinstance(example, type):
-        raise InvalidGuarantee("pass an ApproxDPBudget whose delta each query is to have, such as (1, 1e-9)")
-    offer = account.largest(cost_of(example, neighbours=account.policy.neighbours), times)
+        raise InvalidGuarantee(
+            "kind must be an ApproxDPBudget with the delta of each query, such as ApproxDPBudget(1, 1e-9) (got the"
+            " class)"
+        )
+    offer = account.largest(cost_of(example, neighbors=account.policy.neighbors), times)
     match offer:
         case PureDP(epsilon):
-            return type(example)(_number(epsilon))
+            return type(example)(_exact_number(epsilon))
         case ZCDP(rho):
-            return type(example)(_number(rho))
+            return type(example)(_exact_number(rho))
         case ApproxDP(epsilon):
-            return type(example)(_number(epsilon), example.value[1])
+            return type(example)(_exact_number(epsilon), example.value[1])
     return None
 
 
@@ -100,33 +104,35 @@ def _guarantee(measure: str, value: Any) -> Guarantee:  # noqa: ANN401  untyped 
             return ApproxDP(*map(_exact, value))
         case "RhoZCDP":
             return ZCDP(_exact(value))
-    raise UnprovenComposition(f"no theorem here covers Tumult's {measure}; pass cost= if you know one")
+    raise UnprovenComposition(
+        f"Tumult's {measure} is not covered by any theorem here; pass cost= if you know the cost"
+    )
 
 
-def _loss(measurement: Any, neighbours: str, d_in: Numeric | None) -> Any:  # noqa: ANN401  untyped library
+def _loss(measurement: Any, neighbors: str, d_in: Numeric | None) -> Any:  # noqa: ANN401  untyped library
     metric = type(measurement.input_metric).__name__
-    one = _TABLES.get(metric, {neighbours: 0}).get(neighbours)
+    one = _TABLES.get(metric, {neighbors: 0}).get(neighbors)
     if one is None:
-        raise UnprovenComposition(f"{metric} says nothing about neighbours={neighbours!r}")
+        raise UnprovenComposition(f"{metric} does not cover neighbors={neighbors!r}")
     if d_in is None and not one:
-        raise InvalidGuarantee(f"d_in must be given: how far neighbours are apart in {measurement.input_metric}")
+        raise InvalidGuarantee(f"d_in must be given: the distance of neighbors in {measurement.input_metric}")
     distance = Fraction(one) if d_in is None else read(d_in, "d_in")
     if distance == 0 or distance < one:
-        raise InvalidGuarantee(f"d_in={d_in!r} is less than one neighbour ({neighbours}) in {metric}")
-    return measurement.privacy_function(_number(distance))
+        raise InvalidGuarantee(f"d_in must be at least one neighbor ({neighbors}) in {metric} (got {d_in!r})")
+    return measurement.privacy_function(_exact_number(distance))
 
 
 def _exact(number: Any) -> Fraction:  # noqa: ANN401  untyped library
-    """Return an exact number of Tumult's: as it is if rational, else rounded up."""
+    """Return an exact number of Tumult's as a fraction: exact if it is rational, else rounded up."""
     number = load("tmlt.core.utils.exact_number").ExactNumber(number)
     if not number.is_finite:
-        raise InvalidGuarantee(f"an infinite Tumult budget ({number}) has no price: no privacy, at any price")
+        raise InvalidGuarantee(f"a Tumult budget must be finite (got {number}): no privacy, at any price")
     if number.expr.is_Rational:
         return Fraction(int(number.expr.p), int(number.expr.q))
     return exactly(float(number.to_float(round_up=True)))
 
 
-def _number(value: Numeric) -> Any:  # noqa: ANN401  untyped library
+def _exact_number(value: Numeric) -> Any:  # noqa: ANN401  untyped library
     exact = exact_of(value)
     number = load("tmlt.core.utils.exact_number").ExactNumber
     return number(exact.numerator) / number(exact.denominator)

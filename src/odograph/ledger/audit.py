@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from odograph.budgets import Certification, certification
-from odograph.core.compiled import Compiled, price, too_low
-from odograph.core.decide import Price, Totals, decide
-from odograph.core.units import CEILING
+from odograph.compile import Certification, certification
+from odograph.core.compiled import Compiled, too_low
+from odograph.core.fixed_point import CEILING
+from odograph.core.gate import Price, Totals, decide
 from odograph.errors import LedgerCorrupt, OdographError, told
 from odograph.ledger.entries import (
     AHEAD,
@@ -31,9 +31,9 @@ from odograph.ledger.entries import (
     price_from_text,
 )
 from odograph.ledger.openings import opening_of
-from odograph.ledger.receipts import Checkpoint, Verification
+from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.steps import ACTS, pointer_of, population_of
-from odograph.ledger.store import Balance, Head, Snapshot
+from odograph.ledger.stores.base import Balance, Head, Snapshot
 from odograph.progress import Progress, paced
 
 __all__ = ["Auditor", "audit"]
@@ -152,8 +152,8 @@ class Auditor:
             raise _bad(entry, "an account begins with one open entry")
         head, compiled = opening_of(entry)
         policy = compiled.policy
-        if (head.name, head.unit, head.neighbours) != (entry.account, policy.unit, policy.neighbours):
-            raise _bad(entry, "it opens another account, or for another unit or neighbours than its policy's")
+        if (head.name, head.privacy_unit, head.neighbors) != (entry.account, policy.privacy_unit, policy.neighbors):
+            raise _bad(entry, "it opens another account, or for another privacy unit or neighbors than its policy's")
         own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False))
         own.version = None if population_of(entry) is None else 0
         self._accounts[head.name] = self._current = own
@@ -246,8 +246,8 @@ class Auditor:
             other = self._accounts.get(name)
             if other is None:
                 raise LedgerCorrupt(f"account {name!r} is missing: {head.name!r} was opened as its relative")
-            if (head.unit, head.neighbours) != (other.head.unit, other.head.neighbours):
-                raise LedgerCorrupt(f"account {head.name!r} protects another unit or neighbours than {name!r}")
+            if (head.privacy_unit, head.neighbors) != (other.head.privacy_unit, other.head.neighbors):
+                raise LedgerCorrupt(f"account {head.name!r} protects another privacy unit or neighbors than {name!r}")
 
     def _compare(self, entry: Entry) -> None:
         kept = self._checkpoint.get(entry.account)
@@ -318,7 +318,7 @@ def _checked_price(compiled: Compiled, entry: Entry) -> Price:
         stored, guarantee = price_from_text(entry.price), entry.guarantee
         if guarantee is None:
             raise _bad(entry, "it charges for nothing")
-        if too_low(stored, price(compiled, guarantee)):
+        if too_low(stored, compiled.price(guarantee)):
             raise _bad(entry, f"{guarantee} is written with a lower price than it has")
     except LedgerCorrupt:
         raise

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from odograph.core.decide import Price, Totals
+from odograph.core.gate import Price, Totals
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
 from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, ReservationNotFound, told
 
@@ -36,11 +36,12 @@ __all__ = [
     "check_note",
     "checkpoint_of",
     "digest_of",
+    "iso_time",
     "key_owner",
     "legs_from_text",
     "moment",
     "note_digest",
-    "place_of",
+    "parse_entry_id",
     "price_from_text",
     "price_to_text",
     "sealed",
@@ -152,10 +153,10 @@ class Leg(NamedTuple):
 
 def legs_from_text(text: str) -> tuple[Leg, ...]:
     """Read the legs of an entry, or raise `ValueError`."""
-    return tuple(Leg(tuple(map(place_of, leg.split("/")))) for leg in text.split(" "))
+    return tuple(Leg(tuple(map(parse_entry_id, leg.split("/")))) for leg in text.split(" "))
 
 
-def place_of(text: str) -> tuple[str, int]:
+def parse_entry_id(text: str) -> tuple[str, int]:
     """Read `account#sequence`, or raise `ReservationNotFound`."""
     name, _, sequence = str(text).rpartition("#")
     if not _NAME.fullmatch(name) or not _NUMBER.fullmatch(sequence):
@@ -165,7 +166,7 @@ def place_of(text: str) -> tuple[str, int]:
 
 def price_to_text(price: Price) -> str:
     """Return the written form of a price: `12 0 - 7`."""
-    return " ".join(["-" if amount is None else str(amount) for amount in price.amounts])
+    return price.to_text()
 
 
 def price_from_text(text: str) -> Price:
@@ -177,8 +178,7 @@ def price_from_text(text: str) -> Price:
 
 def totals_to_text(totals: Totals) -> str:
     """Return the written form of totals: steps, amounts, unpriced."""
-    amounts, unpriced, steps = totals
-    return f"{steps};{' '.join(map(str, amounts))};{' '.join(map(str, unpriced))}"
+    return totals.to_text()
 
 
 def totals_from_text(text: str) -> Totals:
@@ -234,6 +234,12 @@ def moment(time: int) -> datetime:
     """Return a time of the store as a date in UTC."""
     seconds, micros = divmod(time, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
+
+
+@lru_cache(maxsize=64)  # the charges of one commit have one time
+def iso_time(time: int) -> str:
+    """Return a time of the store as ISO 8601 in UTC, always with microseconds."""
+    return f"{moment(time):%Y-%m-%dT%H:%M:%S.%f+00:00}"
 
 
 def shown(value: object) -> str:

@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import IO, Self
 
 from odograph.core.compiled import Compiled
-from odograph.core.decide import Decision
+from odograph.core.gate import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy
 from odograph.ledger.account import LedgerAccount, Reservation, microseconds
-from odograph.ledger.books import Books
-from odograph.ledger.copies import check_file
+from odograph.ledger.backend import Backend
 from odograph.ledger.entries import check_name
-from odograph.ledger.receipts import Checkpoint, Receipt, Verification
-from odograph.ledger.store import Head
+from odograph.ledger.results import Checkpoint, Receipt, Verification
+from odograph.ledger.stores.base import Head
+from odograph.ledger.transfer import check_file
 from odograph.progress import Progress
 
 __all__ = ["Ledger"]
@@ -30,22 +30,22 @@ class Ledger:
     `principal` is who writes: keys are unique per principal, and entries carry a random identity for the name.
     """
 
-    def __init__(self, books: Books) -> None:
-        self.books = books  # what this object stands on, for whoever builds on a ledger
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend  # what this object stands on, for whoever builds on a ledger
 
     @property
     def url(self) -> str:
         """Where the ledger is, without a password."""
-        return self.books.url
+        return self.backend.url
 
     @property
     def principal(self) -> str:
         """Who writes through this object."""
-        return self.books.principal
+        return self.backend.principal
 
     def acting_as(self, principal: str) -> Ledger:
         """Return the same ledger for another principal, sharing the connection and the queue."""
-        return Ledger(self.books.acting_as(principal))
+        return Ledger(self.backend.acting_as(principal))
 
     def open_account(  # noqa: PLR0913  each is one sentence about the account
         self,
@@ -71,22 +71,22 @@ class Ledger:
         if not isinstance(policy, Policy | Compiled):
             raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6), not {policy!r}")
         whom = policy.policy if isinstance(policy, Compiled) else policy
-        unit, neighbours = whom.unit, whom.neighbours
+        unit, neighbors = whom.privacy_unit, whom.neighbors
         if not unit.isprintable():
-            raise InvalidPolicy(f"Policy.unit must be printable text in a ledger, and {unit!r} is not")
-        self.books.open(Head(name, parent, successor_of, dataset, unit, neighbours), policy, key, note)
+            raise InvalidPolicy(f"Policy.privacy_unit must be printable text in a ledger, and {unit!r} is not")
+        self.backend.open(Head(name, parent, successor_of, dataset, unit, neighbors), policy, key, note)
         return self.account(name)
 
     def account(self, name: str) -> LedgerAccount:
         """Return an account that was opened before."""
-        opened = self.books.opened(name)
+        opened = self.backend.opened(name)
         opened.require_own()
-        return LedgerAccount(self.books, opened)
+        return LedgerAccount(self.backend, opened)
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return all accounts, in the order of their names; populations are not among them."""
-        opened = [self.books.opened(name) for name in self.books.balances()]
-        return tuple(LedgerAccount(self.books, one) for one in opened if one.population is None)
+        opened = [self.backend.opened(name) for name in self.backend.balances()]
+        return tuple(LedgerAccount(self.backend, one) for one in opened if one.population is None)
 
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.
@@ -94,7 +94,7 @@ class Ledger:
         Each cost bounds the mechanism for a person in that account's data. Accounts that share a parent charge it
         once each.
         """
-        return self.books.charge("spend", costs, key, note)
+        return self.backend.charge("spend", costs, key, note)
 
     def reserve(
         self,
@@ -105,36 +105,36 @@ class Ledger:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        return Reservation(self.books, self.books.charge("reserve", costs, key, note, microseconds(expires)))
+        return Reservation(self.backend, self.backend.charge("reserve", costs, key, note, microseconds(expires)))
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Say whether several accounts would admit their costs together; spend nothing."""
-        return self.books.decide(costs)
+        return self.backend.decide(costs)
 
     def commit(self, reservation: str, *, note: str = "") -> Receipt:
         """Say that a reservation's mechanism was run, or may have been; works after it expired, and again."""
-        return self.books.resolve("commit", reservation, note)
+        return self.backend.resolve("commit", reservation, note)
 
     def void(self, reservation: str, reason: str) -> Receipt:
         """Take a reservation back: the mechanism was not run. Not after it was committed or has expired."""
-        return self.books.resolve("void", reservation, reason)
+        return self.backend.resolve("void", reservation, reason)
 
     def reservation(self, reservation: str) -> Reservation:
         """Return a reservation by its id, such as `census#17`: to resolve it in another process."""
-        return Reservation(self.books, self.books.reservation(reservation))
+        return Reservation(self.backend, self.backend.reservation(reservation))
 
     def verify(self, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
         """Replay every entry of every account, or raise `LedgerCorrupt` and name the first bad one."""
-        return self.books.verify(checkpoint, progress)
+        return self.backend.verify(checkpoint, progress)
 
     def checkpoint(self) -> Checkpoint:
         """Say where every account stands, to be kept elsewhere: `verify` then sees what was removed or rewritten."""
-        return self.books.checkpoint()
+        return self.backend.checkpoint()
 
     def export(self, file: IO[str], *, progress: Progress | None = None) -> Checkpoint:
         """Write the whole ledger as JSON Lines, integers as text; return where it stood."""
         check_file(file, "export", "w")
-        return self.books.export(file, progress)
+        return self.backend.export(file, progress)
 
     def import_(
         self, file: IO[str], *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
@@ -145,35 +145,35 @@ class Ledger:
         checkpoint, and without one every account is closed.
         """
         check_file(file, "import_", "r")
-        return self.books.import_(file, checkpoint, progress)
+        return self.backend.import_(file, checkpoint, progress)
 
     def backup(self, path: str | Path, *, progress: Progress | None = None) -> Checkpoint:
         """Copy the whole ledger, as it is now, into a new SQLite file, for reading; return where it stood."""
-        return self.books.backup(Path(path), progress)
+        return self.backend.backup(Path(path), progress)
 
     def restore(
         self, path: str | Path, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None
     ) -> Verification:
         """Read a backup into this ledger, which must be empty; without a checkpoint all accounts are closed."""
-        return self.books.restore(Path(path), checkpoint, progress)
+        return self.backend.restore(Path(path), checkpoint, progress)
 
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry, such as `census#17`; the entry keeps its digest. Say whether there was one."""
-        return self.books.erase_note(entry)
+        return self.backend.erase_note(entry)
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; entries keep the random identity. Say whether there was one.
 
         The keys that it used stay used, for every principal: a retry under one of them is not charged a second time.
         """
-        return self.books.erase_principal(name)
+        return self.backend.erase_principal(name)
 
     def close(self) -> None:
         """Close files and connections; the accounts stay open. Every later call raises `LedgerError`.
 
         What `acting_as` returned is closed with this ledger; closing that closes nothing else.
         """
-        self.books.leave()
+        self.backend.leave()
 
     def __enter__(self) -> Self:
         return self

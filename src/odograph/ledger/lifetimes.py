@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from odograph.core.guarantees import exact_of
 from odograph.core.policy import Policy
-from odograph.ledger.store import Head
+from odograph.ledger.stores.base import Head
 
 __all__ = ["Lifetime", "linked", "together"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from odograph.core.compiled import Compiled, compiled_from_dict
+from odograph.core.compiled import Compiled
 from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
@@ -16,19 +16,22 @@ from odograph.errors import (
     OdographError,
     told,
 )
+from odograph.ledger.commands import Author, Made, Outcome, keep_note, remember, repeated, time_of
 from odograph.ledger.entries import START, Entry, digest_of, text_of
-from odograph.ledger.requests import Author, Made, Outcome, keep_note, remember, repeated, time_of
-from odograph.ledger.store import Balance, Changes, Head, Hit, State, Wants
+from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, State, Wants
 
 __all__ = ["Close", "Open", "opening_of"]
+
+_WORDS_OF_0_1: Final = {"privacy_unit": "unit", "neighbors": "neighbours"}
 
 
 def opening_of(entry: Entry) -> tuple[Head, Compiled]:
     """Read what `Open` wrote: an account's place and its policy, or raise `LedgerCorrupt`."""
     try:
         form = entry.details
-        return Head(*(form[name] for name in Head._fields)), compiled_from_dict(form["compiled"])
-    except (OdographError, LookupError, TypeError, ValueError) as problem:
+        words = _WORDS_OF_0_1 if form["compiled"].get("form") == 1 else {}
+        return Head(*(form[words.get(name, name)] for name in Head._fields)), Compiled.from_dict(form["compiled"])
+    except (OdographError, AttributeError, LookupError, TypeError, ValueError) as problem:
         raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({told(problem)})") from problem
 
 
@@ -52,10 +55,12 @@ class Open(NamedTuple):
         return self._digest(self.compiled.policy)
 
     def _digest(self, policy: Policy) -> str:
-        asked = text_of({**self.head._asdict(), "policy": policy.to_dict()})
+        # In the words of 0.1.0, so that a key that was used then finds the same request.
+        head = {_WORDS_OF_0_1.get(name, name): value for name, value in self.head._asdict().items()}
+        asked = text_of({**head, "policy": policy.to_form_1()})
         return digest_of("open", ((self.head.name, asked),))
 
-    def _same_in_0_1(self, hit: Hit) -> bool:
+    def _same_in_0_1(self, hit: IdempotencyRecord) -> bool:
         """Say whether the key was used for the same request in 0.1.0, which had another default odometer."""
         policy = self.compiled.policy.with_first_default()
         return policy is not None and hit.request == self._digest(policy)
@@ -103,7 +108,7 @@ class Open(NamedTuple):
         state.balances[head.name] = balance
         changes.opened.append(balance)
         changes.entries.append(entry)
-        remember(state, changes, author.principal, author.key, Hit(head.name, 0, "open", request))
+        remember(state, changes, author.principal, author.key, IdempotencyRecord(head.name, 0, "open", request))
         return Made((entry,))
 
 
@@ -143,8 +148,9 @@ class Close(NamedTuple):
 
 
 def _check_unit(own: Head, other: Head) -> None:
-    if (own.unit, own.neighbours) != (other.unit, other.neighbours):
+    if (own.privacy_unit, own.neighbors) != (other.privacy_unit, other.neighbors):
         raise InvalidPolicy(
-            f"{own.name!r} must protect the same unit and neighbours as {other.name!r}: {other.unit!r},"
-            f" {other.neighbours!r}, not {own.unit!r}, {own.neighbours!r}; it was not opened"
+            f"{own.name!r} must protect the same privacy unit and neighbors as {other.name!r}:"
+            f" {other.privacy_unit!r}, {other.neighbors!r}, not {own.privacy_unit!r}, {own.neighbors!r}; it"
+            " was not opened"
         )

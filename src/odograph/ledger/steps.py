@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from odograph.errors import AccountClosed, AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError
+from odograph.ledger.commands import Author, Made, Outcome, keep_note, remember, repeated
 from odograph.ledger.entries import Entry, stamp, text_of
-from odograph.ledger.requests import Author, Made, Outcome, keep_note, remember, repeated
-from odograph.ledger.store import Changes, Hit, State, Wants
+from odograph.ledger.stores.base import Changes, IdempotencyRecord, State, Wants
 
 __all__ = ["ACTS", "Pointer", "Step", "pointer_of", "population_of"]
 
@@ -87,5 +87,11 @@ class Step(NamedTuple):
         balance.totals = balance.totals._replace(steps=self.pointer.version)
         changes.moved[name] = balance
         changes.entries.append(entry)
-        remember(state, changes, author.principal, author.key, Hit(name, entry.sequence, "step", self.request))
+        remember(
+            state,
+            changes,
+            author.principal,
+            author.key,
+            IdempotencyRecord(name, entry.sequence, "step", self.request),
+        )
         return Made((entry,))

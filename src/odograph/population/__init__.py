@@ -1,1 +1,1 @@
-"""One privacy filter per person, for any number of people: nobody is left out before their own budget is spent."""
+"""One privacy filter per person, for any number of people: each takes part until their own budget is spent."""

@@ -1,4 +1,10 @@
-"""Population: one privacy filter per person. Whoever has spent their budget is left out; nobody else is."""
+"""Population: one privacy filter per person. A person takes part in each round until their own budget is spent.
+
+A promise to each person holds only if a round and its prices look at nothing else than they may. `Population.run`
+makes that hard to break: a price is computed from one record and past outputs; the mechanism gets the records of the
+participants and public constants, and never the number of people; and it is first called without any records,
+because a round must answer even when everyone has dropped out.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +14,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from odograph.budgets import compile_policy
-from odograph.core.compiled import Compiled, price
-from odograph.core.guarantees import KINDS, Guarantee, PureDP
+from odograph.compile import compile_policy
+from odograph.core.compiled import Compiled
+from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
@@ -23,33 +29,31 @@ from odograph.errors import (
     ServiceUnavailable,
 )
 from odograph.integrations.opendp import noisy
-from odograph.ledger.books import Opened
+from odograph.ledger.backend import Opened
+from odograph.ledger.commands import Author, Repeated, repeated
 from odograph.ledger.entries import Entry, check_name, shown, text_of
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local import LocalBooks
-from odograph.ledger.receipts import Past
-from odograph.ledger.requests import Author, Repeated, repeated
+from odograph.ledger.local_backend import LocalBackend
+from odograph.ledger.results import Past
 from odograph.ledger.steps import Pointer, Step, pointer_of
-from odograph.ledger.store import Head
-from odograph.population.engines import UNKNOWN, Engine, Site, engine_named
-from odograph.population.kernel import gate_of
-from odograph.population.lease import pinned
-from odograph.population.prices import Prices, priced
-from odograph.population.running import Pricing, RowWise, prices_for
-from odograph.population.versions import Versions, parse_location
+from odograph.ledger.stores.base import Head
+from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
+from odograph.population.gate import gate_of
+from odograph.population.prices import Prices, Pricing, VectorizedPrice, price_table, prices_for
+from odograph.population.version_store import Versions, parse_location, pin
 from odograph.progress import Progress
 
-__all__ = ["Population", "StepReceipt", "TakingPart"]
+__all__ = ["Participants", "Population", "RoundReceipt"]
 
-_RACES: Final = 10  # times that another process may be first
+_MAX_ATTEMPTS: Final = 10  # of an update that other processes forestall
 
 T = TypeVar("T")
 # From the version before to the one after.
-_Work = Callable[[Path, Path], None]
+_WriteVersion = Callable[[Path, Path], None]
 
 
-class StepReceipt(NamedTuple):
-    """A step that is on the disk. It says nothing about anybody."""
+class RoundReceipt(NamedTuple):
+    """A round that is on disk. It contains nothing about any person."""
 
     population: str
     version: int
@@ -58,58 +62,58 @@ class StepReceipt(NamedTuple):
     entry: Entry
 
 
-class TakingPart:
-    """Who takes part in a step: for whoever runs the mechanism, and for nobody else.
+class Participants:
+    """Who takes part in a round: private, for the code that runs the mechanism only.
 
-    It depends on the data. A repeated key gives the same again while the step is one of the last two, later the
-    receipt alone.
+    It depends on the data. A repeated key gives the same participants again while the round is one of the last two;
+    later, only the receipt.
     """
 
-    def __init__(self, receipt: StepReceipt, engine: Engine, site: Site, folder: Path) -> None:
+    def __init__(self, receipt: RoundReceipt, engine: Engine, context: EngineContext, folder: Path) -> None:
         self.receipt = receipt
         self._engine = engine
-        self._site = site
+        self._context = context
         self.folder = folder
 
     @property
     def ids(self) -> Any:  # noqa: ANN401  what the engine has: an array, a table
-        """The ids of those who take part."""
-        return self._engine.taking_part(self._site, self._kept())
+        """The ids of the participants."""
+        return self._engine.participants(self._context, self._kept_folder())
 
     @property
     def mask(self) -> Any:  # noqa: ANN401  as above
         """The same as a mask over dense ids."""
-        return self._engine.mask(self._site, self._kept())
+        return self._engine.mask(self._context, self._kept_folder())
 
-    def _kept(self) -> Path:
+    def _kept_folder(self) -> Path:
         if not self.folder.is_dir():
             raise LedgerError(
-                f"who took part in step {self.receipt.version} of {self.receipt.population!r} is no longer kept: that"
-                " is so for the last two steps only"
+                f"the participants of round {self.receipt.version} of {self.receipt.population!r} are no longer kept:"
+                " only those of the last two rounds are"
             )
         return self.folder
 
     def __repr__(self) -> str:
-        return f"TakingPart(step {self.receipt.version} of {self.receipt.population!r})"
+        return f"Participants(round {self.receipt.version} of {self.receipt.population!r})"
 
 
 class Population:
-    """One filter per person, in files; the ledger says which files are current. It never refuses a step.
+    """One filter per person, stored in files; the ledger says which files are current. It never refuses a round.
 
-    `create` makes one, `open` comes back to it. What it promises is promised to each person, by a policy as anywhere.
+    `create` makes a population, `open` opens an existing one. Its policy is a promise to each person.
     """
 
-    def __init__(self, books: LocalBooks, name: str, engine: Engine, versions: Versions) -> None:
-        opened = books.opened(name)
+    def __init__(self, backend: LocalBackend, name: str, engine: Engine, versions: Versions) -> None:
+        opened = backend.opened(name)
         self.name = name
-        self._books = books
+        self._backend = backend
         self._opened = opened
         self._engine = engine
-        self._site = Site(versions, gate_of(opened.compiled), str(_about(opened)["unknown"]))
-        #: What was answered so far; prices may depend on it.
+        self._context = EngineContext(versions, gate_of(opened.compiled), str(_population_record(opened)["unknown"]))
+        #: The answers so far; prices may depend on them.
         self.outputs: list[Any] = []
-        # Mechanisms that answered for nobody, by their identity and the types that they were called with.
-        self._tried: dict[Hashable, Callable[..., Any]] = {}
+        # Mechanisms that answered without records, by their identity and the types that they were called with.
+        self._probed: dict[Hashable, Callable[..., Any]] = {}
 
     @classmethod
     def create(  # noqa: PLR0913  the choices that are made once
@@ -129,37 +133,38 @@ class Population:
     ) -> Population:
         """Make a population of people who have spent nothing.
 
-        `unknown` says what becomes of people in a charge who are not in it: they `join`, or not (`leave-out`).
+        `unknown` decides what happens to people in a charge who are not in it: `join` adds them, `leave-out` skips
+        them.
         """
         if unknown not in UNKNOWN:
-            raise InvalidPolicy(f"unknown must be 'join' or 'leave-out', and {unknown!r} is not")
-        books = _local(ledger)
+            raise InvalidPolicy(f"unknown must be 'join' or 'leave-out' (got {unknown!r})")
+        backend = _local_backend(ledger)
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
-        gate, chosen = gate_of(compiled), engine_named(engine, session, memory_limit)
-        head = Head(check_name(name), "", "", "", compiled.policy.unit, compiled.policy.neighbours)
+        gate, chosen = gate_of(compiled), make_engine(engine, session, memory_limit)
+        head = Head(check_name(name), "", "", "", compiled.policy.privacy_unit, compiled.policy.neighbors)
         versions = Versions(parse_location(location))
         versions.create()
         folder = versions.begin(0)
         about = {"engine": engine, "location": str(versions.location), "state": folder.name, "unknown": unknown}
         try:
-            chosen.create(Site(versions, gate, unknown), folder, ids)
+            chosen.create(EngineContext(versions, gate, unknown), folder, ids)
             versions.finish(folder)
         except BaseException:
             versions.undo(folder)
             raise
         try:
-            books.open(head, compiled, key, note, about)
+            backend.open(head, compiled, key, note, about)
         except ServiceUnavailable:
-            raise  # nobody knows whether the ledger points to it
+            raise  # the ledger may point to it
         except OdographError:
             versions.undo(folder)
             raise
-        if _about(books.opened(name))["state"] != folder.name:
+        if _population_record(backend.opened(name))["state"] != folder.name:
             versions.undo(folder)
             raise IdempotencyConflict(
-                f"key {key!r} has made {name!r} before; come back to it with Population.open({name!r}, ledger=...)"
+                f"key {key!r} has made {name!r} before; open it with Population.open({name!r}, ledger=...)"
             )
-        return cls(books, name, chosen, versions)
+        return cls(backend, name, chosen, versions)
 
     @classmethod
     def open(
@@ -171,26 +176,26 @@ class Population:
         session: Any = None,  # noqa: ANN401  of Spark
         memory_limit: str | None = None,  # of DuckDB
     ) -> Population:
-        """Come back to a population; pass its location if its files were moved."""
-        books = _local(ledger)
-        about = _about(books.opened(name))
+        """Open an existing population; pass its location if its files were moved."""
+        backend = _local_backend(ledger)
+        about = _population_record(backend.opened(name))
         versions = Versions(Path(str(about["location"])) if location is None else parse_location(location))
-        found = cls(books, name, engine_named(str(about["engine"]), session, memory_limit), versions)
+        found = cls(backend, name, make_engine(str(about["engine"]), session, memory_limit), versions)
         if location is not None:
-            with suppress(AccountClosed):  # it takes no steps, and still answers old keys
-                found._current()
+            with suppress(AccountClosed):  # it takes no new rounds, and still answers old keys
+                found._current_folder()
         versions.restrict()
         return found
 
     @property
     def policy(self) -> Policy:
-        """What is promised to each person."""
+        """The promise to each person."""
         return self._opened.compiled.policy
 
     def charge(
         self, prices: Prices | Guarantee, *, key: str, note: str = "", progress: Progress | None = None
-    ) -> TakingPart:
-        """Charge everybody whose filter admits it, durably, and say who takes part. The same key charges once."""
+    ) -> Participants:
+        """Charge each person whose filter admits it, durably, and return the participants. A key charges once."""
         return self._charge(prices, key, note, progress)
 
     def _charge(
@@ -200,141 +205,145 @@ class Population:
         note: str,
         progress: Progress | None = None,
         use: ExitStack | None = None,
-    ) -> TakingPart:
-        """Charge; what is in use is kept until it is no longer, and otherwise as the last two steps are."""
-        asked = priced(self._opened.compiled, self._site.gate, prices)
+    ) -> Participants:
+        """Charge; with `use`, the new version is also kept until that stack is closed."""
+        asked = price_table(self._opened.compiled, self._context.gate, prices)
         cost = "" if isinstance(prices, Prices) else text_of(prices.to_dict())
 
         def work(before: Path, after: Path) -> None:
             if use is not None:
-                use.enter_context(pinned(after))
-            self._engine.charge(self._site, before, after, asked, progress)
+                use.enter_context(pin(after))
+            self._engine.charge(self._context, before, after, asked, progress)
 
-        return self._step("charge", cost, asked, work, self._books.author(key, note))
+        return self._update("charge", cost, asked, work, self._backend.author(key, note))
 
     def join(self, ids: Any, *, key: str, note: str = "") -> None:  # noqa: ANN401  as in `create`
-        """Let people join who have spent nothing; who was removed before joins as spent."""
+        """Add people who have spent nothing; people who were removed before join as spent."""
 
         def work(before: Path, after: Path) -> None:
-            self._engine.join(self._site, before, after, ids)
+            self._engine.join(self._context, before, after, ids)
 
-        self._step("join", "", ids, work, self._books.author(key, note))
+        self._update("join", "", ids, work, self._backend.author(key, note))
 
     def remove(self, ids: Any, *, key: str, note: str = "") -> None:  # noqa: ANN401  as in `create`
-        """Remove people. What they spent is forgotten, that they were here is not: they can only join as spent."""
+        """Remove people and forget what they spent; a mark of each remains, so that they can only join as spent."""
 
         def work(before: Path, after: Path) -> None:
-            self._engine.remove(self._site, before, after, ids)
+            self._engine.remove(self._context, before, after, ids)
 
-        self._step("remove", "", ids, work, self._books.author(key, note))
+        self._update("remove", "", ids, work, self._backend.author(key, note))
 
-    def run(  # noqa: PLR0913  a step, and what it is made of
+    def run(  # noqa: PLR0913  a round, and what it is made of
         self,
         mechanism: Callable[..., T],
         records: Any,  # noqa: ANN401  one for each person, in the order of the ids, or a table with an id
-        prices: Guarantee | Pricing | RowWise | Prices,
+        prices: Guarantee | Pricing | VectorizedPrice | Prices,
         *,
         key: str,
         note: str = "",
         constants: Mapping[str, Any] | None = None,
     ) -> T:
-        """Charge, then run the mechanism on the records of those who take part; its answer is one of `outputs`.
+        """Charge, then run the mechanism on the records of the participants; its answer is added to `outputs`.
 
-        `prices` is a guarantee for everybody, or a function of one record and the past outputs (`rowwise`: many at
-        once). The mechanism is called with the records of those who take part, and with the constants by name; it is
-        called with no records first, and must answer: once for every type of records and constants. A pandas Series
-        is handed on as an array. A key that was used before is refused: its step ran, or may have, and a second run
-        is a second answer.
+        `prices` is a guarantee for everyone, or a function of one record and the past outputs (many records at once
+        with `vectorized_price`). The mechanism is called with the records of the participants, and with the constants
+        by name. It is first called without any records, once for every type of records and constants, and must
+        answer. A pandas Series is passed on as an array. A key that was used before is refused: its round ran, or may
+        have, and another run would be another answer.
         """
         known = {**(constants or {})}
         records = self._engine.accept(records)
         types = frozenset((name, type(value)) for name, value in known.items())
         trial = (id(mechanism), self._engine.form(records), types)
-        if trial not in self._tried:
-            mechanism(self._engine.nobody(records), **known)
-            self._tried[trial] = mechanism
-        self._engine.check(self._site, self._current(), records)
-        if not isinstance(prices, (Prices, *KINDS)) and not self._engine.in_order:
+        if trial not in self._probed:
+            mechanism(self._engine.empty(records), **known)
+            self._probed[trial] = mechanism
+        self._engine.check(self._context, self._current_folder(), records)
+        if not isinstance(prices, (Prices, Guarantee)) and not self._engine.ordered:
             raise InvalidGuarantee(
-                "prices by a function need people in an order, as the numpy engine has them: pass Prices with a table"
+                "prices can be a function only where people have an order, as with the engine 'numpy'; pass Prices"
+                " with a table. Nothing was charged"
             )
         asked = prices if isinstance(prices, Prices) else prices_for(prices, records, tuple(self.outputs))
         with ExitStack() as use:
-            step = self._charge(asked, key, note, use=use)
-            if step.receipt.repeated:
-                raise _used(key, step)
+            active = self._charge(asked, key, note, use=use)
+            if active.receipt.repeated:
+                raise _key_used(key, active)
             try:
-                answer = mechanism(self._engine.records(self._site, step.folder, records), **known)
+                answer = mechanism(self._engine.records(self._context, active.folder, records), **known)
             except BaseException as problem:
                 problem.add_note(
-                    f"Step {step.receipt.version} of {self.name!r} stays charged under key {key!r}: the mechanism may"
-                    " have drawn its answer. Another run needs another key, and is charged."
+                    f"Round {active.receipt.version} of {self.name!r} stays charged under key {key!r}: the mechanism"
+                    " may have drawn its answer. Another run needs another key, and is charged."
                 )
                 raise
         self.outputs.append(answer)
         return answer
 
-    def count_able(self, probe: Guarantee, cost: PureDP, *, key: str, note: str = "") -> int:
-        """Say about how many people could take part in a step of `probe`: a noisy count, and a step of its own.
+    def noisy_active_count(self, probe: Guarantee, cost: PureDP, *, key: str, note: str = "") -> int:
+        """Return a noisy count of the people who could take part in a round of `probe`; it is a round of its own.
 
-        Everybody who admits it is charged `cost`, and counted if they would admit `probe` after that.
+        Each person whose filter admits it is charged `cost`, and counted if they would admit `probe` after that.
 
         Theorem: a count that one person changes by at most one, with Laplace noise of scale 1/epsilon, is epsilon-DP.
         Assumes: a person's totals depend on their own record and past outputs alone.
         """
-        amounts = self._site.gate.amounts(price(self._opened.compiled, probe))
+        amounts = self._context.gate.amounts(self._opened.compiled.price(probe))
         if not isinstance(cost, PureDP) or not cost.epsilon:
-            raise InvalidGuarantee(f"cost must be PureDP of more than 0, and {cost!r} is not; nothing was charged")
+            raise InvalidGuarantee(f"cost must be PureDP with a positive epsilon (got {cost!r}); nothing was charged")
         epsilon = float(cost.epsilon)
-        noisy([0], 1, epsilon)  # what is wrong with the cost is found before anybody is charged
+        noisy([0], 1, epsilon)  # raises for a cost that OpenDP cannot honor, before anyone is charged
         with ExitStack() as use:
-            step = self._charge(cost, key, note, use=use)
-            if step.receipt.repeated:
-                raise _used(key, step)
-            (answer,) = noisy([self._engine.count(self._site, step.folder, amounts)], 1, epsilon)
+            active = self._charge(cost, key, note, use=use)
+            if active.receipt.repeated:
+                raise _key_used(key, active)
+            (answer,) = noisy([self._engine.count(self._context, active.folder, amounts)], 1, epsilon)
         self.outputs.append(answer)
         return answer
 
     def history(self, first: int = 0, count: int = 1000) -> Sequence[Past]:
-        """Return a page of the ledger's entries about it: steps and their keys, and nothing about anybody."""
-        return self._books.history(self.name, first, count)
+        """Return a page of its ledger entries: rounds and their keys, nothing about any person."""
+        return self._backend.history(self.name, first, count)
 
     def close(self, *, note: str = "") -> None:
-        """Take no new steps any more, for ever."""
-        self._books.close(self.name, note)
+        """Close the population permanently: it takes no new rounds."""
+        self._backend.close(self.name, note)
 
-    def _step(self, act: str, cost: str, asked: Any, work: _Work, author: Author) -> TakingPart:  # noqa: ANN401
-        request = self._site.versions.digest(act.encode(), self._engine.digest(self._site, asked).encode())
-        made = self._found(author, request)
+    def _update(self, act: str, cost: str, asked: Any, work: _WriteVersion, author: Author) -> Participants:  # noqa: ANN401
+        request = self._context.versions.digest(act.encode(), self._engine.digest(self._context, asked).encode())
+        made = self._find_update(author, request)
         if made is not None:
             return made
-        for _ in range(_RACES):
-            with self._site.versions.lease() as waited:
+        for _ in range(_MAX_ATTEMPTS):
+            with self._context.versions.lease() as waited:
                 # Another process may have asked with the same key meanwhile.
-                made = self._found(author, request) if waited else None
-                made = made or self._try(self._last(), act, cost, request, work, author)
+                made = self._find_update(author, request) if waited else None
+                made = made or self._try_update(self._last_entry(), act, cost, request, work, author)
             if made is not None:
                 return made
-        raise LedgerBusy(f"other processes were first {_RACES} times in a row; nothing was charged. Try again")
+        raise LedgerBusy(
+            f"other processes updated the population first {_MAX_ATTEMPTS} times in a row; nothing was charged. Try"
+            " again"
+        )
 
-    def _found(self, author: Author, request: str) -> TakingPart | None:
-        """Return the step that was made under a key, if there is one."""
-        hit = self._books.found(author.principal, author.key)
-        return None if hit is None else self._again(repeated(hit, author, request).hit.sequence)
+    def _find_update(self, author: Author, request: str) -> Participants | None:
+        """Return the result of the update that was made under a key, if there is one."""
+        hit = self._backend.found(author.principal, author.key)
+        return None if hit is None else self._repeat(repeated(hit, author, request).hit.sequence)
 
-    def _try(  # noqa: PLR0913, PLR0917  the parts of a step
-        self, last: Entry, act: str, cost: str, request: str, work: _Work, author: Author
-    ) -> TakingPart | None:
-        """Write the next version and point to it; None if another process was first."""
-        versions, before = self._site.versions, pointer_of(last)
+    def _try_update(  # noqa: PLR0913, PLR0917  the parts of an update
+        self, last: Entry, act: str, cost: str, request: str, work: _WriteVersion, author: Author
+    ) -> Participants | None:
+        """Write the next version and make it current; None if another process was first."""
+        versions, before = self._context.versions, pointer_of(last)
         folder = versions.begin(before.version + 1)
         try:
             work(self._folder(before), folder)
             versions.finish(folder)
         except BaseException as problem:
             versions.discard(folder)
-            # Another process may have moved on, and cleaned up behind itself.
-            if isinstance(problem, OSError | LedgerError) and self._last() != last:
+            # Another process may have written the next version, and removed the one that this began from.
+            if isinstance(problem, OSError | LedgerError) and self._last_entry() != last:
                 return None
             if isinstance(problem, OSError) and not isinstance(problem, OdographError):
                 raise LedgerError(
@@ -353,83 +362,83 @@ class Population:
             Pointer(before.version + 1, folder.name),
         )
         try:
-            outcome = self._books.submit(step)
+            outcome = self._backend.submit(step)
         except ServiceUnavailable:
-            raise  # nobody knows whether the ledger points to it
+            raise  # the ledger may point to it
         except OdographError:
             versions.discard(folder)
-            if self._last() != last:
+            if self._last_entry() != last:
                 return None
             raise
         if isinstance(outcome, Repeated):  # by another process, a moment ago
             versions.discard(folder)
-            return self._again(outcome.hit.sequence)
+            return self._repeat(outcome.hit.sequence)
         versions.clean(before.version + 1, {before.state, folder.name})
-        return self._told(self._books.entry(self.name, last.sequence + 1), again=False)
+        return self._participants(self._backend.entry(self.name, last.sequence + 1), again=False)
 
-    def _last(self) -> Entry:
+    def _last_entry(self) -> Entry:
         """Return the entry that points to the current version."""
-        balance = self._books.balances([self.name])[self.name]
+        balance = self._backend.balances([self.name])[self.name]
         if balance.closed:
-            raise AccountClosed(f"{self.name!r} is closed and takes no new steps; nothing was charged")
-        return self._books.entry(self.name, balance.sequence)
+            raise AccountClosed(f"{self.name!r} is closed and takes no new rounds; nothing was charged")
+        return self._backend.entry(self.name, balance.sequence)
 
-    def _current(self) -> Path:
-        """Return the folder of the current version, or raise what `_folder` raises."""
-        last = self._last()
+    def _current_folder(self) -> Path:
+        """Return the folder of the current version; raises what `_folder` raises."""
+        last = self._last_entry()
         try:
             return self._folder(pointer_of(last))
         except LedgerError:
-            # Another process may have moved on, and cleaned up behind itself.
-            if self._last() == last:
+            # Another process may have written the next version, and removed this one.
+            if self._last_entry() == last:
                 raise
-        return self._current()
+        return self._current_folder()
 
     def _folder(self, pointer: Pointer) -> Path:
-        """Return the folder of a version, if it is there."""
-        folder = self._site.versions.folder(pointer.state)
+        """Return the folder of a version, or raise if it does not exist."""
+        folder = self._context.versions.folder(pointer.state)
         if not folder.is_dir():
             raise LedgerError(
-                f"there is no version {pointer.version} of {self.name!r} in {folder.parent}: pass the location that"
-                " it was made with, or the one that its files were moved to; nothing was charged"
+                f"there is no version {pointer.version} of {self.name!r} in {folder.parent}: pass the location where"
+                " it was created, or where its files were moved to; nothing was charged"
             )
         return folder
 
-    def _again(self, sequence: int) -> TakingPart:
-        return self._told(self._books.entry(self.name, sequence), again=True)
+    def _repeat(self, sequence: int) -> Participants:
+        return self._participants(self._backend.entry(self.name, sequence), again=True)
 
-    def _told(self, entry: Entry, *, again: bool) -> TakingPart:
+    def _participants(self, entry: Entry, *, again: bool) -> Participants:
         pointer = pointer_of(entry)
-        receipt = StepReceipt(self.name, pointer.version, entry.key, again, entry)
-        return TakingPart(receipt, self._engine, self._site, self._site.versions.folder(pointer.state))
+        receipt = RoundReceipt(self.name, pointer.version, entry.key, again, entry)
+        return Participants(receipt, self._engine, self._context, self._context.versions.folder(pointer.state))
 
     def __repr__(self) -> str:
         return f"Population({self.name!r}, {self.policy.promise})"
 
 
-def _used(key: str, step: TakingPart) -> IdempotencyConflict:
+def _key_used(key: str, active: Participants) -> IdempotencyConflict:
     return IdempotencyConflict(
-        f"key {key!r} was used before, so what it paid for ran, or may have (step {step.receipt.version}); nothing"
-        " was charged. Another run needs another key, and is charged"
+        f"key {key!r} was used before, for round {active.receipt.version}, which ran or may have run; nothing was"
+        " charged. Another run needs another key, and is charged"
     )
 
 
-def _about(opened: Opened) -> Mapping[str, Any]:
+def _population_record(opened: Opened) -> Mapping[str, Any]:
     if opened.population is None:
         name = opened.head.name
         raise LedgerError(f"{name!r} is an account, not a population: use ledger.account({name!r})")
     return opened.population
 
 
-def _local(ledger: object) -> LocalBooks:
+def _local_backend(ledger: object) -> LocalBackend:
     if not isinstance(ledger, Ledger):
-        # Another address may have a password in it.
+        # Other addresses are not shown: they may contain a password.
         file = isinstance(ledger, str) and ledger.startswith("sqlite:")
         what = shown(ledger) if file else f"a {type(ledger).__name__}"
-        raise InvalidPolicy(f"ledger must be a Ledger, as from odograph.connect(...), and {what} is not")
-    books = ledger.books
-    if not isinstance(books, LocalBooks):
+        raise InvalidPolicy(f"ledger must be a Ledger, such as odograph.connect(...) returns (got {what})")
+    backend = ledger.backend
+    if not isinstance(backend, LocalBackend):
         raise LedgerError(
-            f"a population's ledger must be reached directly, as in sqlite:///privacy.db, and {books.url} is not"
+            f"a population's ledger must be reached directly, such as sqlite:///privacy.db (got {backend.url})"
         )
-    return books
+    return backend

@@ -1,35 +1,45 @@
-"""What people are asked for: a few guarantees, and which of them each person is asked for.
+"""Prices of a round: a few guarantees, and which of them each person is asked for.
 
-A guarantee is priced once, by the same scalar function as everywhere, however many people it is asked of.
+A guarantee is priced once, by the scalar function that all accounts use, however many people are asked for it.
+
+A price may depend on one's own record and past outputs only. `prices_for` therefore hands a pricing function one
+record at a time; a `vectorized_price` function gets all records at once, and a sample of its prices is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self, cast
+from collections.abc import Callable, Sequence
+from random import SystemRandom
+from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from odograph.core.compiled import Compiled, price
-from odograph.core.guarantees import KINDS, SIZED, Guarantee
+from odograph.core.compiled import Compiled
+from odograph.core.guarantees import SIZED, Guarantee, PureDP
 from odograph.errors import InvalidGuarantee
-from odograph.population.kernel import Gate
+from odograph.population.gate import Gate
 
-__all__ = ["Priced", "Prices", "priced"]
+__all__ = ["PriceTable", "Prices", "Pricing", "VectorizedPrice", "price_table", "prices_for", "vectorized_price"]
 
 _BITS: Final = 12
-_MOST_BITS: Final = 20  # a million guarantees for every power of two
-_HUGE: Final = 2.0**1023  # so that it can be rounded up
-_MOST: Final = 1 << 22  # guarantees in one step
+_MAX_BITS: Final = 20  # a million guarantees for every power of two
+_SIZE_LIMIT: Final = 2.0**1023  # sizes below it can be rounded up
+_MAX_CODES: Final = 1 << 22  # guarantees in one round that are counted in an array; above, they are sorted
+# Records whose price is checked alone. If one price in five depends on others, one round in a thousand misses it.
+_SAMPLE_SIZE: Final = 32
+_SAMPLE_TOLERANCE: Final = 1e-9  # relative: sums of floats depend on how they are grouped
+
+# A guarantee from one record and the past outputs.
+Pricing: TypeAlias = Callable[[Any, Sequence[Any]], Guarantee]
 
 
 class Prices:
     """Which of some guarantees each person is asked for.
 
-    `which` is a place in `guarantees` for each person, in the order of the ids. With `ids`, only those people are
-    asked, each named once; the others are left as they are and take no part. `table` is the same for an engine that
-    reads tables: anything with the columns `id` and `which`.
+    `which` is an index into `guarantees` for each person, in id order. With `ids`, only those people are asked, each
+    named once; the others are not charged and take no part. `table` is the same for an engine that reads tables:
+    anything with the columns `id` and `which`.
 
     A price may depend on one's own record and on past outputs, and on nothing else.
     """
@@ -46,71 +56,133 @@ class Prices:
         self.table = table
         self.ids = None if ids is None else _array(ids, "ids")
         self.which = np.zeros(0, dtype=np.uint32)
-        if not self.guarantees or not all(isinstance(one, KINDS) for one in self.guarantees):
-            raise InvalidGuarantee("guarantees must be one or more, such as [PureDP(0.1)]; nothing was charged")
+        if not self.guarantees or not all(isinstance(one, Guarantee) for one in self.guarantees):
+            raise InvalidGuarantee(
+                "guarantees must be a list of at least one guarantee, such as [PureDP(0.1)]; nothing was charged"
+            )
         if (which is None) == (table is None) or (table is not None and ids is not None):
-            raise InvalidGuarantee("pass either which, perhaps with ids, or a table; nothing was charged")
+            raise InvalidGuarantee("pass either which, with or without ids, or a table; nothing was charged")
         if which is not None:
-            self.which = _places(which, len(self.guarantees))
+            self.which = _indices(which, len(self.guarantees))
         if self.ids is not None and (self.ids.ndim != 1 or len(self.ids) != len(self.which)):
-            raise InvalidGuarantee("ids must be a list with one entry for each of which; nothing was charged")
+            raise InvalidGuarantee("ids must be a list with one id for each entry of which; nothing was charged")
 
     @classmethod
     def of(cls, kind: type[Guarantee], values: ArrayLike, *, ids: ArrayLike | None = None, bits: int = _BITS) -> Self:
-        """Ask each person for a guarantee of one kind and of a size of their own, such as `Prices.of(GDP, mus)`.
+        """Ask each person for a guarantee of one kind with a size of their own, such as `Prices.of(GDP, mus)`.
 
-        A size is rounded up to `bits` binary digits, by itself, so that there are few different ones to price: with
-        12 of them nobody is charged for more than one part in two thousand too much.
+        Each size is rounded up to `bits` binary digits, so that there are few distinct guarantees to price. With 12
+        bits a charge is at most one part in two thousand too large.
         """
         if kind not in SIZED.values() or kind.kind in ("approx", "prob"):
-            raise InvalidGuarantee(f"kind must be PureDP, ZCDP or GDP, which have one size, and {kind!r} is not")
-        if not isinstance(bits, int) or not 1 <= bits <= _MOST_BITS:
-            raise InvalidGuarantee(f"bits must be from 1 to {_MOST_BITS}, and {bits!r} is not")
-        sizes, which = _rounded(_floats(values), bits)
+            raise InvalidGuarantee(f"kind must be PureDP, ZCDP or GDP, which have one size (got {kind!r})")
+        if not isinstance(bits, int) or not 1 <= bits <= _MAX_BITS:
+            raise InvalidGuarantee(f"bits must be from 1 to {_MAX_BITS} (got {bits!r})")
+        sizes, which = _round_up(_floats(values), bits)
         make = cast("Any", kind)
         return cls([make(size) for size in sizes], which, ids=ids)
 
     def __repr__(self) -> str:
-        return "Prices(...)"  # how many there are may be how many people there are
+        return "Prices(...)"  # their number may be the number of people
 
 
-class Priced(NamedTuple):
+class PriceTable(NamedTuple):
     """Prices on the columns of a gate: a row of amounts for each guarantee."""
 
     amounts: NDArray[np.int64]
     which: NDArray[np.unsignedinteger[Any]]
     ids: NDArray[Any] | None
     table: Any
-    same: bool  # one guarantee for everybody there is
+    same: bool  # one guarantee for everyone
 
     @property
     def dearest(self) -> tuple[int, ...]:
-        """The most that any of them adds to each column."""
+        """The largest amount that any of them adds to each column."""
         return tuple(int(amount) for amount in self.amounts.max(axis=0))
 
 
-def priced(compiled: Compiled, gate: Gate, asked: Prices | Guarantee) -> Priced:
-    """Price what is asked for, or raise what `price` raises."""
-    if not isinstance(asked, (Prices, *KINDS)):
+def price_table(compiled: Compiled, gate: Gate, asked: Prices | Guarantee) -> PriceTable:
+    """Price each guarantee, or raise what `price` raises."""
+    if not isinstance(asked, (Prices, Guarantee)):
         raise InvalidGuarantee(
-            "prices must be a guarantee, such as PureDP(0.1), or Prices (`run` takes functions too), and a"
-            f" {type(asked).__name__} is not; nothing was charged"
+            "prices must be a guarantee, such as PureDP(0.1), or Prices; `run` also takes functions (got a"
+            f" {type(asked).__name__}). Nothing was charged"
         )
     same = not isinstance(asked, Prices)
     prices = Prices([asked], []) if not isinstance(asked, Prices) else asked
-    rows = [gate.amounts(price(compiled, guarantee)) for guarantee in prices.guarantees]
-    return Priced(np.array(rows, dtype=np.int64), prices.which, prices.ids, prices.table, same)
+    rows = [gate.amounts(compiled.price(guarantee)) for guarantee in prices.guarantees]
+    return PriceTable(np.array(rows, dtype=np.int64), prices.which, prices.ids, prices.table, same)
+
+
+class VectorizedPrice:
+    """A function from many records to as many sizes, each of which depends on its own record alone."""
+
+    def __init__(self, kind: type[Guarantee], function: Callable[[Any, Sequence[Any]], Any]) -> None:
+        self._kind = kind
+        self._function = function
+
+    def prices(self, records: Any, outputs: Sequence[Any]) -> Prices:  # noqa: ANN401  an array
+        """Return each person's price, after checking a random sample of them with their record alone."""
+        sizes = self._sizes(records, outputs)
+        if sizes.shape != (len(records),):
+            raise InvalidGuarantee("prices must be one size for each record; nothing was charged")
+        wrong = sizes[~np.isfinite(sizes)]
+        if wrong.size:
+            raise InvalidGuarantee(
+                f"prices must be finite (got {wrong[0]}): look for such a number in the records, or in the function"
+                " that prices them. Nothing was charged"
+            )
+        for i in SystemRandom().sample(range(len(sizes)), min(_SAMPLE_SIZE, len(sizes))):
+            (alone,) = self._sizes(records[i : i + 1], outputs)
+            if not abs(alone - sizes[i]) <= _SAMPLE_TOLERANCE * abs(sizes[i]):
+                raise InvalidGuarantee(
+                    "prices must be computed from one record and past outputs, but a record priced alone got another"
+                    " price: it depends on other people's records. Nothing was charged"
+                )
+        return Prices.of(self._kind, sizes)
+
+    def _sizes(self, records: Any, outputs: Sequence[Any]) -> NDArray[np.float64]:  # noqa: ANN401  as above
+        return np.asarray(self._function(records, outputs), dtype=np.float64)
+
+
+def vectorized_price(kind: type[Guarantee]) -> Callable[[Callable[[Any, Sequence[Any]], Any]], VectorizedPrice]:
+    """Mark a function that prices an array of records at once, each by itself: it returns sizes of one kind."""
+    return lambda function: VectorizedPrice(kind, function)
+
+
+def prices_for(
+    pricing: Guarantee | Pricing | VectorizedPrice,
+    records: Any,  # noqa: ANN401  a sequence or an array
+    outputs: Sequence[Any],
+) -> Guarantee | Prices:
+    """Return what each person is asked for, from their own record and the past outputs."""
+    if isinstance(pricing, VectorizedPrice):
+        return pricing.prices(records, outputs)
+    if not callable(pricing):
+        return pricing
+    indices: dict[Guarantee, int] = {}
+    which = []
+    for record in records:
+        found = pricing(record, outputs)
+        if not isinstance(found, Guarantee):
+            raise InvalidGuarantee(
+                "prices must be a guarantee, Prices, a function that returns a guarantee for one record, or one that"
+                " is decorated with @odograph.vectorized_price(PureDP); this function is not decorated, and for a"
+                f" record it returned a {type(found).__name__}. Nothing was charged"
+            )
+        which.append(indices.setdefault(found, len(indices)))
+    return Prices([*indices] or [PureDP(0)], which)
 
 
 def _array(values: ArrayLike, field: str) -> NDArray[Any]:
     try:
         return np.asarray(values)
-    except (TypeError, ValueError):  # whose text may have values in it
+    except (TypeError, ValueError):  # NumPy's message may contain values
         raise InvalidGuarantee(f"{field} must be a list; nothing was charged") from None
 
 
 def _floats(values: ArrayLike) -> NDArray[np.float64]:
-    """Return numbers as floats that are exactly the same, or refuse them."""
+    """Return numbers as exactly equal floats, or refuse them."""
     found = _array(values, "values")
     if not found.size:
         return np.zeros(found.shape)
@@ -118,37 +190,35 @@ def _floats(values: ArrayLike) -> NDArray[np.float64]:
     if found.dtype.kind in "iu":
         exact = int(found.min()) >= -(2**53) and int(found.max()) <= 2**53
     if not exact:
-        raise InvalidGuarantee("values must be floats of at most 64 bits, or whole numbers; nothing was charged")
+        raise InvalidGuarantee("values must be floats of at most 64 bits, or integers; nothing was charged")
     return found.astype(np.float64, copy=False)
 
 
-def _places(which: ArrayLike, count: int) -> NDArray[np.unsignedinteger[Any]]:
+def _indices(which: ArrayLike, count: int) -> NDArray[np.unsignedinteger[Any]]:
     found = _array(which, "which")
     if found.size == 0:
         return np.zeros(0, dtype=np.uint32)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-        raise InvalidGuarantee("which must be a list of whole numbers: places in guarantees; nothing was charged")
+        raise InvalidGuarantee("which must be a list of integers, indices into guarantees; nothing was charged")
     if int(found.min()) < 0 or int(found.max()) >= count:
-        raise InvalidGuarantee(f"which must be from 0 to {count - 1}, places in guarantees; nothing was charged")
+        raise InvalidGuarantee(f"which must be from 0 to {count - 1}, indices into guarantees; nothing was charged")
     small = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.uint32
     return found.astype(small, copy=False)
 
 
-def _rounded(values: NDArray[np.float64], bits: int) -> tuple[list[float], NDArray[np.uint32]]:
-    """Return the different sizes, each rounded up to some bits, and which one each value has."""
-    if values.ndim != 1 or not np.all((values >= 0) & (values < _HUGE)):
-        raise InvalidGuarantee(
-            "values must be a list of numbers that are finite and not negative; nothing was charged"
-        )
+def _round_up(values: NDArray[np.float64], bits: int) -> tuple[list[float], NDArray[np.uint32]]:
+    """Return the distinct sizes, each rounded up to some bits, and the index of each value's size."""
+    if values.ndim != 1 or not np.all((values >= 0) & (values < _SIZE_LIMIT)):
+        raise InvalidGuarantee("values must be a list of finite numbers, none negative; nothing was charged")
     if not values.size:
         return [0.0], np.zeros(0, dtype=np.uint32)
     mantissas, exponents = np.frexp(values)
-    # From 2^(bits-1) to 2^bits: what is rounded up to 2^bits is the least of the next power.
+    # From 2^(bits-1) to 2^bits: a value rounded up to 2^bits is the least of the next power.
     steps = np.ceil(np.ldexp(mantissas, bits)).astype(np.int64)
     codes = exponents.astype(np.int64) * (1 << bits) + steps
     codes[values == 0] = least = int(codes.min()) - 1
     codes -= least
-    if int(codes.max()) >= _MOST:
+    if int(codes.max()) >= _MAX_CODES:
         kinds, which = np.unique(codes, return_inverse=True)
     else:
         there = np.zeros(int(codes.max()) + 1, dtype=np.bool_)

@@ -1,10 +1,11 @@
-"""The application, as a server calls it: the API, the dashboard, and what is open to everybody."""
+"""The service as an ASGI application: the API, the dashboard, the public routes, and the connections it accepts."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Awaitable
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -12,150 +13,217 @@ from starlette.requests import Request
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from odograph.service import admin, logs, openapi
-from odograph.service.api import ROUTES
-from odograph.service.dashboard import pages
-from odograph.service.door import Endpoint, Headers, reply, request_id_of
-from odograph.service.office import Office
-from odograph.service.pen import Start, start_process
+from odograph.service import logs, openapi
+from odograph.service.dashboard import routes
+from odograph.service.endpoint import Endpoint, Headers, request_id_of, send_response
 from odograph.service.problems import PROBLEM, HttpProblem, problem_of
-from odograph.service.protocol import Connections
+from odograph.service.routes import ROUTES, admin
 from odograph.service.settings import Settings
+from odograph.service.state import AppState
+from odograph.service.writer_client import Start, start_process
 
-__all__ = ["App"]
+__all__ = ["App", "Connection", "Connections", "PathMethods", "RouteTable"]
 
-_REMEMBERED: Final = 1024  # paths
-# Letters, digits and signs that nobody has to encode, and slashes, which would be other parts: a second spelling.
-_NEEDLESS: Final = re.compile(rb"%(?:3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|2[DEFdef]|5[Ff]|7[Ee])")
+_MAX_CACHED_PATHS: Final = 1024
+# Percent-encoded letters, digits, unreserved characters and slashes: a second spelling of the same path.
+_NEEDLESS_ENCODING: Final = re.compile(rb"%(?:3[0-9]|[46][1-9A-Fa-f]|[57][0-9Aa]|2[DEFdef]|5[Ff]|7[Ee])")
 
 
 class App:
-    """The service as an ASGI application. What it shares is made when the server starts it."""
+    """The ASGI application. The state that requests share is made when the server starts it."""
 
     def __init__(self, settings: Settings, start: Start = start_process) -> None:
         self._settings = settings
-        self._start = start  # of scribes
+        self._start = start  # of writer processes
         self.connections = Connections(
             settings.connections, settings.connections_per_address, settings.receive_timeout
         )
-        self._table: _Table | None = None
+        self._table: RouteTable | None = None
         self._router = Router()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answer a request, or start and end with the server."""
+        """Respond to a request, or start and stop with the server."""
         if scope["type"] == "lifespan":
-            return self._live(receive, send)
-        resource = None if self._table is None else self._table.find(scope)
-        if resource is None and _NEEDLESS.search(scope["raw_path"]):  # the router reads a path decoded
-            return _Nowhere()(scope, receive, send)
-        return (resource or self._router)(scope, receive, send)
+            return self._run_lifespan(receive, send)
+        methods = None if self._table is None else self._table.find(scope)
+        if methods is None and _NEEDLESS_ENCODING.search(scope["raw_path"]):  # the router sees the decoded path
+            return _NotFound()(scope, receive, send)
+        return (methods or self._router)(scope, receive, send)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
-            office = Office(self._settings, self._start)
-            self._table = _Table(office)
-            self._router = Router(pages.routes(office), redirect_slashes=False, default=_Nowhere())
-        except Exception as error:  # noqa: BLE001  the server says that it could not start
+            state = AppState(self._settings, self._start)
+            self._table = RouteTable(state)
+            self._router = Router(routes.routes(state), redirect_slashes=False, default=_NotFound())
+        except Exception as error:  # noqa: BLE001  the server reports that it could not start
             logs.failure(error)
             await send({"type": "lifespan.startup.failed", "message": f"{type(error).__name__}"})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        await office.close()
+        await state.close()
         await send({"type": "lifespan.shutdown.complete"})
 
 
-class _Resource:
-    """A path and its methods."""
+class Connection(Protocol):
+    """What `Connections` needs of a connection."""
+
+    admitted: bool
+    address: str
+
+    def drop(self) -> None:
+        """Close the connection at once."""
+
+
+class Connections:
+    """The connections of one worker: at most `limit`, of which at most `limit_per_address` of one client (0: any).
+
+    A connection is idle while it has sent no complete head: it is new, slow, or between two requests. When a limit is
+    reached, the connection that has been idle longest is closed for the new one; if none is idle, the new one is
+    refused.
+    """
+
+    def __init__(self, limit: int, limit_per_address: int, timeout: float) -> None:
+        self.timeout = timeout  # seconds in which a request must have arrived
+        self._limit = limit
+        self._limit_per_address = limit_per_address
+        self._addresses: Counter[str] = Counter()
+        self._count = 0
+        self._idle: dict[Connection, None] = {}  # in the order in which they became idle
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection; return whether it is admitted."""
+        address = connection.address
+        own = 0 < self._limit_per_address <= self._addresses[address]
+        if own or self._count >= self._limit:
+            oldest = next((one for one in self._idle if not own or one.address == address), None)
+            if oldest is None:
+                return False
+            self.leave(oldest)
+            oldest.drop()
+        self._addresses[address] += 1
+        self._count += 1
+        self._idle[connection] = None
+        return True
+
+    def await_request(self, connection: Connection) -> None:
+        """Record that a connection is idle until its next request."""
+        if connection.admitted:
+            self._idle[connection] = None
+
+    def begin_request(self, connection: Connection) -> None:
+        """Record that the head of a request is complete."""
+        self._idle.pop(connection, None)
+
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that is closed."""
+        if not connection.admitted:
+            return
+        connection.admitted = False
+        self._idle.pop(connection, None)
+        self._count -= 1
+        self._addresses[connection.address] -= 1
+        if not self._addresses[connection.address]:
+            del self._addresses[connection.address]
+
+
+class PathMethods:
+    """The handlers of one path, by method."""
 
     def __init__(self, methods: dict[str, ASGIApp]) -> None:
         self._methods = methods
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Call the handler of the method, or respond with 405."""
         found = self._methods.get(scope["method"])
         if found is not None:
             return found(scope, receive, send)
         allow = ", ".join(sorted(self._methods))
-        return _refuse(scope, send, 405, f"this path takes {allow}", ((b"allow", allow.encode()),))
+        return _send_problem(scope, send, 405, f"this path takes {allow}", ((b"allow", allow.encode()),))
 
 
-class _Table:
-    """The paths of the API by their parts: found in a look, however many there are."""
+class RouteTable:
+    """The paths of the API.
 
-    def __init__(self, office: Office) -> None:
-        paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": app} for path, app in _public(office).items()}
+    Starlette's router matches the decoded path, so a name with an encoded slash would be two parts and each path
+    would have many spellings. It also tries one regular expression per route, 2 to 8 microseconds a request; a path
+    that was seen before is found here in 0.4.
+    """
+
+    def __init__(self, state: AppState) -> None:
+        paths: dict[str, dict[str, ASGIApp]] = {path: {"GET": app} for path, app in _public_routes(state).items()}
         for route in ROUTES:
-            paths.setdefault(route.path, {})[route.method] = Endpoint(office, route)
-        self._found: dict[bytes, tuple[_Resource, dict[str, str]]] = {}
-        self._by_shape: dict[tuple[object, ...], list[tuple[list[str], _Resource]]] = {}
+            paths.setdefault(route.path, {})[route.method] = Endpoint(state, route)
+        self._cached: dict[bytes, tuple[PathMethods, dict[str, str]]] = {}
+        self._by_shape: dict[tuple[object, ...], list[tuple[list[str], PathMethods]]] = {}
         for path, methods in paths.items():
             parts = path.split("/")
             shape = self._by_shape.setdefault(_shape(parts), [])
-            shape.append((parts, _Resource(methods)))
+            shape.append((parts, PathMethods(methods)))
 
-    def find(self, scope: Scope) -> _Resource | None:
-        """Return what is at a path, and put its parameters into the scope."""
-        path: bytes = scope["raw_path"]  # as it came: a part may hold an encoded slash
-        known = self._found.get(path)
+    def find(self, scope: Scope) -> PathMethods | None:
+        """Return the handlers of a path, and put its parameters into the scope."""
+        path: bytes = scope["raw_path"]  # not decoded: a part may hold an encoded slash
+        known = self._cached.get(path)
         if known is not None:
-            resource, scope["path_params"] = known
-            return resource
+            methods, scope["path_params"] = known
+            return methods
         given = path.decode("latin-1").split("/")
-        for parts, resource in self._by_shape.get(_shape(given), ()):
+        for parts, methods in self._by_shape.get(_shape(given), ()):
             named: dict[str, str] = {}
             for part, value in zip(parts, given, strict=True):
                 if part[:1] == "{" and value:
-                    named[part[1:-1]] = unquote(value)  # a name alone may be encoded, so a path has one spelling
+                    named[part[1:-1]] = unquote(value)  # only parameters may be encoded: a path has one spelling
                 elif part != value:
                     break
             else:
-                if len(self._found) >= _REMEMBERED:
-                    self._found.clear()
-                self._found[path] = resource, named
+                if len(self._cached) >= _MAX_CACHED_PATHS:
+                    self._cached.clear()
+                self._cached[path] = methods, named
                 scope["path_params"] = named
-                return resource
+                return methods
         return None
 
 
 def _shape(parts: list[str]) -> tuple[object, ...]:
-    """Return what tells most templates apart: how many parts, and the first ones, which are no parameters."""
+    """Return what tells most templates apart: the number of parts and the first two, which are never parameters."""
     return len(parts), *parts[1:3]
 
 
-class _Nowhere:
-    """What answers where nothing is."""
+class _NotFound:
+    """Responds to a path that does not exist: with a page to a browser, else with a problem."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         if not scope["path"].startswith("/v1/") and "text/html" in request.headers.get("accept", ""):
-            await pages.missing(request)(scope, receive, send)
+            await routes.not_found(request)(scope, receive, send)
             return
-        await _refuse(scope, send, 404, "there is nothing at this path; /docs says what there is")
+        await _send_problem(scope, send, 404, "no such path; /docs lists the paths of the API")
 
 
-async def _refuse(scope: Scope, send: Send, status: int, detail: str, headers: Headers = ()) -> None:
+async def _send_problem(scope: Scope, send: Send, status: int, detail: str, headers: Headers = ()) -> None:
     request_id = request_id_of(dict(scope["headers"]))
     problem = problem_of(HttpProblem(status, detail), None, request_id)
-    await reply(send, status, PROBLEM, msgspec.json.encode(problem), request_id, headers)
+    await send_response(send, status, PROBLEM, msgspec.json.encode(problem), request_id, headers)
 
 
-def _public(office: Office) -> dict[str, ASGIApp]:
-    """Return what is open to everybody; it tells nothing about the ledger."""
-    described = msgspec.json.encode(openapi.describe(ROUTES))
+def _public_routes(state: AppState) -> dict[str, ASGIApp]:
+    """Return the routes that need no key; they disclose nothing about the ledger."""
+    description = msgspec.json.encode(openapi.describe(ROUTES))
 
     async def health(scope: Scope, _: Receive, send: Send) -> None:
-        await _say(scope, send, 200, msgspec.json.encode(admin.health()))
+        await _send_json(scope, send, 200, msgspec.json.encode(admin.health()))
 
     async def ready(scope: Scope, _: Receive, send: Send) -> None:
-        form = await admin.ready(office)
-        await _say(scope, send, 200 if form.status == "ok" else 503, msgspec.json.encode(form))
+        form = await admin.ready(state)
+        await _send_json(scope, send, 200 if form.status == "ok" else 503, msgspec.json.encode(form))
 
-    async def description(scope: Scope, _: Receive, send: Send) -> None:
-        await _say(scope, send, 200, described)
+    async def describe(scope: Scope, _: Receive, send: Send) -> None:
+        await _send_json(scope, send, 200, description)
 
-    return {"/healthz": health, "/readyz": ready, "/v1/openapi.json": description}
+    return {"/healthz": health, "/readyz": ready, "/v1/openapi.json": describe}
 
 
-async def _say(scope: Scope, send: Send, status: int, content: bytes) -> None:
-    await reply(send, status, b"application/json", content, request_id_of(dict(scope["headers"])))
+async def _send_json(scope: Scope, send: Send, status: int, content: bytes) -> None:
+    await send_response(send, status, b"application/json", content, request_id_of(dict(scope["headers"])))

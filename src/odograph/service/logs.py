@@ -1,7 +1,8 @@
-"""Logs: JSON lines on standard error. A line says who asked for what and how it ended, and never what was in it.
+"""Logs: JSON lines on standard error. A line has the caller, the route and the outcome, never the content.
 
-Tokens, cookies, notes, costs and the texts of exceptions have no way in: a line has these fields and no others. What
-a database, a disk or a file said is written when the service begins to fail, and nowhere else.
+A line has a fixed set of fields, none of which can hold a token, cookie, note, cost or exception text. The message of
+a database, disk or file is logged only when the service begins to fail. structlog would format each line while the
+request waits; here request lines are collected as tuples and encoded together, every 50 milliseconds.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ __all__ = ["configure", "failure", "flush", "request_line", "state"]
 _PACKAGE: Final = Path(__file__).parents[1]
 _ENCODER: Final = Encoder()
 _SERVER: Final = "uvicorn"
-_SOON: Final = 0.05  # seconds
-_LONGEST: Final = 500  # characters of a message
+_FLUSH_INTERVAL: Final = 0.05  # seconds
+_MAX_MESSAGE: Final = 500  # characters
 
 
 class _Line(Struct, omit_defaults=True):
-    """Everything that a line may say."""
+    """All the fields of a line."""
 
     time: datetime
     level: str
@@ -48,21 +49,21 @@ class _Line(Struct, omit_defaults=True):
 
 
 class _Output:
-    """Where lines go: nowhere, until `configure` says so."""
+    """Where lines are written: nowhere before `configure`."""
 
     file: BinaryIO | None = None
     level: int = logging.INFO
-    gathered: ClassVar[list[_Line | tuple[Any, ...]]] = []
+    pending: ClassVar[list[_Line | tuple[Any, ...]]] = []
 
 
 class _Handler(logging.Handler):
-    """The lines of other loggers: of the web server what it says, of anybody else only where it was said."""
+    """Takes records of other loggers: the message of the web server's, only the location of all others."""
 
     def emit(self, record: logging.LogRecord) -> None:
         line = _Line(datetime.now(UTC), record.levelname.lower(), "log", logger=record.name)
         line.where = f"{record.module}.py:{record.lineno}"
         if record.name.partition(".")[0] == _SERVER:
-            # After the first line there may be a traceback, and the text of an exception.
+            # The lines after the first may hold a traceback with the text of an exception.
             line.message = record.getMessage().partition("\n")[0]
         if record.exc_info and record.exc_info[0] is not None:
             line.error = record.exc_info[0].__name__
@@ -71,11 +72,11 @@ class _Handler(logging.Handler):
 
 
 def configure(level: str, file: BinaryIO | None = None) -> None:
-    """Write lines of this level and above to standard error, or to a file; those of the web server too.
+    """Write lines of this level and above, including the web server's, to standard error or to a file.
 
-    The web server is started without a configuration of its own for logs (`log_config=None, access_log=False`).
+    The web server must have no logging configuration of its own (`log_config=None, access_log=False`).
     """
-    _Output.file = file or open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115  unbuffered: one write a line
+    _Output.file = file or open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115  unbuffered: one write per flush
     _Output.level = logging.getLevelNamesMapping()[level.upper()]
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
@@ -83,10 +84,10 @@ def configure(level: str, file: BinaryIO | None = None) -> None:
     root.addHandler(_Handler(_Output.level))
     logging.getLogger(f"{_SERVER}.error").setLevel(_Output.level)
     access = logging.getLogger(f"{_SERVER}.access")
-    access.handlers, access.propagate = [], False  # it would write paths and queries as they came
+    access.handlers, access.propagate = [], False  # it would write paths and queries unredacted
 
 
-def request_line(  # noqa: PLR0913  these and no others
+def request_line(  # noqa: PLR0913  the fields of a line
     *,
     request_id: str,
     method: str,
@@ -95,30 +96,30 @@ def request_line(  # noqa: PLR0913  these and no others
     milliseconds: float,
     account: str = "",
     principal: str = "",
-    key: str = "",
+    api_key_id: str = "",
     error: str = "",
 ) -> None:
-    """Write a line about an answered request: `route` is the template, `key` the key's id, `error` its code."""
+    """Log a request: `route` is the template of its path, `error` the code of its error."""
     if _Output.level > logging.INFO:
         return
-    _gather((time(), request_id, method, route, status, milliseconds, account, principal, key, error))
+    _write_soon((time(), request_id, method, route, status, milliseconds, account, principal, api_key_id, error))
 
 
 def state(level: str, event: str, message: str) -> None:
-    """Write a line about the service itself, such as a ledger that cannot be reached, and why."""
+    """Log a state of the service itself, such as an unreachable ledger, with its reason."""
     if _Output.level > logging.getLevelNamesMapping()[level.upper()]:
         return
-    _write(_Line(datetime.now(UTC), level, event, message=message.partition("\n")[0][:_LONGEST]))
+    _write(_Line(datetime.now(UTC), level, event, message=message.partition("\n")[0][:_MAX_MESSAGE]))
 
 
 def failure(error: BaseException, *, request_id: str = "") -> None:
-    """Write a line about an exception that nobody expected: its type and where in this package, not its text."""
+    """Log an unexpected exception: its type and location in this package, not its text."""
     where = _where(error.__traceback__)
     _write(_Line(datetime.now(UTC), "error", "failure", request_id, error=type(error).__name__, where=where))
 
 
 def _where(trace: TracebackType | None) -> str:
-    """Return the last line of this package that an exception went through."""
+    """Return the last line of this package in a traceback."""
     found = ""
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)
@@ -129,46 +130,46 @@ def _where(trace: TracebackType | None) -> str:
 
 
 def flush() -> None:
-    """Write the lines that were gathered."""
-    gathered, _Output.gathered = _Output.gathered, []
-    if not gathered or _Output.file is None:
+    """Write the pending lines."""
+    pending, _Output.pending = _Output.pending, []
+    if not pending or _Output.file is None:
         return
-    lines = [_of_request(line) if isinstance(line, tuple) else line for line in gathered]
+    lines = [_line_from(line) if isinstance(line, tuple) else line for line in pending]
     try:
         text = _ENCODER.encode_lines(lines)
-    except UnicodeEncodeError:  # half a character, from somebody who tries things out
-        text = _ENCODER.encode_lines([_mended(line) for line in lines])
-    with suppress(OSError, ValueError):  # nobody reads the log any more, and that is no reason not to answer
+    except UnicodeEncodeError:  # a lone surrogate in what a caller sent
+        text = _ENCODER.encode_lines([_without_surrogates(line) for line in lines])
+    with suppress(OSError, ValueError):  # a closed log must not fail requests
         _Output.file.write(text)
 
 
-def _of_request(line: tuple[Any, ...]) -> _Line:
+def _line_from(line: tuple[Any, ...]) -> _Line:
     when, request_id, method, route, status, took, *who = line
     now = datetime.fromtimestamp(when, UTC)
     return _Line(now, "info", "request", request_id, method, route, status, round(took, 3), *who)
 
 
-def _gather(line: tuple[Any, ...]) -> None:
-    """Write a line soon, with others: a system call for every request would give other threads a turn each time."""
+def _write_soon(line: tuple[Any, ...]) -> None:
+    """Write a line with the next flush: a system call per request would let other threads take the interpreter."""
     if _Output.file is None:
         return
-    if not _Output.gathered:
+    if not _Output.pending:
         try:
-            asyncio.get_running_loop().call_later(_SOON, flush)
-        except RuntimeError:  # nobody would come back to it
+            asyncio.get_running_loop().call_later(_FLUSH_INTERVAL, flush)
+        except RuntimeError:  # without an event loop there is no later flush
             _write(line)
             return
-    _Output.gathered.append(line)
+    _Output.pending.append(line)
 
 
 def _write(line: _Line | tuple[Any, ...]) -> None:
-    """Write a line at once, after those that were gathered."""
+    """Write a line at once, after the pending ones."""
     if _Output.file is not None:
-        _Output.gathered.append(line)
+        _Output.pending.append(line)
         flush()
 
 
-def _mended(line: _Line) -> _Line:
+def _without_surrogates(line: _Line) -> _Line:
     for name in _Line.__struct_fields__:
         if isinstance(value := getattr(line, name), str):
             setattr(line, name, value.encode(errors="replace").decode())

@@ -1,4 +1,4 @@
-"""Errors as they leave the service: problem+json, with the code from the error table, and nothing not meant."""
+"""Errors as problem+json responses: status and code from the error table, and messages that disclose nothing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from odograph.errors import (
     UnprovenComposition,
     listed_as,
 )
-from odograph.service.access import Caller
-from odograph.service.answers import Problem
-from odograph.service.views import decision_form
+from odograph.service.auth import Caller
+from odograph.service.response_schemas import Problem
+from odograph.service.visibility import decision_form
 
 __all__ = [
-    "GENERAL",
+    "BOUND_MESSAGES",
     "PROBLEM",
     "BadDocument",
     "HttpProblem",
@@ -36,34 +36,34 @@ __all__ = [
     "is_unusable",
     "key_in",
     "problem_of",
-    "unexpected",
+    "unexpected_problem",
 ]
 
 PROBLEM: Final = b"application/problem+json"
-_LONGEST: Final = 2000  # characters of a detail
-# To one bound to accounts these messages could name another account, or tell its policy.
-GENERAL: Final[dict[type[OdographError], str]] = {
-    AccountNotFound: "there is no such account here, or this key does not open it; nothing was changed",
-    ReservationNotFound: "there is no such reservation here, or this key does not open its accounts; nothing changed",
-    AccountClosed: "an account that was asked is closed and takes no new charges; nothing was charged",
-    IdempotencyConflict: "the key was used before for another request; nothing was charged. Use another key",
-    LedgerCorrupt: "the ledger is damaged; nothing was charged. Tell its owner",
-    UnprovenComposition: "no theorem covers a request of this kind here; nothing was charged. Ask the account's owner"
-    " which kinds it takes",
+_MAX_DETAIL: Final = 2000  # characters
+# For a caller bound to some accounts: the original messages could name another account or disclose its policy.
+BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
+    AccountNotFound: "no such account, or this key has no access to it; nothing was changed",
+    ReservationNotFound: "no such reservation, or this key has no access to its accounts; nothing was changed",
+    AccountClosed: "one of the accounts is closed and takes no new charges; nothing was charged",
+    IdempotencyConflict: "the idempotency key was used before for another request; nothing was charged. Use another",
+    LedgerCorrupt: "the ledger is damaged; nothing was charged. Report it to its owner",
+    UnprovenComposition: "no theorem covers a guarantee of this kind here; nothing was charged. Ask the account's"
+    " owner which kinds it takes",
 }
-# One that is not there and one that the caller may not see are told alike, to everybody.
-_ALIKE: Final = (AccountNotFound, ReservationNotFound)
-# Their messages are for the operator: they may hold what a database, a disk or a file said.
-UNUSABLE: Final[dict[type[OdographError], str]] = {
+# Used for every caller: what does not exist and what the caller may not see must be indistinguishable.
+_FOR_EVERY_CALLER: Final = (AccountNotFound, ReservationNotFound)
+# The original messages are for the operator: they may quote a database, a disk or a file.
+LEDGER_MESSAGES: Final[dict[type[OdographError], str]] = {
     LedgerBusy: "the ledger is busy, or cannot be reached or written at the moment; nothing was charged. Try again",
-    ServiceUnavailable: "the ledger did not answer; ask again with the same key to know the outcome",
+    ServiceUnavailable: "the ledger did not respond; ask again with the same key to know the outcome",
     LedgerError: "the ledger cannot be used; nothing was charged. The service's log has the reason",
 }
-_UNSAID: Final = "something went wrong in the service; nothing more is said here, the log has the request id"
+_UNEXPECTED_DETAIL: Final = "an unexpected error occurred in the service; its log has details under the request id"
 
 
 class HttpProblem(BadRequest):
-    """A request that HTTP itself has a word for: its own status, and headers that go with it."""
+    """A request refused with an HTTP status of its own, and perhaps headers."""
 
     def __init__(self, status: int, detail: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(detail)
@@ -72,36 +72,40 @@ class HttpProblem(BadRequest):
 
 
 class BadDocument(LedgerCorrupt):
-    """A checkpoint or a copy that somebody sent is none; the ledger here is not meant."""
+    """An uploaded checkpoint or export is invalid; the ledger of this service is not affected."""
 
     status = 422
 
 
 class NotEmpty(LedgerError):
-    """A copy can only be read into a new ledger."""
+    """An export can only be imported into an empty ledger."""
 
     status = 409
 
 
 class TooFast(RateLimited):
-    """A key that was used too often, and when to try again."""
+    """An API key exceeded its rate limit; `seconds` is when to try again."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"this key was used too often; nothing was changed. Try again in {seconds:.3g} seconds")
+        super().__init__(
+            f"this API key exceeded its rate limit; nothing was changed. Try again in {seconds:.3g} seconds"
+        )
         self.seconds = seconds
 
 
 def problem_of(error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
-    """Return an error as it is told to this caller."""
+    """Return the problem that this caller may see for an error."""
     listed = listed_as(error)
     row = ERROR_TABLE[listed]
     status = error.status if isinstance(error, HttpProblem | BadDocument | NotEmpty) else row.status
     decision = decision_form(error.decision) if isinstance(error, BudgetExceeded) else None
     bound = caller is not None and caller.accounts is not None
-    general = [text for cls, text in GENERAL.items() if isinstance(error, cls) and (bound or cls in _ALIKE)]
+    general = [
+        text for cls, text in BOUND_MESSAGES.items() if isinstance(error, cls) and (bound or cls in _FOR_EVERY_CALLER)
+    ]
     if not general and is_unusable(error):
-        general = [UNUSABLE[listed] + key_in(error)]
-    detail = general[0] if general else str(error)[:_LONGEST]
+        general = [LEDGER_MESSAGES[listed] + key_in(error)]
+    detail = general[0] if general else str(error)[:_MAX_DETAIL]
     return Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -114,18 +118,22 @@ def problem_of(error: OdographError, caller: Caller | None, request_id: str = ""
 
 
 def is_unusable(error: OdographError) -> bool:
-    """Say whether an error is about the ledger as a whole, and not about what was asked for."""
-    return listed_as(error) in UNUSABLE and not isinstance(error, HttpProblem | BadDocument | NotEmpty)
+    """Return whether an error concerns the ledger as a whole rather than the request."""
+    return listed_as(error) in LEDGER_MESSAGES and not isinstance(error, HttpProblem | BadDocument | NotEmpty)
 
 
 def key_in(error: OdographError) -> str:
-    """Return the end of a message that names the idempotency key to ask again with; "" if it names none."""
+    """Return the end of a message that names the idempotency key to repeat; "" if it names none."""
     _, named, key = str(error).rpartition(" (key ")
     return named + key if key.endswith(")") else ""
 
 
-def unexpected(request_id: str) -> Problem:
-    """Return what is said of an error that nobody expected: nothing."""
+def unexpected_problem(request_id: str) -> Problem:
+    """Return the problem for an unexpected exception, without details."""
     return Problem(
-        title="Internal Server Error", status=500, code="OdographError", detail=_UNSAID, request_id=request_id
+        title="Internal Server Error",
+        status=500,
+        code="OdographError",
+        detail=_UNEXPECTED_DETAIL,
+        request_id=request_id,
     )

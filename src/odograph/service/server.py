@@ -1,7 +1,8 @@
-"""Run the service: the first owner's key, then uvicorn, in this process or in several."""
+"""Run the service: make the first owner's key, then run uvicorn in this process or in several."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import resource
@@ -14,36 +15,38 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from odograph.connect import store_at
 from odograph.errors import LedgerBusy, LedgerError
 from odograph.service import logs
-from odograph.service.access import new_token
-from odograph.service.app import App
-from odograph.service.collector import look_seldom
-from odograph.service.keys import KeyStore, connect_keys
-from odograph.service.metrics import forget_the_dead
-from odograph.service.protocol import Http
-from odograph.service.settings import Settings
+from odograph.service.app import App, Connections
+from odograph.service.auth import new_token
+from odograph.service.key_store import KeyStore, connect_keys
+from odograph.service.metrics import remove_dead_workers
+from odograph.service.settings import Settings, tune_garbage_collector
 
-__all__ = ["owner_key_file", "serve", "wait_for_ledger", "worker", "write_first_key"]
+__all__ = ["HttpProtocol", "owner_key_file", "serve", "wait_for_ledger", "worker", "write_first_key"]
 
-_PATIENCE: Final = 30  # seconds in which what was accepted is finished
-_OTHER_FILES: Final = 256  # that a worker may have open beside its connections
-_SWITCH: Final = 0.0005  # seconds for which a thread that computes keeps the interpreter from the event loop
-_SAY_EVERY: Final = 3.0  # seconds between two lines about a ledger that is waited for
-_PAUSE: Final = 0.5  # seconds between two tries to reach it
-_A_MOMENT: Final = 2.0  # seconds in which a process that has made the file makes its key
+_SHUTDOWN_TIMEOUT: Final = 30  # seconds in which accepted requests are finished
+_OTHER_FILES: Final = 256  # that a worker may have open in addition to its connections
+_SWITCH_INTERVAL: Final = 0.0005  # seconds for which a computing thread may keep the interpreter from the event loop
+_LOG_INTERVAL: Final = 3.0  # seconds between two log lines while the ledger cannot be reached
+_RETRY_INTERVAL: Final = 0.5  # seconds between two attempts to reach it
+_OTHER_PROCESS_TIMEOUT: Final = 2.0  # seconds in which a process that has made the key file stores the key
+_MAX_HEAD: Final = 1 << 16  # bytes
+_MIN_BODY_RATE: Final = 1 << 16  # bytes a second: a long body has that much more time
+_PLAIN_TEXT: Final = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
-    """Serve until a signal ends it; `say` is told what a person should know."""
+    """Serve until a signal stops it; `say` prints what the operator should know."""
     settings.check()
     logs.configure(settings.log_level)
     wait_for_ledger(settings)
     made = write_first_key(settings)
     if made is not None:
-        say(f"wrote the first owner's API key to {made}; keep it, or make others with it and revoke it")
+        say(f"wrote the first owner's API key to {made}; keep it, or use it to make others and revoke it")
     scheme = "https" if settings.tls_cert is not None else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     say(f"serving on {scheme}://{host}:{settings.port}; stop with Ctrl-C")
@@ -51,7 +54,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         "host": settings.host,
         "port": settings.port,
         "loop": "uvloop",
-        "http": Http,
+        "http": HttpProtocol,
         "interface": "asgi3",
         "ws": "none",
         "lifespan": "on",
@@ -60,17 +63,17 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
         "server_header": False,
         "proxy_headers": False,
         "date_header": False,
-        "timeout_graceful_shutdown": _PATIENCE,
-        "limit_concurrency": settings.connections + 1,  # also of requests whose callers have gone
+        "timeout_graceful_shutdown": _SHUTDOWN_TIMEOUT,
+        "limit_concurrency": settings.connections + 1,  # includes requests whose callers have disconnected
         "ssl_certfile": settings.tls_cert,
         "ssl_keyfile": settings.tls_key,
     }
-    _allow_files(settings.connections + _OTHER_FILES)
-    # Uvicorn finishes what was accepted and raises the signal again, which would end the process by it. Not in
-    # `_app`: workers call that when uvicorn's own handler is in place already.
+    _raise_file_limit(settings.connections + _OTHER_FILES)
+    # Uvicorn finishes accepted requests and raises the signal again, which must end the process with code 0. Not in
+    # `_make_app`: in a worker that runs after uvicorn has installed its own handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if settings.workers == 1:
-        uvicorn.run(_app(settings), **options)
+        uvicorn.run(_make_app(settings), **options)
         return
     os.environ.update(settings.environment)
     with tempfile.TemporaryDirectory(prefix="odograph-metrics-") as counts:
@@ -79,20 +82,20 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 def worker() -> App:
-    """Return the application of one of several workers, with the settings that `serve` left for them."""
-    forget_the_dead()
-    return _app(Settings.from_environment())
+    """Return the application of one of several workers, with the settings that `serve` put into the environment."""
+    remove_dead_workers()
+    return _make_app(Settings.from_environment())
 
 
-def _app(settings: Settings) -> App:
+def _make_app(settings: Settings) -> App:
     logs.configure(settings.log_level)
-    look_seldom()
-    sys.setswitchinterval(_SWITCH)
+    tune_garbage_collector()
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     return App(settings)
 
 
-def _allow_files(count: int) -> None:
-    """Raise how many files this process and its workers may have open, as far as they may themselves."""
+def _raise_file_limit(count: int) -> None:
+    """Raise the limit of open files of this process and its workers, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -100,12 +103,12 @@ def _allow_files(count: int) -> None:
 
 
 def wait_for_ledger(settings: Settings) -> None:
-    """Wait until the ledger can be reached, and write into the log that it cannot, every few seconds.
+    """Wait until the ledger can be reached, with a line in the log every few seconds.
 
-    After `start_timeout` seconds what it was is raised.
+    After `start_timeout` seconds the error is raised.
     """
     begun = time.monotonic()
-    said = -math.inf
+    logged = -math.inf
     while True:
         try:
             with connect_keys(
@@ -116,30 +119,30 @@ def wait_for_ledger(settings: Settings) -> None:
             now = time.monotonic()
             if now - begun >= settings.start_timeout:
                 raise
-            if now - said >= _SAY_EVERY:
+            if now - logged >= _LOG_INTERVAL:
                 left = settings.start_timeout - (now - begun)
-                logs.state("warning", "waiting", f"{busy}. It is waited for, {left:.0f} seconds more")
-                said = now
-            time.sleep(_PAUSE)
+                logs.state("warning", "waiting", f"{busy}. Waiting up to {left:.0f} seconds more")
+                logged = now
+            time.sleep(_RETRY_INTERVAL)
         else:
             return
 
 
 def write_first_key(settings: Settings) -> Path | None:
-    """Make an owner's key if no key was ever made, and write it to a file that only its user can read."""
+    """Make an owner's key unless a key was ever made; write it to a file that only this user can read."""
     path = owner_key_file(settings)
     with connect_keys(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off) as keys:
         if keys.keys():
             return None
-        # The file first: a key that nobody could read would be the only one there is.
+        # The file first: otherwise the only key could be one that was never written down.
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except OSError as problem:
-            if isinstance(problem, FileExistsError) and _made_by_another(keys):
+            if isinstance(problem, FileExistsError) and _another_process_makes_it(keys):
                 return None
             raise LedgerError(
-                f"the first owner's key cannot be written to {path} ({problem.strerror}); move that file away, or"
-                " pass --owner-key-file"
+                f"the first owner's key cannot be written to {path} ({problem.strerror}); move that file, or pass"
+                " --owner-key-file"
             ) from problem
         token = new_token()
         with os.fdopen(file, "w", encoding="ascii") as text:
@@ -152,9 +155,9 @@ def write_first_key(settings: Settings) -> Path | None:
     return path
 
 
-def _made_by_another(keys: KeyStore) -> bool:
-    """Say whether a process that started at the same moment makes the first key: its file is there already."""
-    end = time.monotonic() + _A_MOMENT
+def _another_process_makes_it(keys: KeyStore) -> bool:
+    """Wait for a process that started at the same time and has made the file; return whether it stored a key."""
+    end = time.monotonic() + _OTHER_PROCESS_TIMEOUT
     while not keys.keys():
         if time.monotonic() > end:
             return False
@@ -163,10 +166,128 @@ def _made_by_another(keys: KeyStore) -> bool:
 
 
 def owner_key_file(settings: Settings) -> Path:
-    """Return where the first owner's key goes: beside an SQLite file, else into the working folder."""
+    """Return the file for the first owner's key: beside a SQLite ledger, else in the working directory."""
     if settings.owner_key_file is not None:
         return settings.owner_key_file
-    url = store_at(settings.url).url  # with the path as it is on the disk; nothing is reached yet
+    url = store_at(settings.url).url  # with the resolved path; this does not connect
     if url.startswith("sqlite:///"):
         return Path(f"{url.removeprefix('sqlite:///')}-owner-key")
     return Path("odograph-owner-key")
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Uvicorn's HTTP protocol with limits on clients that have shown no key: slow requests, long heads."""
+
+    admitted = False
+    address = ""
+    _head = 0  # bytes of an incomplete head
+    _body = 0  # bytes of a body
+    _in_head = _in_body = False
+    _since = 0.0  # when the head or body began
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Admit a connection, or refuse it if there are too many."""
+        self._limits: Connections = self.app.connections
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self.admitted = self._limits.admit(self)
+        if self.admitted:
+            self._start_deadline()
+        else:
+            self.connections.discard(self)  # uvicorn counts them too, and would refuse others
+            self._refuse(b"503 Service Unavailable", b"Too many connections.", b"retry-after: 1\r\n")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._limits.leave(self)
+        self._cancel_deadline()
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Close the connection at once, in favor of another."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse received bytes; refuse a head that is too long."""
+        if not self.admitted:
+            return
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if not self._in_body and (self._in_head or not self._responding()):  # also before the first byte of one
+            self._head += len(data)
+            if self._head > _MAX_HEAD:
+                self.send_400_response("The head of the request is too long.")
+                return
+        elif not self._in_body:
+            self._cancel_deadline()
+            return
+        if self._deadline is None:
+            self._start_deadline()
+
+    def _responding(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        """End a head and begin a body."""
+        self._in_head, self._in_body, self._head, self._body = False, True, 0, 0
+        self._limits.begin_request(self)
+        self._cancel_deadline()  # the body has a deadline of its own
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Count the bytes of a body."""
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a body."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Mark the connection as idle until the next request."""
+        super().on_response_complete()
+        if not self.pipeline:
+            self._limits.await_request(self)
+
+    def _start_deadline(self) -> None:
+        """Start the time in which a head or body must arrive."""
+        self._since = self.loop.time()
+        self._deadline = self.loop.call_later(self._limits.timeout, self._check_deadline)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _check_deadline(self) -> None:
+        """Close the connection, unless a long body arrives fast enough or the service itself is the slow one."""
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        left = self._since + self._limits.timeout + self._body / _MIN_BODY_RATE - self.loop.time()
+        if self.flow.read_paused or (self._in_head and self._responding()):
+            left = self._limits.timeout
+        if left > 0:
+            self._deadline = self.loop.call_later(left, self._check_deadline)
+            return
+        if self._in_body and not self._responding():  # the response was sent before the body was read
+            self.transport.close()
+            return
+        if self._responding():
+            self.cycle.disconnected = True  # the endpoint that awaits the body sees it cut off
+            self.cycle.message_event.set()
+        self._refuse(b"408 Request Timeout", b"The request did not arrive in time.")
+
+    def _refuse(self, status: bytes, text: bytes, headers: bytes = b"") -> None:
+        size = b"content-length: %d\r\n" % len(text)
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\n" + headers + size + _PLAIN_TEXT + b"\r\n" + text)
+        self.transport.close()

@@ -1,1 +1,1 @@
-"""The pages people look at: rendered on the server, readable without a script, live with one."""
+"""The dashboard: HTML pages rendered on the server. They work without JavaScript and update themselves with it."""

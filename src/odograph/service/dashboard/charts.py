@@ -1,8 +1,9 @@
-"""Pictures of an account's readings: a Bokeh chart, and a plain SVG for a page that runs no script."""
+"""The history of an account's readings as numbers, as a Bokeh chart, and as an SVG for pages without JavaScript."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
 
@@ -11,13 +12,106 @@ from bokeh.models import BasicTickFormatter, ColumnDataSource, DatetimeTickForma
 from bokeh.models.annotations import Label, Span
 from bokeh.plotting import figure
 
-from odograph.service.dashboard.series import Line, Series
+from odograph.core.compiled import other_odometers
+from odograph.core.gate import Totals
+from odograph.core.odometers import Odometer
+from odograph.ledger.account import LedgerAccount
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.timeline import State, states
+from odograph.service import visibility
+from odograph.service.auth import Caller
 
-__all__ = ["chart", "picture"]
+__all__ = [
+    "MAX_ENTRIES",
+    "MAX_POINTS",
+    "ReadingHistory",
+    "ReadingLine",
+    "account_history",
+    "bokeh_chart",
+    "odometer_label",
+    "reading_history",
+    "svg_chart",
+]
 
-_WIDTH, _HEIGHT = 720, 300  # of the plain picture
-_TALL: Final = 340  # pixels of the chart; the style sheet keeps as many free
-_FEW: Final = 60  # points are marked while they can be told apart
+MAX_POINTS: Final = 400  # of a line; more would not be visible
+MAX_ENTRIES: Final = 20_000  # read back from the newest; the page tells if older ones are left out
+
+
+# Numbers
+
+
+class ReadingLine(NamedTuple):
+    """The readings of one odometer; None where it has no finite bound."""
+
+    name: str
+    covered: bool  # by the guarantee: true for the policy's odometer only
+    losses: tuple[float | None, ...]
+
+
+class ReadingHistory(NamedTuple):
+    """Readings after each charge that was not voided, oldest first; the policy's odometer is the first line."""
+
+    account: str
+    promise: float
+    steps: tuple[int, ...]
+    times: tuple[int, ...]  # milliseconds since 1970
+    lines: tuple[ReadingLine, ...]
+    left_out: int  # how many older entries are not included
+
+
+def account_history(ledger: Ledger, caller: Caller, name: str, *, compare: bool) -> ReadingHistory:
+    """Return the readings of an account that the caller may see."""
+    account = visibility.visible_account(ledger, caller, name)
+    balance = ledger.backend.balances([name])[name]  # totals and sequence of the same moment
+    return reading_history(account, balance.totals, balance.sequence, compare=compare)
+
+
+def reading_history(account: LedgerAccount, totals: Totals, sequence: int, *, compare: bool) -> ReadingHistory:
+    """Return the readings of the policy's odometer up to an entry, with `compare` also those of other odometers."""
+    policy = account.policy
+    points = _thin(states(account, totals, sequence, MAX_ENTRIES))
+    name = "sum of epsilons" if policy.is_basic else odometer_label(policy.odometer)
+    lines = [ReadingLine(f"{name} (policy's odometer)", covered=True, losses=_losses(account, points, None))]
+    for other in other_odometers(policy) if compare else ():
+        losses = _losses(account, points, other)
+        if losses and losses[-1] is not None:  # skip odometers without a finite reading
+            lines.append(ReadingLine(f"{odometer_label(other)} (informational)", covered=False, losses=losses))
+    return ReadingHistory(
+        account.name,
+        float(policy.epsilon),
+        tuple(state.totals.steps for state in points),
+        tuple(state.time // 1000 for state in points),
+        tuple(lines),
+        max(0, sequence + 1 - MAX_ENTRIES),
+    )
+
+
+def _thin(points: Sequence[State]) -> list[State]:
+    """Return at most `MAX_POINTS` of the states, evenly spaced, including the first and the last."""
+    if len(points) <= MAX_POINTS:
+        return [*points]
+    last = len(points) - 1
+    return [points[i * last // (MAX_POINTS - 1)] for i in range(MAX_POINTS)]
+
+
+def _losses(account: LedgerAccount, points: Sequence[State], odometer: Odometer | None) -> tuple[float | None, ...]:
+    losses = [
+        account.compiled.reading(state.totals, odometer).loss if state.totals.steps else 0.0 for state in points
+    ]
+    return tuple(loss if math.isfinite(loss) else None for loss in losses)
+
+
+def odometer_label(odometer: Odometer) -> str:
+    """Return the name of an odometer in words."""
+    return odometer.kind.replace("-", " ")
+
+
+# Drawing
+
+
+_WIDTH, _HEIGHT = 720, 300  # of the SVG, in its own units
+_CHART_HEIGHT: Final = 340  # pixels; the style sheet reserves as many
+_MAX_MARKED_POINTS: Final = 60  # with more points, markers would overlap
 _TOOLTIP: Final = (
     '<div style="color: #22272e; font: 13px system-ui, sans-serif">After step @step{0,0}: loss at most'
     " <b>@loss{0.0000}</b><br>@time{%F %T} UTC</div>"
@@ -38,52 +132,52 @@ _DARK: Final = _Palette("#e6e9ee", "#a3acb8", "#30363f", "#6cbcf0", ("#e8a33d", 
 _DASHES: Final = ("dotted", "dotdash", "dashdot", "2 6")  # as many as there are standard odometers
 
 
-def _inks(palette: _Palette) -> str:
-    """Return a palette's part of the plain picture's style."""
-    lines = [f".line-{i}{{stroke:{hue}}}" for i, hue in enumerate((palette.own, *palette.others))]
+def _svg_colors(palette: _Palette) -> str:
+    """Return the style rules of the SVG that depend on the palette."""
+    lines = [f".line-{i}{{stroke:{color}}}" for i, color in enumerate((palette.own, *palette.others))]
     return (
         f"text{{fill:{palette.ink}}}.promise{{stroke:{palette.ink}}}.floor{{stroke:{palette.faint}}}{''.join(lines)}"
     )
 
 
-# The picture has no ground of its own: it lies on the page's card, light or dark. However wide it is drawn, its text
-# and lines are about as large.
-_INKS: Final = (
+# The SVG has no background: it is shown on the page's card, light or dark. Media queries keep the size of text and
+# lines about the same at every width.
+_SVG_STYLE: Final = (
     f"svg{{color-scheme:light dark}}text{{font:14px {_FONT}}}polyline{{fill:none;stroke-width:2.5}}"
-    f".promise{{stroke-dasharray:6 4}}{_inks(_LIGHT)}@media(prefers-color-scheme:dark){{{_inks(_DARK)}}}"
+    f".promise{{stroke-dasharray:6 4}}{_svg_colors(_LIGHT)}@media(prefers-color-scheme:dark){{{_svg_colors(_DARK)}}}"
     "@media(max-width:500px){text{font-size:30px}polyline{stroke-width:5}.promise{stroke-width:2}}"
     "@media(min-width:900px){text{font-size:10px}polyline{stroke-width:1.7}}"
 )
 
 
-def chart(found: Series, *, by_time: bool, dark: bool) -> dict[str, Any]:
-    """Return the chart as the document that `Bokeh.embed.embed_item` takes."""
+def bokeh_chart(history: ReadingHistory, *, by_time: bool, dark: bool) -> dict[str, Any]:
+    """Return the chart as the JSON document for `Bokeh.embed.embed_item`."""
     palette = _DARK if dark else _LIGHT
     plot = figure(
-        height=_TALL + 24 * (len(found.lines) - 1),  # the legend has a row for each
+        height=_CHART_HEIGHT + 24 * (len(history.lines) - 1),  # one row of the legend per line
         sizing_mode="stretch_width",
         x_axis_type="datetime" if by_time else "linear",
-        y_range=Range1d(start=0.0, end=_top(found)),
+        y_range=Range1d(start=0.0, end=_top(history)),
         toolbar_location=None,
         tools="",
     )
-    at = "time" if by_time else "step"
-    for line, hue, dash in zip(found.lines[1:], palette.others, _DASHES, strict=False):
-        source = _source(found, line)
+    x = "time" if by_time else "step"
+    for line, color, dash in zip(history.lines[1:], palette.others, _DASHES, strict=False):
+        source = _source(history, line)
         plot.step(
-            at, "loss", source=source, mode="after", color=hue, line_dash=dash, line_width=2, legend_label=line.name
+            x, "loss", source=source, mode="after", color=color, line_dash=dash, line_width=2, legend_label=line.name
         )
-    _draw_own(plot, _source(found, found.lines[0]), found.lines[0].name, at, palette.own)
+    _draw_policy_line(plot, _source(history, history.lines[0]), history.lines[0].name, x, palette.own)
     plot.add_layout(
-        Span(location=found.promise, dimension="width", line_color=palette.ink, line_dash="dashed", line_width=1.5)
+        Span(location=history.promise, dimension="width", line_color=palette.ink, line_dash="dashed", line_width=1.5)
     )
     plot.add_layout(
         Label(
             x=8,
-            y=found.promise,
+            y=history.promise,
             x_units="screen",
             y_offset=4,
-            text=_promise(found),
+            text=_promise_label(history),
             text_color=palette.ink,
             text_font=_FONT,
             text_font_size=_SIZE,
@@ -93,22 +187,22 @@ def chart(found: Series, *, by_time: bool, dark: bool) -> dict[str, Any]:
     return {**json_item(plot)}
 
 
-def _source(found: Series, line: Line) -> ColumnDataSource:
+def _source(history: ReadingHistory, line: ReadingLine) -> ColumnDataSource:
     losses = [math.nan if loss is None else loss for loss in line.losses]
-    return ColumnDataSource({"step": [*found.steps], "time": [*found.times], "loss": losses})
+    return ColumnDataSource({"step": [*history.steps], "time": [*history.times], "loss": losses})
 
 
-def _draw_own(plot: figure, source: ColumnDataSource, name: str, at: str, hue: str) -> None:
-    """Draw the policy's own line, with a tooltip at each of its points."""
-    plot.varea_step(at, y1=0, y2="loss", source=source, step_mode="after", fill_color=hue, fill_alpha=0.12)
-    plot.step(at, "loss", source=source, mode="after", color=hue, line_width=2.5, legend_label=name)
-    if len(source.data["loss"]) <= _FEW:
-        plot.scatter(at, "loss", source=source, color=hue, size=6)
-    # Steps do not answer to the pointer. An unseen line does, wherever along it the pointer is.
-    unseen = plot.line(at, "loss", source=source, line_alpha=0.0)
+def _draw_policy_line(plot: figure, source: ColumnDataSource, name: str, x: str, color: str) -> None:
+    """Draw the line of the policy's odometer, with a tooltip at each of its points."""
+    plot.varea_step(x, y1=0, y2="loss", source=source, step_mode="after", fill_color=color, fill_alpha=0.12)
+    plot.step(x, "loss", source=source, mode="after", color=color, line_width=2.5, legend_label=name)
+    if len(source.data["loss"]) <= _MAX_MARKED_POINTS:
+        plot.scatter(x, "loss", source=source, color=color, size=6)
+    # Bokeh's step glyph has no hover support; an invisible line does, along its whole length.
+    invisible = plot.line(x, "loss", source=source, line_alpha=0.0)
     plot.add_tools(
         HoverTool(
-            renderers=[unseen],
+            renderers=[invisible],
             line_policy="nearest",
             mode="vline",
             tooltips=_TOOLTIP,
@@ -117,7 +211,7 @@ def _draw_own(plot: figure, source: ColumnDataSource, name: str, at: str, hue: s
     )
 
 
-def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN401  Bokeh's splattable lists have no type
+def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN401  Bokeh's list-like axis properties are untyped
     plot.background_fill_color = plot.border_fill_color = plot.outline_line_color = None
     plot.xgrid.grid_line_color = None
     plot.ygrid.grid_line_color = palette.grid
@@ -144,7 +238,7 @@ def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN
         setattr(plot.axis, f"{name}_text_font", _FONT)
         setattr(plot.axis, f"{name}_text_font_size", _SIZE)
     plot.axis.axis_label_text_font_style = "normal"
-    plot.add_layout(plot.legend[0], "above")  # inside it would cover the lines
+    plot.add_layout(plot.legend[0], "above")  # inside the plot it would cover the lines
     plot.legend.location = "top_left"
     plot.legend.padding = plot.legend.margin = 2
     plot.legend.background_fill_alpha = plot.legend.border_line_alpha = 0.0
@@ -153,41 +247,42 @@ def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN
     plot.legend.label_text_font_size = _SIZE
 
 
-def _promise(found: Series) -> str:
-    return f"promise: epsilon {found.promise:g}"
+def _promise_label(history: ReadingHistory) -> str:
+    return f"promise: epsilon {history.promise:g}"
 
 
-def _top(found: Series) -> float:
-    finite = [loss for line in found.lines for loss in line.losses if loss is not None]
-    return max([found.promise, *finite]) * 1.12
+def _top(history: ReadingHistory) -> float:
+    finite = [loss for line in history.lines for loss in line.losses if loss is not None]
+    return max([history.promise, *finite]) * 1.12
 
 
-def picture(found: Series, *, by_time: bool) -> str:
+def svg_chart(history: ReadingHistory, *, by_time: bool) -> str:
     """Return the lines and the promise as a small SVG."""
-    top = _top(found)
-    drawn = [_polyline(found, line, i, top, by_time=by_time) for i, line in enumerate(found.lines)]
-    level = _HEIGHT * (1 - found.promise / top)
+    top = _top(history)
+    polylines = [_polyline(history, line, i, top, by_time=by_time) for i, line in enumerate(history.lines)]
+    level = _HEIGHT * (1 - history.promise / top)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 {_WIDTH + 16} {_HEIGHT + 16}">'
-        f"<style>{_INKS}</style>"
-        f'<path class="promise" d="M0 {level:.1f}H{_WIDTH}"/><text x="4" y="{level - 6:.1f}">{_promise(found)}</text>'
+        f"<style>{_SVG_STYLE}</style>"
+        f'<path class="promise" d="M0 {level:.1f}H{_WIDTH}"/>'
+        f'<text x="4" y="{level - 6:.1f}">{_promise_label(history)}</text>'
         f'<path class="floor" d="M0 {_HEIGHT}H{_WIDTH}"/>'
-        f"{''.join(reversed(drawn))}</svg>"
+        f"{''.join(reversed(polylines))}</svg>"
     )
 
 
-def _polyline(found: Series, line: Line, place: int, top: float, *, by_time: bool) -> str:
-    """Draw one line in steps: a reading holds until the next charge."""
-    at = found.times if by_time else found.steps
-    wide = (at[-1] - at[0]) or 1 if at else 1
+def _polyline(history: ReadingHistory, line: ReadingLine, index: int, top: float, *, by_time: bool) -> str:
+    """Draw one line as a step function: a reading holds until the next charge."""
+    xs = history.times if by_time else history.steps
+    width = (xs[-1] - xs[0]) or 1 if xs else 1
     corners: list[str] = []
     height = 0.0
-    for x, loss in zip(at, line.losses, strict=True):
+    for x, loss in zip(xs, line.losses, strict=True):
         if loss is not None:
-            left, below = _WIDTH * (x - at[0]) / wide, _HEIGHT * (1 - loss / top)
+            left, below = _WIDTH * (x - xs[0]) / width, _HEIGHT * (1 - loss / top)
             corners += [f"{left:.1f},{height:.1f}"] if corners else []
             corners.append(f"{left:.1f},{below:.1f}")
             height = below
-    dash = "" if line.licensed else ' stroke-dasharray="3 4"'
+    dash = "" if line.covered else ' stroke-dasharray="3 4"'
     title = f"<title>{escape(line.name)}</title>"
-    return f'<polyline class="line-{place}" points="{" ".join(corners)}"{dash}>{title}</polyline>'
+    return f'<polyline class="line-{index}" points="{" ".join(corners)}"{dash}>{title}</polyline>'

@@ -1,21 +1,23 @@
-// Keeps a page up to date while somebody looks at it. Nothing here is needed to read the pages or to use their forms.
+// Updates a page while it is open. Nothing here is needed to read the pages or to use their forms.
 
-const EVERY = 1500;
-const LONGEST = 15000;
-const news = document.getElementById("news");
-const kept = new Map(); // what the server last sent for each live element, before this script touched it
-let pulse = document.body.dataset.pulse;
-let wait = EVERY;
+const POLL_INTERVAL = 1500; // milliseconds
+const MAX_POLL_INTERVAL = 15000; // milliseconds, while there is no connection
+const TYPING_DELAY = 200; // milliseconds after the last key before the planner asks
+const CONNECTION_LOST = "No connection to the service; the page may be out of date";
+const status = document.getElementById("live-status");
+const receivedHtml = new Map(); // by id: what the server last sent for a live element, before this script changed it
+let dataVersion = document.body.dataset.version;
+let pollDelay = POLL_INTERVAL;
 
 document.documentElement.classList.add("live");
-for (const element of document.querySelectorAll("[data-live]")) kept.set(element.id, element.innerHTML);
+for (const element of document.querySelectorAll("[data-live]")) receivedHtml.set(element.id, element.innerHTML);
 
-function say(text) {
-  if (news.textContent !== text) news.textContent = text;
+function showStatus(text) {
+  if (status.textContent !== text) status.textContent = text;
 }
 
-// Focus survives: the element that had it is looked for among the new ones, by its id or by where it links to.
-function replace(element, html) {
+// Keeps the focus: it moves to the new element with the same id or the same link.
+function replaceContent(element, html) {
   const active = element.contains(document.activeElement) ? document.activeElement : null;
   element.innerHTML = html;
   if (active) {
@@ -26,99 +28,98 @@ function replace(element, html) {
 }
 
 async function refresh() {
-  const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (answer.redirected) return location.reload(); // signed out meanwhile
-  if (!answer.ok) throw new Error(`status ${answer.status}`);
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  pulse = fresh.body.dataset.pulse;
+  const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+  if (response.redirected) return location.reload(); // the session has ended
+  if (!response.ok) throw new Error(`status ${response.status}`);
+  const newPage = new DOMParser().parseFromString(await response.text(), "text/html");
+  dataVersion = newPage.body.dataset.version;
   let changed = false;
   for (const element of document.querySelectorAll("[data-live]")) {
-    const html = fresh.getElementById(element.id)?.innerHTML;
-    if (html === undefined || html === kept.get(element.id)) continue;
-    kept.set(element.id, html);
-    replace(element, html);
-    element.classList.remove("fresh");
-    void element.offsetWidth; // starts the animation again
-    element.classList.add("fresh");
+    const html = newPage.getElementById(element.id)?.innerHTML;
+    if (html === undefined || html === receivedHtml.get(element.id)) continue;
+    receivedHtml.set(element.id, html);
+    replaceContent(element, html);
+    element.classList.remove("updated");
+    void element.offsetWidth; // restarts the animation
+    element.classList.add("updated");
     changed = true;
   }
   if (!changed) return;
-  filter?.();
-  await Promise.all([draw(), ask()]);
-  say(`Updated ${new Date().toLocaleTimeString()}`);
+  applySearch?.();
+  await Promise.all([drawChart(), updatePlan()]);
+  showStatus(`Updated ${new Date().toLocaleTimeString()}`);
 }
 
-async function beat() {
+async function poll() {
   if (!document.hidden) {
     try {
-      const answer = await fetch("/pulse");
-      if (answer.status === 401) return location.reload();
-      if (!answer.ok) throw new Error(`status ${answer.status}`);
-      const now = await answer.text();
-      if (now !== pulse) await refresh();
-      wait = EVERY;
-      if (news.textContent.startsWith("No connection")) say("Connected again");
+      const response = await fetch("/data-version");
+      if (response.status === 401) return location.reload();
+      if (!response.ok) throw new Error(`status ${response.status}`);
+      if (await response.text() !== dataVersion) await refresh();
+      pollDelay = POLL_INTERVAL;
+      if (status.textContent.startsWith("No connection")) showStatus("Connected again");
     } catch {
-      wait = Math.min(2 * wait, LONGEST);
-      say("No connection to the service; what is shown may be old");
+      pollDelay = Math.min(2 * pollDelay, MAX_POLL_INTERVAL);
+      showStatus(CONNECTION_LOST);
     }
   }
-  setTimeout(beat, wait);
+  setTimeout(poll, pollDelay);
 }
 
-// The overview's filter.
-const box = document.querySelector("[data-filter]");
-const filter = box && (() => {
-  const wanted = box.value.trim().toLowerCase();
-  const list = document.getElementById(box.dataset.filter);
+// The search field of the overview.
+const searchInput = document.querySelector("[data-search]");
+const applySearch = searchInput && (() => {
+  const wanted = searchInput.value.trim().toLowerCase();
+  const list = document.getElementById(searchInput.dataset.search);
   for (const item of list.querySelectorAll("li")) item.hidden = !item.textContent.toLowerCase().includes(wanted);
   for (const section of list.querySelectorAll("section")) section.hidden = !section.querySelector("li:not([hidden])");
 });
-box?.addEventListener("input", filter);
-box?.form.addEventListener("submit", (event) => event.preventDefault());
-filter?.();
+searchInput?.addEventListener("input", applySearch);
+searchInput?.form.addEventListener("submit", (event) => event.preventDefault());
+applySearch?.();
 
-// The account's chart: Bokeh is fetched once, the chart again whenever something changed.
+// The chart of an account: BokehJS is loaded once, the chart again after every change.
 const chart = document.getElementById("chart");
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const bokeh = chart && new Promise((done, fail) => {
+const darkTheme = matchMedia("(prefers-color-scheme: dark)");
+const bokeh = chart && new Promise((resolve, reject) => {
   const script = document.createElement("script");
   script.src = chart.dataset.bokeh;
-  script.onload = () => done(window.Bokeh);
-  script.onerror = fail;
+  script.onload = () => resolve(window.Bokeh);
+  script.onerror = reject;
   document.head.append(script);
 });
-let drawn = Promise.resolve();
+let lastDrawing = Promise.resolve();
 
-function draw() {
-  if (chart) drawn = drawn.catch(() => {}).then(redraw); // one after the other, so that the newest stays
-  return drawn;
+function drawChart() {
+  if (chart) lastDrawing = lastDrawing.catch(() => {}).then(fetchAndDrawChart); // one at a time: the newest remains
+  return lastDrawing;
 }
 
-// The chart has nothing to operate, so the keyboard passes it by; what it shows is said below it.
-function passBy(root) {
-  for (const one of root.querySelectorAll("*")) {
-    if (one.tabIndex >= 0) one.tabIndex = -1;
-    if (one.shadowRoot) passBy(one.shadowRoot);
+// The chart has no controls, so the keyboard skips it; the text below it says what it shows.
+function removeFromTabOrder(root) {
+  for (const element of root.querySelectorAll("*")) {
+    if (element.tabIndex >= 0) element.tabIndex = -1;
+    if (element.shadowRoot) removeFromTabOrder(element.shadowRoot);
   }
 }
 
-async function redraw() {
-  const choices = new URLSearchParams(new FormData(document.querySelector("[data-chart]")));
-  if (dark.matches) choices.set("theme", "dark");
-  const answer = await fetch(`${chart.dataset.from}?${choices}`);
-  if (!answer.ok) throw new Error(`status ${answer.status}`);
-  const item = await answer.json();
-  const place = document.createElement("div");
-  place.hidden = true;
-  chart.append(place);
+async function fetchAndDrawChart() {
+  const options = new URLSearchParams(new FormData(document.querySelector("[data-chart]")));
+  if (darkTheme.matches) options.set("theme", "dark");
+  const response = await fetch(`${chart.dataset.from}?${options}`);
+  if (!response.ok) throw new Error(`status ${response.status}`);
+  const item = await response.json();
+  const container = document.createElement("div");
+  container.hidden = true;
+  chart.append(container);
   const { documents, embed } = await bokeh;
-  const before = documents.length;
-  await embed.embed_item(item, place);
-  passBy(place);
-  place.hidden = false;
-  while (chart.firstChild !== place) chart.firstChild.remove();
-  for (const old of documents.splice(0, before)) old.clear(); // Bokeh keeps what was drawn until it is told
+  const oldCount = documents.length;
+  await embed.embed_item(item, container);
+  removeFromTabOrder(container);
+  container.hidden = false;
+  while (chart.firstChild !== container) chart.firstChild.remove();
+  for (const old of documents.splice(0, oldCount)) old.clear(); // Bokeh keeps old documents otherwise
 }
 
 document.querySelector("[data-chart]")?.addEventListener("change", (event) => {
@@ -126,38 +127,39 @@ document.querySelector("[data-chart]")?.addEventListener("change", (event) => {
   for (const name of ["by", "compare"]) address.searchParams.delete(name);
   for (const [name, value] of new FormData(event.currentTarget)) address.searchParams.set(name, value);
   history.replaceState(null, "", address);
-  Promise.all([refresh(), draw()]).catch(() => say("No connection to the service; what is shown may be old"));
+  Promise.all([refresh(), drawChart()]).catch(() => showStatus(CONNECTION_LOST));
 });
-dark.addEventListener("change", () => draw().catch(() => {}));
+darkTheme.addEventListener("change", () => drawChart().catch(() => {}));
 
-// The planner: asks as people type, and forgets an answer that a newer question has overtaken.
+// The planner asks while the user types; a newer question cancels an older one.
 const planner = document.querySelector("[data-plan]");
-let asked = new AbortController();
-let typing = 0;
+let planRequest = new AbortController();
+let typingTimer = 0;
 
-async function ask() {
+async function updatePlan() {
   if (!planner) return;
-  asked.abort();
-  asked = new AbortController();
+  planRequest.abort();
+  planRequest = new AbortController();
   try {
-    const answer = await fetch(`${planner.dataset.plan}?${new URLSearchParams(new FormData(planner))}`, { signal: asked.signal });
-    if (answer.ok && !answer.redirected) document.getElementById("plan").innerHTML = await answer.text();
+    const query = new URLSearchParams(new FormData(planner));
+    const response = await fetch(`${planner.dataset.plan}?${query}`, { signal: planRequest.signal });
+    if (response.ok && !response.redirected) document.getElementById("plan").innerHTML = await response.text();
   } catch (problem) {
     if (problem.name !== "AbortError") throw problem;
   }
 }
 
 planner?.addEventListener("input", () => {
-  clearTimeout(typing);
-  typing = setTimeout(() => ask().catch(() => say("No connection to the service")), 200);
+  clearTimeout(typingTimer);
+  typingTimer = setTimeout(() => updatePlan().catch(() => showStatus(CONNECTION_LOST)), TYPING_DELAY);
 });
 planner?.addEventListener("submit", (event) => {
   event.preventDefault();
-  ask().catch(() => say("No connection to the service"));
+  updatePlan().catch(() => showStatus(CONNECTION_LOST));
 });
 
-draw().catch(() => { chart.textContent = "The chart could not be drawn; the numbers are below."; });
+drawChart().catch(() => { chart.textContent = "The chart could not be drawn; the numbers are linked below."; });
 if (document.querySelector("[data-live]")) {
-  setTimeout(beat, wait);
-  document.addEventListener("visibilitychange", () => { wait = EVERY; });
+  setTimeout(poll, pollDelay);
+  document.addEventListener("visibilitychange", () => { pollDelay = POLL_INTERVAL; });
 }

@@ -1,0 +1,323 @@
+"""RemoteBackend: a ledger behind a service, for the same `Ledger`, `LedgerAccount` and `Reservation` as any other.
+
+Wrong input is refused here, as by a ledger that is kept here, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, Final, cast
+
+from odograph.client.decoding import (
+    balance_of,
+    decision_of,
+    lifetime_of,
+    maybe_of,
+    part_of,
+    past_of,
+    quote_of,
+    receipt_of,
+    understood,
+    verification_of,
+)
+from odograph.client.transport import Refusal, Transport, quoted
+from odograph.compile import compile_policy
+from odograph.core.compiled import Compiled
+from odograph.core.gate import Decision
+from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
+from odograph.core.meters import Meter
+from odograph.core.planning import G, Quote, iterable_costs, largest_that
+from odograph.core.policy import Policy
+from odograph.errors import AccountNotFound, BudgetExceeded, InvalidGuarantee, LedgerCorrupt
+from odograph.ledger import transfer
+from odograph.ledger.backend import Opened, check_costs
+from odograph.ledger.entries import check_key, check_name, check_note, parse_entry_id, text_of
+from odograph.ledger.lifetimes import Lifetime
+from odograph.ledger.results import Checkpoint, Past, Receipt, Verification
+from odograph.ledger.stores.base import Balance, Head
+from odograph.progress import Progress
+
+__all__ = ["RemoteBackend"]
+
+_PAGE: Final = 1000
+_RESOLVERS: Final = ("owner", "runner")
+_AN_HOUR: Final = 3600
+
+
+class RemoteBackend:
+    """The way of one API key into a service."""
+
+    def __init__(self, wire: Transport) -> None:
+        self._wire = wire
+        self._who: dict[str, Any] = {}
+        self._known: dict[str, Opened] = {}
+
+    @property
+    def url(self) -> str:
+        """Where the service is."""
+        return self._wire.url
+
+    @property
+    def principal(self) -> str:
+        """Who writes: the service knows by the key."""
+        return part_of(self._me(), "principal", str)
+
+    @property
+    def resolves(self) -> bool:
+        """Whether the key may commit and void."""
+        return part_of(self._me(), "role", str) in _RESOLVERS
+
+    def acting_as(self, principal: str) -> RemoteBackend:
+        """Act as another principal, under a new key that expires in an hour; only an owner may."""
+        form = {"principal": check_key(principal, "principal"), "role": "owner", "expires": _AN_HOUR}
+        made = self._wire.call("POST", "/v1/keys", form, key=secrets.token_hex(16))
+        return RemoteBackend(self._wire.under(part_of(made, "token", str)))
+
+    def open(self, head: Head, policy: Policy | Compiled, key: str | None, note: str) -> None:
+        """Open an account. The service solves for the policy; one with a menu is compiled here, with its items."""
+        form: dict[str, Any] = {
+            "name": head.name,
+            "parent": head.parent,
+            "successor_of": head.successor_of,
+            "dataset": head.dataset,
+            "note": check_note(note),
+        }
+        if isinstance(policy, Policy) and policy.menu:
+            policy = compile_policy(policy)
+        kind = "policy" if isinstance(policy, Policy) else "compiled"
+        self._wire.call("POST", "/v1/accounts", form | {kind: policy.to_dict()}, key=_key(key), patient=True)
+
+    def opened(self, name: str) -> Opened:
+        """Return what an account was opened with."""
+        known = self._known.get(name)
+        if known is None:
+            form = self._wire.call("GET", f"{_path(name)}/terms")
+            balance = balance_of(part_of(form, "account", dict))
+            above = self.opened(balance.head.parent).path if balance.head.parent else ()
+            known = Opened(
+                balance.head, understood(Compiled.from_dict)(part_of(form, "compiled", dict)), balance.origin, above
+            )
+            self._known[name] = known
+        return known
+
+    def close(self, name: str, note: str) -> None:
+        """Close an account and everything below it."""
+        self._wire.call("POST", f"{_path(name)}/close", {"note": check_note(note)})
+
+    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+        """Read balances: of the named accounts that there are, or of all that the key may see."""
+        found = self._rows() if names is None else self._named(names)
+        return {balance.head.name: balance for balance in map(balance_of, found)}
+
+    def charge(
+        self,
+        verb: str,
+        costs: Mapping[str, Guarantee],
+        key: str | None,
+        note: str,
+        expires: int | None = None,
+    ) -> Receipt:
+        """Charge all or nothing; an answer that is lost is asked for again under the same key."""
+        asked, what = _costs(costs), f"{verb}s" if verb == "spend" else "reservations"
+        form: dict[str, Any] = {"note": check_note(note)}
+        if expires is not None:
+            form["expires"] = expires / 1e6
+        if len(asked) == 1:
+            ((name, cost),) = asked.items()
+            path, form["cost"] = f"{_path(name)}/{what}", cost
+        else:
+            path, form["costs"] = f"/v1/{what}", asked
+        try:
+            receipt = receipt_of(self._wire.call("POST", path, form, key=_key(key)))
+        except Refusal as refusal:
+            raise BudgetExceeded(decision_of(refusal.form, self._meters)) from None
+        # A key that was made here was never used before: an answer that was asked for again is the first.
+        return receipt._replace(repeated=False) if key is None else receipt
+
+    def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
+        """Commit or void a reservation."""
+        if verb == "void" and (not isinstance(note, str) or not note.strip()):
+            raise InvalidGuarantee(
+                "void needs a reason: it says that the mechanism was not run, and somebody will ask; nothing changed"
+            )
+        form = {"reason" if verb == "void" else "note": check_note(note)}
+        return receipt_of(self._wire.call("POST", f"{_held(reservation)}/{verb}", form))
+
+    def reservation(self, reservation: str) -> Receipt:
+        """Return the receipt of a reservation."""
+        return receipt_of(self._wire.call("GET", _held(reservation)))
+
+    def pending(self, name: str) -> list[Receipt]:
+        """Return the reservations of an account that nobody has resolved."""
+        form = self._wire.call("GET", f"{_path(name)}/reservations")
+        return [receipt_of(one) for one in part_of(form, "reservations", list)]
+
+    def voids(self, name: str) -> int:
+        """Count the reservations charged to an account that were voided."""
+        return part_of(self._wire.call("GET", _path(name)), "voids", int)
+
+    def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
+        """Say whether the accounts would admit their costs together."""
+        asked = _costs(costs)
+        # An admission is the last account's, in the order of their names.
+        return decision_of(self._wire.call("POST", "/v1/decide", {"costs": asked}), self._meters, [*asked][-1])
+
+    def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
+        """Decide several costs in order, all or nothing."""
+        form = {"costs": [_cost(cost) for cost in iterable_costs(costs)]}
+        return quote_of(self._wire.call("POST", f"{_path(name)}/quote", form), self._meters, name)
+
+    def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+        largest_that(kind, times, lambda *_: False)  # says what is wrong with the question, if something is
+        form: dict[str, Any] = {"times": times}
+        if not isinstance(kind, type):
+            form["like"] = kind.to_dict()
+        elif kind.kind in SIZED:
+            form["kind"] = kind.kind
+        else:
+            return None
+        found = maybe_of(self._wire.call("POST", f"{_path(name)}/largest", form), "largest", dict)
+        return cast("G | None", None if found is None else understood(guarantee_from_dict)(found))
+
+    def lifetime(self, name: str) -> Lifetime | None:
+        """Return what an account and those linked to it promise together."""
+        return lifetime_of(maybe_of(self._wire.call("GET", f"{_path(name)}/lifetime"), "lifetime", dict))
+
+    def history(self, name: str, first: int, count: int) -> list[Past]:
+        """Return a page of entries."""
+        found: list[Past] = []
+        while len(found) < count:
+            query = {"first": first + len(found), "count": min(_PAGE, count - len(found))}
+            page = part_of(self._wire.call("GET", f"{_path(name)}/entries", query=query), "entries", list)
+            found += [past_of(name, form) for form in page]
+            if not page:
+                break
+        return found
+
+    def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
+        """Have the service replay everything."""
+        transfer.check_checkpoint(checkpoint)
+        form = {"checkpoint": None if checkpoint is None else checkpoint.to_dict()}
+        found = verification_of(self._wire.call("POST", "/v1/verify", form, patient=True))
+        if progress is not None:
+            progress(found.entries, found.entries)
+        return found
+
+    def checkpoint(self) -> Checkpoint:
+        """Say where every account stands."""
+        return understood(Checkpoint.from_dict)(self._wire.call("GET", "/v1/checkpoint"))
+
+    def export(self, file: IO[str], progress: Progress | None) -> Checkpoint:
+        """Write the whole ledger as JSON Lines; what was cut off on the way is no copy."""
+        with TemporaryFile("w+", encoding="utf-8", newline="") as copy:
+            self._wire.download("/v1/export", copy)
+            copy.seek(0)
+            ended: Checkpoint | None = None
+            for number, piece in enumerate(transfer.lines(copy)):
+                ended = piece if isinstance(piece, Checkpoint) else None
+                if progress is not None and not number % _PAGE:
+                    progress(number, 0)
+            copy.seek(0)
+            for line in copy:
+                file.write(line)
+        if ended is None:  # pragma: no cover  `lines` has raised before
+            raise LedgerCorrupt("the copy was cut off on the way")
+        return ended
+
+    def import_(self, file: IO[str], checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
+        """Send a copy to be read in; the service replays all of it."""
+        transfer.check_checkpoint(checkpoint)
+
+        def content() -> Iterator[bytes]:
+            if checkpoint is not None:
+                yield text_of({"against": checkpoint.to_dict()}).encode() + b"\n"
+            for number, line in enumerate(file):
+                if progress is not None and not number % _PAGE:
+                    progress(number, 0)
+                yield line.encode("utf-8", "surrogatepass")
+
+        try:
+            found = verification_of(self._wire.upload("/v1/import", content()))
+        except UnicodeDecodeError as problem:
+            raise LedgerCorrupt("an export is text, and this is not; a backup is read with restore") from problem
+        self._known.clear()
+        return found
+
+    def backup(self, path: Path, progress: Progress | None) -> Checkpoint:
+        """Copy the whole ledger into a new SQLite file here."""
+        with TemporaryFile("w+", encoding="utf-8", newline="") as copy:
+            self._wire.download("/v1/export", copy)
+            copy.seek(0)
+            return transfer.backup(transfer.lines(copy), path, progress)
+
+    def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
+        """Send a backup that is here to be read in."""
+        transfer.check_checkpoint(checkpoint)
+        with transfer.opened_backup(path) as snapshot, TemporaryFile("w+", encoding="utf-8", newline="") as copy:
+            transfer.export(snapshot, copy)
+            copy.seek(0)
+            return self.import_(copy, checkpoint, progress)
+
+    def erase_note(self, entry: str) -> bool:
+        """Erase the note of an entry."""
+        name, sequence = parse_entry_id(entry)
+        return part_of(self._wire.call("DELETE", f"/v1/notes/{quoted(f'{name}#{sequence}')}"), "erased", bool)
+
+    def erase_principal(self, name: str) -> bool:
+        """Erase a principal's name."""
+        path = f"/v1/principals/{quoted(check_key(name, 'principal'))}"
+        return part_of(self._wire.call("DELETE", path), "erased", bool)
+
+    def leave(self) -> None:
+        """Let go of the connections."""
+        self._wire.close()
+
+    def _me(self) -> dict[str, Any]:
+        if not self._who:
+            self._who = self._wire.call("GET", "/v1/me")
+        return self._who
+
+    def _meters(self, name: str) -> tuple[Meter, ...]:
+        return self.opened(name).compiled.meters
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        after: str | None = ""
+        while after is not None:
+            page = self._wire.call("GET", "/v1/accounts", query={"after": after, "limit": _PAGE})
+            yield from part_of(page, "accounts", list)
+            after = maybe_of(page, "next", str)
+
+    def _named(self, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+        for name in names:
+            try:
+                yield self._wire.call("GET", f"{_path(name)}/balance")
+            except AccountNotFound:
+                continue
+
+
+def _path(name: str) -> str:
+    return f"/v1/accounts/{quoted(check_name(name, 'account'))}"
+
+
+def _held(reservation: str) -> str:
+    name, sequence = parse_entry_id(reservation)
+    return f"/v1/reservations/{quoted(f'{name}#{sequence}')}"
+
+
+def _key(key: str | None) -> str:
+    return secrets.token_hex(16) if key is None else check_key(key)
+
+
+def _cost(cost: object) -> dict[str, Any]:
+    if not isinstance(cost, Guarantee):
+        raise InvalidGuarantee(f"{cost!r} is not a guarantee; pass one such as PureDP(0.1). Nothing was charged")
+    return cost.to_dict()
+
+
+def _costs(costs: Mapping[str, Guarantee]) -> dict[str, dict[str, Any]]:
+    check_costs(costs)
+    return {check_name(name, "account"): _cost(costs[name]) for name in sorted(costs)}

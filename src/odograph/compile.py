@@ -1,0 +1,246 @@
+"""Where an exact budget comes from: the shipped table, a cache of what this machine has solved, the solver."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import replace
+from enum import StrEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from odograph.core import exact_table as table
+from odograph.core.compiled import Compiled, compile_meters
+from odograph.core.filters import ExactMeter
+from odograph.core.policy import Need, Policy
+from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, family_quantum, solve
+from odograph.errors import InvalidPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from odograph.progress import Progress
+
+__all__ = ["Certification", "cache_folder", "certification", "certified", "compile_policy", "compiled_at_hand"]
+
+_FINENESSES: Final = range(1, 101)
+_solved_here: dict[str, Budget] = {}  # by key: the cache folder may be one that cannot be written
+
+
+class Certification(StrEnum):
+    """How this installation knows that the limits of a compiled policy keep its promise."""
+
+    CLOSED_FORM = "closed form"
+    TABLE = "shipped table"
+    SOLVED = "solved here"
+    NONE = "not certified here"
+
+    @property
+    def warning(self) -> str:
+        """What has to be said of limits that are not certified here; nothing of others."""
+        if self is not Certification.NONE:
+            return ""
+        return (
+            "limits not certified here: they were computed elsewhere, and this installation has not checked that they"
+            " keep the promise; compile_policy with the same policy and menu does"
+        )
+
+
+def certification(compiled: Compiled) -> Certification:
+    """Say how this installation knows the limits: by a closed form, the table, or a budget that was solved here.
+
+    A document's own word on its budget is not believed. Nothing is solved: reading a cached budget takes
+    milliseconds. Limits that are known to be too large are refused before this, when a document is read.
+    """
+    need = compiled.policy.need
+    if need is None:
+        return Certification.CLOSED_FORM  # and no larger than it: `check_compiled`
+    meter = compiled.meter(ExactMeter)
+    if not need.menu and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.quantum)):
+        return Certification.TABLE
+    for fineness in _FINENESSES:
+        key = _key(need, fineness)
+        budget = _solved_here.get(key) or _remembered(cache_folder() / f"{key}.json", need)
+        if budget is not None and _covers(budget, need, meter):
+            return Certification.SOLVED
+    return Certification.NONE
+
+
+def _covers(budget: Budget, need: Need, meter: ExactMeter) -> bool:
+    """Say whether a certified budget is for this target or a stricter one, for these steps, and large enough."""
+    target = budget.epsilon <= need.epsilon and budget.delta <= need.delta
+    steps = (budget.quantum, budget.charges) == (meter.quantum, meter.charges) and {*meter.takes} <= {*budget.takes}
+    return target and steps and (meter.limit or 0) <= budget.units
+
+
+def _stricter_rows(need: Need, unit: Fraction | None) -> Iterator[Budget]:
+    """Yield the budgets of the table for this target or a stricter one, if their unit is this one."""
+    for row in table.ROWS:
+        epsilon, delta = Fraction(row[0]), Fraction(row[1])
+        near = (epsilon / 100) ** 2 / table.FINENESS
+        if epsilon <= need.epsilon and delta <= need.delta and unit and abs(unit / near - 1) < Fraction(1, 10**6):
+            yield _of_row(row)
+
+
+def compile_policy(
+    policy: Policy, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
+) -> Compiled:
+    """Compile a policy to its meters, once; every account keeps what it was opened with.
+
+    Targets in the shipped table are instant. Any other is solved in seconds and remembered on this machine;
+    `fineness=25` makes charges as fine as the table's, in a minute or two, and `progress=odo.progress_bar` shows
+    how far it is. With `solve=False` the nearest stricter target of the table stands in, and the note says so.
+    """
+    need = policy.need
+    if need is None:
+        return compile_meters(policy)
+    budget, note = certified(need, solve=solve, fineness=fineness, progress=progress)
+    return compile_meters(policy, budget, note)
+
+
+def compiled_at_hand(policy: Policy) -> Compiled | None:
+    """Compile a policy if that takes no solving: no exact rule, a target of the table, or one solved here before."""
+    need = policy.need
+    if need is None:
+        return compile_meters(policy)
+    found = _at_hand(need, COARSE)
+    return None if found is None else compile_meters(policy, *found)
+
+
+def certified(
+    need: Need, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
+) -> tuple[Budget, str]:
+    """Return a budget for what a policy needs, and a note on where it came from."""
+    if isinstance(fineness, bool) or not isinstance(fineness, int) or fineness not in _FINENESSES:
+        raise InvalidPolicy(f"fineness must be a whole number from 1 to 100, and {fineness!r} is not")
+    if not solve:
+        return _listed(need, fineness) or _neighbour(need)
+    found = _at_hand(need, fineness)
+    if found is not None:
+        return found
+    budget = _solved(need, fineness, progress)
+    _solved_here[_key(need, fineness)] = budget
+    _remember(_path(need, fineness), budget)
+    return budget, "budget solved for this policy"
+
+
+def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
+    """Return a budget of the table, or one that was solved on this machine before."""
+    listed = _listed(need, fineness)
+    if listed is not None:
+        return listed
+    budget = _remembered(_path(need, fineness), need)
+    return None if budget is None else (budget, "budget solved on this machine before")
+
+
+def _listed(need: Need, fineness: int) -> tuple[Budget, str] | None:
+    if need.takes == FAMILIES and not need.menu and fineness <= table.FINENESS:
+        for row in table.ROWS:
+            if (Fraction(row[0]), Fraction(row[1])) == (need.epsilon, need.delta):
+                return _of_row(row), "budget from the shipped table"
+    return None
+
+
+def _path(need: Need, fineness: int) -> Path:
+    return cache_folder() / f"{_key(need, fineness)}.json"
+
+
+def cache_folder() -> Path:
+    """Return the folder of solved budgets: $ODOGRAPH_CACHE, else the user's cache folder."""
+    chosen = os.environ.get("ODOGRAPH_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odograph"
+
+
+def _solved(need: Need, fineness: int, progress: Progress | None) -> Budget:
+    if any(not item.directions for item in need.menu):
+        raise InvalidPolicy("a menu read from a stored policy has no loss distributions; build its items again")
+    return solve(need.epsilon, need.delta, takes=need.takes, menu=need.menu, fineness=fineness, progress=progress)
+
+
+def _of_row(row: tuple[str, str, int]) -> Budget:
+    epsilon, delta = Fraction(row[0]), Fraction(row[1])
+    unit = family_quantum(epsilon, delta, table.FINENESS)
+    return Budget(epsilon, delta, FAMILIES, unit, row[2], table.FINENESS, version=table.SOLVER)
+
+
+def _neighbour(need: Need) -> tuple[Budget, str]:
+    """The best stricter target of the table: budgets grow with epsilon and with delta."""
+    stricter = [
+        _of_row(row)
+        for row in table.ROWS
+        if Fraction(row[0]) <= need.epsilon and Fraction(row[1]) <= need.delta and not need.menu
+    ]
+    if not stricter or not need.takes or set(need.takes) - set(FAMILIES):
+        raise InvalidPolicy("the table has no stricter target that takes the same steps; compile with solve=True")
+    # A budget for both families is one for either.
+    best = replace(max(stricter, key=lambda budget: budget.intrinsic), takes=need.takes)
+    note = f"budget of the stricter target ({float(best.epsilon):g}, {float(best.delta):g}) from the shipped table"
+    return best, note
+
+
+def _key(need: Need, fineness: int) -> str:
+    menu = [(item.name, item.block, item.digest) for item in need.menu]
+    parts = [VERSION, str(need.epsilon), str(need.delta), need.takes, menu, fineness]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _remembered(path: Path, need: Need) -> Budget | None:
+    """Return the cached budget; anything damaged or not for this need is as good as none."""
+    try:
+        form: dict[str, Any] = json.loads(path.read_text())
+        budget = Budget(
+            Fraction(form["epsilon"]),
+            Fraction(form["delta"]),
+            tuple(form["takes"]),
+            Fraction(form["unit"]),
+            int(form["units"]),
+            int(form["fineness"]),
+            tuple((str(n), int(b), int(c)) for n, b, c in form["charges"]),
+            int(form["version"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+    same = (budget.epsilon, budget.delta, budget.takes, budget.version) == (*_target(need), VERSION)
+    return budget if same and form.get("digest") == _digest(budget) else None
+
+
+def _target(need: Need) -> tuple[Fraction, Fraction, tuple[str, ...]]:
+    return need.epsilon, need.delta, need.takes
+
+
+def _written(budget: Budget) -> dict[str, Any]:
+    return {
+        "epsilon": str(budget.epsilon),
+        "delta": str(budget.delta),
+        "takes": budget.takes,
+        "unit": str(budget.quantum),
+        "units": budget.units,
+        "fineness": budget.fineness,
+        "charges": budget.charges,
+        "version": budget.version,
+    }
+
+
+def _digest(budget: Budget) -> str:
+    """A check against damage: the folder is the user's own, so it is not one against its owner."""
+    return hashlib.sha256(json.dumps(_written(budget)).encode()).hexdigest()
+
+
+def _remember(path: Path, budget: Budget) -> None:
+    import tempfile  # noqa: PLC0415  it loads much, for what is seldom done
+
+    # A cache that cannot be written costs a solve next time, nothing else.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            try:
+                json.dump({**_written(budget), "digest": _digest(budget)}, file)
+                file.flush()
+                Path(file.name).replace(path)
+            finally:
+                Path(file.name).unlink(missing_ok=True)

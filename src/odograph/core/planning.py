@@ -1,0 +1,300 @@
+"""Ask the gate in a guarantee's own terms: decide with a counter-offer, the largest that fits, a quote.
+
+Accounts form a tree: a request passes its own account's limit and every ancestor's, or none of them. So a question is
+asked of a *path*, from the account at the top down to the one that asks; of one account alone, pass its state.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+
+from odograph.core.compiled import Compiled
+from odograph.core.fixed_point import Numeric, exact_of, written_below
+from odograph.core.gate import Decision, Price, Totals, decide
+from odograph.core.guarantees import (
+    MOST_DIFFERENT,
+    MOST_POINTS,
+    RDP,
+    SIZED,
+    Guarantee,
+    Mechanism,
+    Parallel,
+)
+from odograph.errors import InvalidGuarantee, UnprovenComposition
+
+__all__ = [
+    "AccountState",
+    "G",
+    "Path",
+    "Quote",
+    "ask",
+    "how_many",
+    "iterable_costs",
+    "largest",
+    "largest_that",
+    "quote",
+    "standing",
+    "used",
+    "with_offer",
+]
+
+# What an offer is of: a class, or a guarantee whose other fields (delta, name) the offer keeps.
+G = TypeVar("G", bound=Guarantee)
+
+_NEARLY_ONE: Final = 1 - Fraction(1, 10**18)
+_DIGITS: Final = 12  # of an offer: more would promise an accuracy that is not needed, and be hard to read
+_MOST_STEPS: Final = 10**12  # that are counted
+
+
+class AccountState(NamedTuple):
+    """One account on a path, and what it has spent."""
+
+    name: str
+    compiled: Compiled
+    totals: Totals
+
+    def admits(self, cost: Guarantee, times: int = 1) -> bool:
+        """Return whether `times` equal requests are admitted here."""
+        return decide(self.compiled.meters, self.totals, self.compiled.price(cost).times(times)).admitted
+
+
+# From the account at the top down to the one that asks; or one account alone.
+Path: TypeAlias = AccountState | Sequence[AccountState]
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The answer to several requests in order: whether all fit, one decision per request up to the first refusal."""
+
+    admitted: bool
+    decisions: tuple[Decision, ...]
+    totals_after: Totals  # after all of them if they fit, else unchanged
+
+    def __bool__(self) -> bool:
+        return self.admitted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the quote in plain types."""
+        return {
+            "admitted": self.admitted,
+            "decisions": [decision.to_dict() for decision in self.decisions],
+            "totals_after": self.totals_after.to_text(),
+        }
+
+    def __str__(self) -> str:
+        if not self.decisions:
+            return "admitted: nothing was asked for"
+        if self.admitted:
+            return f"all {len(self.decisions)} admitted; the last is {self.decisions[-1]}"
+        return f"number {len(self.decisions)} is {self.decisions[-1]}"
+
+
+def ask(path: Path, cost: Guarantee) -> Decision:
+    """Decide a cost on the whole path; return the asker's own decision, or the first refusal and what would fit.
+
+    Theorem: sub-budgets: an account that sees every step below it keeps its promise about all of them.
+    Assumes: an admitted cost is charged to every account of the path, or to none.
+    """
+    return _ask(_states(path), cost)[0]
+
+
+def quote(path: Path, costs: Iterable[Guarantee]) -> Quote:
+    """Decide several costs in order, all or nothing, spending nothing."""
+    states = _states(path)
+    own = states[-1].totals
+    decisions: list[Decision] = []
+    for cost in iterable_costs(costs):
+        decision, states = _ask(states, cost)
+        decisions.append(decision)
+        if not decision.admitted:
+            return Quote(admitted=False, decisions=tuple(decisions), totals_after=own)
+    return Quote(admitted=True, decisions=tuple(decisions), totals_after=states[-1].totals)
+
+
+def iterable_costs(costs: Iterable[Guarantee]) -> Iterable[Guarantee]:
+    """Return several costs as they are; one cost alone raises `InvalidGuarantee`."""
+    if not isinstance(costs, Iterable):
+        raise InvalidGuarantee(f"costs must be a list, such as [PureDP(0.1)] (got {costs!r}); for one use decide")
+    return costs
+
+
+def how_many(path: Path, cost: Guarantee) -> int:
+    """Return how many requests equal to this one are admitted in a row, at most 10^12."""
+    prices = [(state, state.compiled.price(cost)) for state in _states(path)]
+
+    def is_refused(count: int) -> bool:
+        return not all(
+            decide(state.compiled.meters, state.totals, price.times(count)).admitted for state, price in prices
+        )
+
+    # Totals only grow, so what is refused once stays refused, and bisection finds the first refusal.
+    return bisect_left(range(_MOST_STEPS), x=True, lo=1, key=is_refused) - 1
+
+
+def largest(path: Path, kind: type[G] | G, times: int = 1) -> G | None:
+    """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
+
+    An offer is always admitted when it is asked for: it is rounded down and run through the gate.
+    """
+    states = _states(path)
+    return largest_that(kind, times, lambda cost, count: all(state.admits(cost, count) for state in states))
+
+
+def with_offer(path: Path, refusal: Decision, name: str) -> Decision:
+    """Return a refusal with the name of the account that refused, and the largest request that all would admit."""
+    offer = None if refusal.request is None else largest(path, refusal.request)
+    return refusal._replace(largest=offer, account=name)
+
+
+def _states(path: Path) -> Sequence[AccountState]:
+    return [path] if isinstance(path, AccountState) else path
+
+
+def _ask(states: Sequence[AccountState], cost: Guarantee) -> tuple[Decision, Sequence[AccountState]]:
+    """Decide a cost; return the decision, and the states after it."""
+    # All are priced before any is asked: an account with no theorem for the cost says so first.
+    prices = [state.compiled.price(cost) for state in states]
+    decisions = [
+        decide(state.compiled.meters, state.totals, price, cost) for state, price in zip(states, prices, strict=True)
+    ]
+    for state, decision in zip(states, decisions, strict=True):
+        if not decision.admitted:
+            return with_offer(states, decision, state.name), states
+    after = [state._replace(totals=d.totals_after) for state, d in zip(states, decisions, strict=True)]
+    return decisions[-1], after
+
+
+def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, int], bool]) -> G | None:
+    """Return the largest guarantee of a kind of which `times` equal requests pass every gate on the way."""
+    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise InvalidGuarantee(f"times must be an integer from 1 (got {times!r})")
+    make = _maker(kind)
+    if make is None:
+        return None
+
+    def fits(size: float) -> bool:
+        return admitted(make(size), times)
+
+    size = _largest_steps(kind.steps, fits) if isinstance(kind, Mechanism) else _largest_number(fits)
+    if size is None:
+        return None
+    whole = _scaled(kind, whole=True) if isinstance(kind, Parallel) else make
+    return None if whole is None else cast("G", whole(size))
+
+
+def standing(compiled: Compiled, totals: Totals) -> Decision:
+    """Return the decision on a cost of nothing: what is spent and left on every meter."""
+    return decide(compiled.meters, totals, Price((0,) * len(compiled.meters)))
+
+
+def used(compiled: Compiled, totals: Totals) -> float:
+    """Return the part of the budget that is spent, from 0 to 1: of the alternative with the most room left."""
+    parts = [
+        1.0 if skipped or not meter.limit else min(1.0, float(Fraction(total, meter.limit)))
+        for meter, total, skipped in zip(compiled.meters, totals.amounts, totals.unpriced, strict=True)
+        if meter.limit is not None and not meter.counts_delta
+    ]
+    return min(parts) if totals.steps else 0.0
+
+
+def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
+    """Return how to make a guarantee of the kind from its size; None where it has no one size, or is long to price.
+
+    A search prices some fifty requests, and requests are untrusted input: so parts and points are bounded.
+    """
+    if isinstance(kind, type):
+        if kind in (RDP, Mechanism, Parallel):
+            return None
+        kind = next((sized.with_size(1) for sized in SIZED.values() if sized is kind), kind)
+    if not isinstance(kind, Guarantee):
+        raise InvalidGuarantee(f"kind must be a class such as PureDP, ZCDP or GDP, or a guarantee (got {kind!r})")
+    if isinstance(kind, Mechanism):
+        long = kind.curve is not None and len(kind.curve.orders) > MOST_POINTS
+        return None if long else partial(_fewer_steps, kind)
+    if isinstance(kind, Parallel):
+        return _scaled(kind)
+    return kind.resized if kind.size else None
+
+
+def _scaled(kind: Parallel, *, whole: bool = False) -> Callable[[Numeric], Guarantee] | None:
+    """Return how to make all the parts smaller together, by the size of the largest; None where that is not offered.
+
+    Without `whole` equal parts are made twice at most, which costs the same: a price reads no more of them. A
+    histogram has thousands of equal parts, and the search prices it dozens of times.
+    """
+    different = kind.different
+    if len(different) > MOST_DIFFERENT or not all(part.size for part in different):
+        return None
+    sizes = {part: exact_of(getattr(part, part.size)) for part in different}
+    most = max(sizes.values())
+    parts = kind.parts if whole else [part for part, count in different.items() for _ in range(min(count, 2))]
+    objects = {id(part): part for part in parts}
+
+    def make(size: Numeric) -> Guarantee:
+        factor = exact_of(size) / most
+        smaller = {part: part.resized(written_below(own * factor)) for part, own in sizes.items()}
+        made = {key: smaller[part] for key, part in objects.items()}
+        return Parallel(tuple([made[id(part)] for part in parts]))
+
+    return make if most else None
+
+
+def _fewer_steps(kind: Mechanism, steps: Numeric) -> Mechanism:
+    """Return another number of runs of the same mechanism; its curve and delta grow with the runs."""
+    curve, count = kind.curve, int(steps)
+    if curve is not None:
+        more = Fraction(count, kind.steps)
+        values = tuple(exact_of(value) * more for value in curve.values)
+        # Fewer runs have no more delta than all of them; more have in proportion, and at 1 there is none to offer.
+        delta = exact_of(curve.delta) * max(more, Fraction(1))
+        curve = RDP(curve.orders, values, min(delta, _NEARLY_ONE))
+    return Mechanism(kind.name, count, curve)
+
+
+def _largest_number(fits: Callable[[float], bool]) -> float | None:
+    low, high = 0.0, 1.0
+    while fits(high):
+        low, high = high, 2.0 * high
+        if high > 1e9:  # a policy so loose that nothing is refused: any number is an honest offer
+            return low
+    while high - low > high * 10.0**-_DIGITS:
+        middle = 0.5 * (low + high)
+        if middle < 1e-18:  # under the smallest unit of every meter
+            return None
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    offer = _rounded_down(low)
+    shorter = float(f"{low:.{_DIGITS - 2}g}")  # 0.4 rather than 0.399999999999, where it fits
+    if shorter > offer and fits(shorter):
+        return shorter
+    # Prices are padded floats, so fitting is monotone up to the last digits; the gate has the last word.
+    while not fits(offer):
+        offer = _rounded_down(offer * (1.0 - 10.0 ** (1 - _DIGITS)))
+    return offer
+
+
+def _largest_steps(asked: int, fits: Callable[[float], bool]) -> int | None:
+    """Return how many runs fit, at most 10^12; the search begins at the number that was asked for."""
+    try:
+        if not fits(1):
+            return None
+    except UnprovenComposition:
+        return None
+    low, high = 1, max(2, asked)
+    while fits(high) and high < _MOST_STEPS:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _rounded_down(value: float) -> float:
+    """Return a positive value cut to `_DIGITS` significant digits."""
+    scale = _DIGITS - 1 - math.floor(math.log10(value))
+    return float(f"{math.floor(value * 10.0**scale)}e{-scale}")

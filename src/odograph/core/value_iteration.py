@@ -1,0 +1,606 @@
+"""The engine of the exact filter: the value function of the worst adaptive analyst, and the budgets it certifies.
+
+Any adaptively chosen (epsilon_n, delta_n)-DP steps reduce to conditional randomized response, so the worst case over
+all adaptive analysts is the value function of a control problem in one real state, which is solved here on a grid,
+rounded so that every number is an upper bound.
+
+State: `x`, the likelihood ratio Q/P of the outputs so far, and `n`, the units still to spend. `Phi(x, n)` is
+the largest hockey-stick divergence that any adaptive choice of members can still reach:
+
+    Phi(x, 0) = h(x)
+    Phi(x, n) = max( Phi(x, n-1), max over members j of E[Phi(x Z_j, n - charge_j)] )
+
+The grid is uniform in log x, so the expectation under one member is the same short weighted sum at every grid
+point: a `Kernel`. With `OUTWARD` edges a row bounds Phi from above, with `INWARD` edges from below; nothing
+else differs between certifying a budget (`solve`) and refuting one (`refuted_intrinsic`).
+
+A budget is a **pair** (quantum, units), never their product: the same product with finer steps is refuted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odograph.core.conversions import intrinsic_to_pure, largest_mu, pure_to_intrinsic
+from odograph.core.fixed_point import ULP, exactly, up
+from odograph.errors import InvalidPolicy
+from odograph.progress import Progress
+
+if TYPE_CHECKING:
+    from odograph.core.menu import MenuItem
+
+__all__ = [
+    "COARSE",
+    "FAMILIES",
+    "FINE",
+    "INWARD",
+    "LEAST_GAUSSIAN",
+    "MOST_BLOCKS",
+    "OUTWARD",
+    "VERSION",
+    "Budget",
+    "Edges",
+    "Grid",
+    "Kernel",
+    "Member",
+    "Row",
+    "blocks_alone",
+    "family_quantum",
+    "hockey_stick",
+    "refuted_intrinsic",
+    "solve",
+    "spread",
+    "values",
+]
+
+Row: TypeAlias = NDArray[np.float64]
+
+_THIN: Final = 4  # a coarse step is worked out at every fourth point
+
+VERSION: Final = 1  # of the solver: a stored budget says which one certified it
+
+# How many units a step of epsilon/100 is charged. COARSE is solved on request in seconds; FINE is what the
+# shipped table holds: rounding a charge up then costs at most 4% at epsilon/100 and 1% at epsilon/50.
+COARSE: Final = 4
+FINE: Final = 25
+
+# The two families of steps that need no menu: any (epsilon, delta)-DP step, any Gaussian.
+FAMILIES: Final = ("gaussian", "pure")
+
+# Blocks of one item that are certified at most, alone: a mechanism that costs nothing would get any number.
+MOST_BLOCKS: Final = 20_000
+
+# A Gaussian is charged at least this many units. Any whole number from here on is a sum of numbers below twice
+# this, and Gaussians add, so those few kernels cover every Gaussian; a single unit would be too narrow for
+# the grid and cost half a percent.
+LEAST_GAUSSIAN: Final = 4
+
+_ROWS_PER_FINENESS: Final = 1500  # keeps a coarse solve to 6,000 rows, and a fine one to 37,500
+_POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fall close to grid points
+_SLACK: Final = 0.03  # see _bands
+_LEAST_SLACK: Final = 4e-4  # keeps a solve short where delta is large, at some cost in the budget
+_CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
+_TRUNCATE: Final = 10.0  # standard deviations of a Gaussian kernel that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The points x = exp(i * step) for i = low .. high; x = 1 is one of them.
+
+    Coarse members need high - low to be a multiple of 4.
+    """
+
+    step: float
+    low: int
+    high: int
+
+    @property
+    def size(self) -> int:
+        """The number of points."""
+        return self.high - self.low + 1
+
+    @property
+    def origin(self) -> int:
+        """The index of x = 1."""
+        return -self.low
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The law of one step's ratio, in grid steps: a few single points, or one long run of weights; and a reveal.
+
+    `E[Phi(x Z)]` at grid point i is the sum of `weight * Phi[i + offset]` over the points or the run, plus
+    `reveal` (where Phi counts as 1).
+    """
+
+    points: tuple[tuple[int, float], ...] = ()
+    run: tuple[int, Row] | None = None
+    reveal: float = 0.0
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many points the kernel looks to the left and to the right."""
+        offsets = [offset for offset, _ in self.points]
+        if self.run is not None:
+            offsets += [self.run[0], self.run[0] + len(self.run[1]) - 1]
+        return max(0, -min(offsets)), max(0, *offsets)
+
+    @property
+    def size(self) -> int:
+        """The number of weights, for the rounding error of their sum."""
+        return len(self.points) + (0 if self.run is None else len(self.run[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A step the analyst may take: what it does to the ratio, and how many units it is charged.
+
+    A `coarse` step is worked out at every fourth grid point and interpolated in x, an upper bound like `spread`;
+    it is for steps that span many grid points. `stride` > 1 (coarse only) also lets the solver look the step up
+    once for `stride` rows, at the latest row that any of them could use. Phi grows with n, so that bounds from
+    above; it is for steps that are charged far more than `stride` units.
+    """
+
+    charge: int
+    kernel: Kernel
+    coarse: bool = False
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """What is beyond the grid, and which way a row is rounded."""
+
+    extend: Callable[[Row, Grid, float, int, int], Row]
+    sign: float
+
+
+def hockey_stick(grid: Grid, epsilon: float, sign: float) -> Row:
+    """Return h(x) = max(0, 1 - e^epsilon x) on the grid, rounded up (sign 1) or down (sign -1)."""
+    points = grid.step * np.arange(grid.low, grid.high + 1, dtype=np.float64)
+    # Near its kink h is a small difference of the exponents, so their rounding is taken care of here.
+    exponents = epsilon + points - sign * 2.0**-51 * (epsilon + np.abs(points))
+    value: Row = np.maximum(0.0, -np.expm1(np.minimum(exponents, 1.0)))
+    return value
+
+
+def spread(shifts: Row, masses: Row, step: float) -> Kernel:
+    """Put a mass at each log-shift on the two grid points around it, linearly in x.
+
+    Theorem: Phi(., n) is convex in x, so its chord between two grid points lies above it; the kernel's
+        expectation is an upper bound ("connect the dots").
+    Assumes: Phi convex in x, which h is, and which expectations and maxima keep.
+    """
+    # Phi falls with x: rounding a shift down covers the rounding of the weights.
+    shifts = shifts - np.abs(shifts) * 2.0**-50
+    cells = np.floor(shifts / step).astype(np.int64)
+    weights = np.clip(np.expm1(shifts - cells * step) / math.expm1(step), 0.0, 1.0)
+    low = int(cells.min())
+    taps = np.zeros(int(cells.max()) - low + 2)
+    np.add.at(taps, cells - low, masses * (1.0 - weights))
+    np.add.at(taps, cells - low + 1, masses * weights)
+    if masses.size == 1:
+        return Kernel(points=tuple(enumerate(taps.tolist(), low)))
+    return Kernel(run=(low, taps))
+
+
+def _extend_outward(row: Row, grid: Grid, _epsilon: float, left: int, right: int) -> Row:
+    # Below the grid: the chord to (x, Phi) = (0, 1). Above it: the last value, because Phi falls with x.
+    below = 1.0 - (1.0 - row[0]) * np.exp(-grid.step * np.arange(left, 0, -1))
+    return np.concatenate([below, row, np.full(right, row[-1])])
+
+
+def _extend_inward(row: Row, grid: Grid, epsilon: float, left: int, right: int) -> Row:
+    # Phi >= h everywhere, and h = 0 is a lower bound on the right.
+    below = -np.expm1(np.minimum(1.0, epsilon + grid.step * np.arange(grid.low - left, grid.low)))
+    return np.concatenate([np.maximum(0.0, below), row, np.zeros(right)])
+
+
+OUTWARD: Final = Edges(_extend_outward, 1.0)
+INWARD: Final = Edges(_extend_inward, -1.0)
+
+
+def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) -> Iterator[float]:
+    """Yield Phi(1, 1), Phi(1, 2), ...: certified from above or from below, as `edges` says.
+
+    Theorem: with OUTWARD edges every yielded value is at least the divergence at epsilon of any adaptive
+        sequence of members whose charges total at most n; with INWARD edges some sequence reaches it.
+    Assumes: OUTWARD: kernels made by `spread` or dominated by it. INWARD: kernels that land on grid points.
+    """
+    fine = _by_charge(m for m in members if not m.coarse)
+    coarse = _by_charge(m for m in members if m.coarse and m.stride == 1)
+    levels = sorted({m.stride for m in members if m.stride > 1})
+    strided = {stride: _by_charge(m for m in members if m.stride == stride) for stride in levels}
+    # How far back a row may be looked up, by the largest stride that divides its number.
+    reach = {1: max((m.charge for m in (*fine, *coarse)), default=1)}
+    for stride in levels:
+        reach[stride] = max(*reach.values(), strided[stride][-1].charge + stride)
+    left = max(m.kernel.reach[0] for m in members)
+    right = max(m.kernel.reach[1] for m in members)
+    # A sum of t nonnegative products is off by at most t+1 roundings, relatively; a few more for the edges.
+    pad = 1.0 + edges.sign * ULP * (40 + max(m.kernel.size for m in members))
+
+    row = hockey_stick(grid, epsilon, edges.sign) * pad
+    rows = {0: _Stored.of(edges.extend(row, grid, epsilon, left, right), left)}
+    work = _Workspace(grid)
+    pending: dict[int, Row] = {}
+    n = 0
+    while True:
+        n += 1
+        best = row.copy()
+        for member in fine:
+            if member.charge > n:
+                break
+            work.raise_fine(best, rows[n - member.charge], member.kernel)
+        thin = np.zeros(work.thin_size)
+        for member in coarse:
+            if member.charge > n:
+                break
+            work.raise_thin(thin, rows[n - member.charge], member.kernel)
+        for stride in levels:
+            if (n - 1) % stride == 0:
+                pending[stride] = _window(work, rows, strided[stride], n - 1 + stride, stride)
+            np.maximum(thin, pending[stride], out=thin)
+        if coarse or levels:
+            work.raise_interpolated(best, thin)
+        row = np.minimum(best * pad, 1.0)
+        rows[n] = _Stored.of(edges.extend(row, grid, epsilon, left, right), left)
+        _forget(rows, n, reach)
+        yield float(row[grid.origin])
+
+
+def _by_charge(members: Iterable[Member]) -> list[Member]:
+    return sorted(members, key=lambda member: member.charge)
+
+
+def _window(work: _Workspace, rows: dict[int, _Stored], members: Sequence[Member], end: int, stride: int) -> Row:
+    """Return the best of the strided members for the rows end-stride+1 .. end, at every fourth point."""
+    best = np.zeros(work.thin_size)
+    for member in members:
+        if member.charge > end:
+            break
+        work.raise_thin(best, rows[-((member.charge - end) // stride) * stride], member.kernel)
+    return best
+
+
+def _forget(rows: dict[int, _Stored], n: int, reach: dict[int, int]) -> None:
+    """Drop the rows that no later row can look up: memory stays bounded by the longest reach, thinned."""
+    for stride, longest in reach.items():
+        old = n - longest - 1
+        if old >= 0 and max(s for s in reach if old % s == 0) == stride:
+            rows.pop(old, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A row with its edges, and the same split by position modulo 4, so that thin slices are contiguous."""
+
+    extended: Row
+    phases: Row
+    left: int
+
+    @classmethod
+    def of(cls, extended: Row, left: int) -> _Stored:
+        whole = np.concatenate([extended, np.zeros(-extended.size % _THIN)])
+        return cls(extended, np.ascontiguousarray(whole.reshape(-1, _THIN).T), left)
+
+
+class _Workspace:
+    """Buffers for one solve, so that the inner loop allocates nothing."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.size = grid.size
+        self.thin_size = (grid.size - 1) // _THIN + 1
+        self._sum, self._term = np.empty(self.size), np.empty(self.size)
+        self._thin_sum, self._thin_term = np.empty(self.thin_size), np.empty(self.thin_size)
+        self._between = [math.expm1(p * grid.step) / math.expm1(_THIN * grid.step) for p in range(1, _THIN)]
+
+    def raise_fine(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
+        """Set best = max(best, E[row]) under the kernel, in place."""
+        row, left = stored.extended, stored.left
+        if kernel.run is None:
+            slices = [(row[left + o : left + o + self.size], weight) for o, weight in kernel.points]
+            total = _weighted(slices, self._sum, self._term)
+        else:
+            offset, taps = kernel.run
+            total = np.correlate(row[left + offset : left + offset + self.size + len(taps) - 1], taps, "valid")
+        if kernel.reveal:
+            total += kernel.reveal
+        np.maximum(best, total, out=best)
+
+    def raise_thin(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
+        """The same at every fourth point, for kernels of single points that reveal nothing."""
+        assert kernel.run is None  # noqa: S101  what this does not look at must not be there
+        assert not kernel.reveal  # noqa: S101
+        slices = []
+        for offset, weight in kernel.points:
+            start, phase = divmod(stored.left + offset, _THIN)
+            slices.append((stored.phases[phase, start : start + self.thin_size], weight))
+        np.maximum(best, _weighted(slices, self._thin_sum, self._thin_term), out=best)
+
+    def raise_interpolated(self, best: Row, thin: Row) -> None:
+        """Set best = max(best, the chords of thin between every fourth point), in place."""
+        np.maximum(best[::_THIN], thin, out=best[::_THIN])
+        for p, weight in enumerate(self._between, 1):
+            chord = thin[:-1] * (1.0 - weight) + thin[1:] * weight
+            np.maximum(best[p::_THIN], chord, out=best[p::_THIN])
+
+
+def _weighted(slices: Sequence[tuple[Row, float]], total: Row, term: Row) -> Row:
+    """Return the weighted sum of slices in `total`, allocating nothing."""
+    row, weight = slices[0]
+    np.multiply(row, weight, out=total)
+    for row, weight in slices[1:]:
+        np.multiply(row, weight, out=term)
+        np.add(total, term, out=total)
+    return total
+
+
+# Certifying a budget.
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A certified budget: charges of whole units may total `units`, for this target and these steps only."""
+
+    epsilon: Fraction
+    delta: Fraction
+    takes: tuple[str, ...]
+    quantum: Fraction
+    units: int
+    fineness: int
+    charges: tuple[tuple[str, int, int], ...] = ()
+    version: int = VERSION
+
+    @property
+    def intrinsic(self) -> float:
+        """The intrinsic time quantum * units, for comparing budgets; it is not itself a budget."""
+        return float(self.quantum * self.units)
+
+
+def family_quantum(epsilon: Fraction, delta: Fraction, fineness: int) -> Fraction:
+    """Return the unit of intrinsic time at which a step of epsilon/100 is charged `fineness` units.
+
+    Rounded up by a part in 10^12, so that the padded price of that step is still `fineness` whole units. Where
+    delta is so large that there would be too many units to solve for (0.1, 0.01), the unit is as large as needed.
+    """
+    aligned = (epsilon / 100) ** 2 / fineness * (1 + Fraction(1, 10**12))
+    coarsest = Fraction(largest_mu(float(epsilon), float(delta)) ** 2) / (_ROWS_PER_FINENESS * fineness)
+    exact = max(aligned, coarsest)
+    scale = 10 ** max(0, 24 - math.floor(math.log10(float(exact))))
+    return Fraction(math.ceil(exact * scale), scale)
+
+
+def solve(  # noqa: PLR0913  the arguments are the certificate
+    epsilon: Fraction,
+    delta: Fraction,
+    *,
+    takes: Sequence[str] = FAMILIES,
+    menu: Sequence[MenuItem] = (),
+    fineness: int = COARSE,
+    progress: Progress | None = None,
+) -> Budget:
+    """Return the certified budget for the target, for the families in `takes` and the items on the menu.
+
+    Theorem: any fully adaptive sequence whose charges total at most `units` has hockey-stick divergence at
+        most `delta` at `epsilon`; steps with delta_n > 0 add the sum of their delta_n (docs/theorems.md).
+    Assumes: charges are predictable, fixed before their step runs; each step is of a family in `takes`
+        (a pure step charged ceil(2 e tanh(e/2) / unit), a Gaussian max(4, ceil(mu^2 / unit))) or on the menu.
+    """
+    families = tuple(sorted(set(takes)))
+    if set(families) - set(FAMILIES):
+        raise InvalidPolicy(f"the exact filter knows the families {FAMILIES}, not {families!r}")
+    if not families and not menu:
+        raise InvalidPolicy("the exact filter needs something to take: a family or an item on the menu")
+    if families:
+        return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress)
+    return _solve_menu(epsilon, delta, menu, progress)
+
+
+def _solve_families(  # noqa: PLR0913  as solve
+    epsilon: Fraction,
+    delta: Fraction,
+    families: tuple[str, ...],
+    menu: Sequence[MenuItem],
+    *,
+    fineness: int,
+    progress: Progress | None,
+) -> Budget:
+    unit = family_quantum(epsilon, delta, fineness)
+    spread_of_loss = largest_mu(float(epsilon), float(delta))
+    # Twice what a Gaussian alone would get. Charges up to here are covered, so no budget beyond is claimed.
+    longest = 2 * math.ceil(spread_of_loss**2 / float(unit))
+    slack = max(_LEAST_SLACK, _SLACK * math.sqrt(unit) * float(epsilon) / spread_of_loss**2)
+    step = _pure_epsilon(unit) / _POINTS_PER_UNIT
+    grid = _grid(float(epsilon), spread_of_loss, step)
+    members: list[Member] = []
+    if "pure" in families:
+        members += [
+            Member(low, _pure_kernel(_pure_epsilon(high * unit), step), coarse=coarse, stride=stride)
+            for low, high, coarse, stride in _bands(longest, slack)
+        ]
+    if "gaussian" in families:
+        members += [
+            Member(m, _gaussian_kernel(m * float(unit), step)) for m in range(LEAST_GAUSSIAN, 2 * LEAST_GAUSSIAN)
+        ]
+    charges: tuple[tuple[str, int, int], ...] = ()
+    directions = [members]
+    if menu:
+        # An item alone is plain composition of its privacy-loss distribution: k blocks. It is charged so that
+        # k blocks use up what the families alone are certified for; rounding down would cost the families.
+        alone = _largest(values(grid, float(epsilon), members, OUTWARD), delta, longest, progress)
+        blocks = [max(1, blocks_alone(epsilon, delta, item)) for item in menu]
+        charges = tuple(
+            (item.name, item.block, max(1, math.ceil(alone / k - 0.05))) for item, k in zip(menu, blocks, strict=True)
+        )
+        directions = [members + extra for extra in _menu_members(menu, charges, step, delta)]
+    units = min(_largest(values(grid, float(epsilon), d, OUTWARD), delta, longest, progress) for d in directions)
+    return Budget(epsilon, delta, families, unit, units, fineness, charges)
+
+
+def _solve_menu(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem], progress: Progress | None) -> Budget:
+    grid = _menu_grid(epsilon, delta, menu)
+    blocks = [max(1, blocks_alone(epsilon, delta, item)) for item in menu]
+    most = max(blocks)
+    # The least whole charges whose ratios are within about a percent of those of the blocks admitted alone.
+    scale = min(range(1, 17), key=lambda s: (_imbalance(s, most, blocks) > 0.01, _imbalance(s, most, blocks) * s))
+    charges = tuple(
+        (item.name, item.block, max(1, round(scale * most / k))) for item, k in zip(menu, blocks, strict=True)
+    )
+    units = min(
+        _largest(values(grid, float(epsilon), members, OUTWARD), delta, 2 * scale * most, progress)
+        for members in _menu_members(menu, charges, grid.step, delta)
+    )
+    return Budget(epsilon, delta, (), Fraction(0), units, 0, charges)
+
+
+def _imbalance(scale: int, most: int, blocks: Sequence[int]) -> float:
+    ratios = [max(1, round(scale * most / k)) * k / (scale * most) for k in blocks]
+    return max(ratios) / min(ratios) - 1.0
+
+
+def blocks_alone(epsilon: Fraction, delta: Fraction, item: MenuItem) -> int:
+    """Return how many blocks of one item alone fit the target: plain composition of its loss distribution.
+
+    Theorem: as `solve`, for a menu of one item charged one unit.
+    Assumes: as `solve`.
+    """
+    grid = _menu_grid(epsilon, delta, [item])
+    found = MOST_BLOCKS
+    for members in _menu_members([item], [(item.name, item.block, 1)], grid.step, delta):
+        found = _largest(values(grid, float(epsilon), members, OUTWARD), delta, found)
+    return found
+
+
+def _menu_grid(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem]) -> Grid:
+    # A block's loss spans several cells; finer than its own discretization would be wasted.
+    step = min(max(item.step, item.step * d.deviation / _CELLS_PER_BLOCK) for item in menu for d in item.directions)
+    return _grid(float(epsilon), 2 * largest_mu(float(epsilon), float(delta)), step)
+
+
+def _menu_members(
+    menu: Sequence[MenuItem], charges: Iterable[tuple[str, int, int]], step: float, delta: Fraction
+) -> list[list[Member]]:
+    """One list of members per direction of the pair of neighbors; what can be turned is in both, both ways."""
+    return [
+        [
+            Member(charge, item.directions[turn].kernel(item.step, step, delta))
+            for item, (_, _, charge) in zip(menu, charges, strict=True)
+            for turn in ((way,) if item.oriented else (0, 1))
+        ]
+        for way in ((0, 1) if any(item.oriented for item in menu) else (0,))
+    ]
+
+
+def _largest(rows: Iterable[float], delta: Fraction, most: int, progress: Progress | None = None) -> int:
+    """Return the largest n up to `most` with Phi(1, n) <= delta."""
+    for n, value in enumerate(islice(rows, most), 1):
+        if exactly(value) > delta:
+            return n - 1
+        if progress is not None and n % 64 == 0:
+            progress(n, most // 2)  # `most` is twice what a Gaussian alone would get
+    return most
+
+
+def _grid(epsilon: float, spread_of_loss: float, step: float) -> Grid:
+    """Cover what matters: from beyond the kink of h at -epsilon to beyond the start at 0.
+
+    A wider grid changes the answer by less than a unit (tested); the edges are upper bounds in any case.
+    """
+    margin = max(1.5 * spread_of_loss, 6.0 * spread_of_loss - epsilon)
+    low = math.ceil((epsilon + margin) / step)
+    high = math.ceil(margin / step) + 1
+    return Grid(step, -low, high + -(low + high) % 4)
+
+
+def _bands(longest: int, slack: float) -> list[tuple[int, int, bool, int]]:
+    """Cover every charge m = 1 .. longest by bands (low, high, coarse, stride).
+
+    A band is available at `low` units with the step that `high` units buy, is worked out coarsely, and is looked
+    up every `stride` rows: each an advantage to the analyst of at most about slack * sqrt(m) of the charge. A
+    randomized-response step of size e is worse than smaller ones by about e epsilon / V of its charge, more than
+    that, so it costs next to nothing.
+    """
+    bands: list[tuple[int, int, bool, int]] = []
+    low = 1
+    while low <= longest:
+        width = max(1, int(slack * low**1.5))
+        stride = 1 << max(0, (width // 2).bit_length() - 1)
+        # Interpolating over 4 cells adds a variance of at most 4 cells squared, 4/25 of a unit.
+        coarse = slack * low**1.5 >= 2.0 * (4.0 / _POINTS_PER_UNIT**2)
+        bands.append((low, low + width - 1, coarse, stride))
+        low += width
+    return bands
+
+
+def _pure_epsilon(intrinsic: Fraction) -> float:
+    """The largest epsilon whose charge is `intrinsic`, rounded up: its step dominates every smaller one."""
+    return up(intrinsic_to_pure(up(float(intrinsic))), 64)
+
+
+def _pure_kernel(epsilon: float, step: float) -> Kernel:
+    """Randomized response: the ratio falls by e^-epsilon with probability e^epsilon/(1+e^epsilon), else rises."""
+    from scipy.special import expit  # noqa: PLC0415  loaded where it is used
+
+    falls, rises = (
+        spread(np.array([shift]), np.array([max(expit(-shift), 1e-300)]), step) for shift in (-epsilon, epsilon)
+    )
+    return Kernel(points=falls.points + rises.points)
+
+
+def _gaussian_kernel(variance: float, step: float) -> Kernel:
+    """A Gaussian of mu^2 = variance: the log ratio moves by N(-variance/2, variance)."""
+    variance = up(variance)
+    deviation = math.sqrt(variance)
+    lowest = math.floor((-variance / 2.0 - _TRUNCATE * deviation) / step)
+    highest = math.ceil((-variance / 2.0 + _TRUNCATE * deviation) / step)
+    nodes, weights = np.polynomial.legendre.leggauss(16)
+    inside = (nodes + 1.0) * (step / 2.0)
+    left = step * np.arange(lowest, highest)[:, None]
+    z = (left + inside + variance / 2.0) / deviation
+    mass = np.exp(-0.5 * z * z) * weights * (step / (2.0 * deviation * math.sqrt(2.0 * math.pi)))
+    upper = np.expm1(inside) / math.expm1(step)
+    taps = np.zeros(highest - lowest + 1)
+    taps[:-1] += (mass * (1.0 - upper)).sum(axis=1)
+    taps[1:] += (mass * upper).sum(axis=1)
+    # The tail towards small x counts as Phi = 1, the tail towards large x as the last kept value.
+    tail = up(0.5 * math.erfc(_TRUNCATE / math.sqrt(2.0)))
+    taps[-1] += tail
+    return Kernel(run=(lowest, taps * (1.0 + 2.0**-48)), reveal=tail)
+
+
+# Refuting one.
+
+
+def refuted_intrinsic(epsilon: Fraction, delta: Fraction, step: float) -> Fraction:
+    """Return an intrinsic time that no filter for the target may admit, whatever its unit.
+
+    Theorem: the adversary that plays the value function on the lattice spends at most the returned intrinsic
+        time (sum of 2 e tanh(e/2)) and reaches a hockey-stick divergence above `delta` at `epsilon`.
+    Assumes: the filter charges a step of epsilon e at most its intrinsic time, in total.
+    """
+    unit = pure_to_intrinsic(step)
+    spread_of_loss = largest_mu(float(epsilon), float(delta))
+    longest = math.ceil(2.0 * spread_of_loss**2 / unit)
+    low = math.ceil((float(epsilon) + 3.0 * spread_of_loss) / step)
+    grid = Grid(step, -low, math.ceil(3.0 * spread_of_loss / step) + 1)
+    members: list[Member] = []
+    for jump in range(1, low):
+        charge = math.ceil(pure_to_intrinsic(jump * step) / unit)
+        if charge > longest:
+            break
+        falls = 1.0 / (1.0 + math.exp(-jump * step))
+        rises = 1.0 / (1.0 + math.exp(jump * step))
+        members.append(Member(charge, Kernel(points=((-jump, falls), (jump, rises)))))
+    for n, value in enumerate(values(grid, float(epsilon), members, INWARD), 1):
+        if exactly(value) > delta:
+            return n * exactly(unit)
+    raise AssertionError  # pragma: no cover  the rows do not end

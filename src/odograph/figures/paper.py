@@ -1,0 +1,395 @@
+"""The figures of the paper, and two of our own: the numbers of each panel, and drawing them as PNG, SVG and CSV.
+
+The numbers come from one pure function per panel, with the parameters of the paper's captions. Odometers are drawn as
+the paper prints them (two-sided mixture, rounded stitching constants), with its errata corrected: y* (E1) and the
+second branch of Rogers et al. (E6). Intrinsic time in these panels is the paper's, V = sum of epsilon^2, and all
+steps are pure. Matplotlib is imported only when a panel is drawn.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from odograph.compile import compile_policy
+from odograph.core import odometers
+from odograph.core.compiled import Compiled
+from odograph.core.conversions import filter_time
+from odograph.core.filters import ExactMeter
+from odograph.core.guarantees import PureDP
+from odograph.core.planning import AccountState, how_many
+from odograph.core.policy import Policy
+from odograph.core.theory import kov_steps
+from odograph.errors import InvalidPolicy
+from odograph.extras import load
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+__all__ = [
+    "PANELS",
+    "Curve",
+    "Panel",
+    "draw",
+    "draw_all",
+    "filter_odometers",
+    "lower_order_terms",
+    "mixture_odometers",
+    "original_and_new",
+    "pointwise",
+    "steps_at_one_size",
+    "steps_by_size",
+    "stitched_odometers",
+    "windows",
+    "write_csv",
+]
+
+_Array: TypeAlias = NDArray[np.float64]
+
+DELTA: Final = 1e-6  # delta' of every odometer, and delta of the policy whose steps are counted
+EPSILON: Final = 1.0  # of that policy
+PEOPLE: Final = 1e6  # the size of the data set in the odometer of Rogers et al.
+STEP: Final = 0.01  # of the bars
+
+_TIME: Final = "intrinsic time V, the sum of squared epsilons (nats²)"
+_LEVEL: Final = "δ' = 10⁻⁶"
+_LOSS: Final = "bound on the privacy loss (nats)"
+_STEP_SIZE: Final = "epsilon of one step (nats)"
+_FILTERS: Final = MappingProxyType(
+    {
+        "basic": "basic composition",
+        "paper": "the paper's filter",
+        "renyi": "Rényi filter",
+        "zcdp": "zCDP filter",
+        "exact": "exact filter",
+    }
+)
+_OPTIMUM: Final = "non-adaptive optimum"
+
+# The palette of Okabe and Ito, distinguishable with any color vision.
+_BLUE, _RED, _GREEN, _ORANGE, _PINK, _SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"
+_BLACK, _GREY = "#222222", "#8A8A8A"
+_HUES: Final = {
+    "filter": _BLUE,
+    "mixture": _ORANGE,
+    "stitched": _GREEN,
+    "rogers": _RED,
+    "pointwise": _BLACK,
+    "basic": _GREY,
+    "paper": _ORANGE,
+    "renyi": _PINK,
+    "zcdp": _SKY,
+    "exact": _BLUE,
+    "optimum": _BLACK,
+}
+_FREE: Final = (_SKY, _ORANGE, _GREEN, _BLUE)
+
+_STYLE: Final[dict[Any, Any]] = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12.0,
+    "axes.titlesize": 12.0,
+    "font.family": "DejaVu Sans",  # ships with Matplotlib, so that figures are the same everywhere
+    "font.size": 10.0,
+    "grid.color": "#E4E4E4",
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "savefig.dpi": 150,
+    "svg.hashsalt": "odograph",  # a fixed salt, so that identifiers are the same in every run
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line or bar: a value for each x of its panel, infinite where there is no bound."""
+
+    label: str
+    values: tuple[float, ...]
+    hue: str = ""  # curves of the same hue have the same color in all panels; "" takes the next free one
+    warning: str = ""  # why the curve is not a guarantee; it is drawn dashed
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The numbers of one figure: a bar chart if there is one x, otherwise a plot of curves."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    x: tuple[float, ...]
+    curves: tuple[Curve, ...]
+    note: str = ""  # printed below the figure
+    log_axes: str = ""  # "x", "xy" or none
+    top: float | None = None  # of the y axis
+    percent: bool = False  # y is a share of 1
+
+
+def lower_order_terms() -> Panel:
+    """Figure 1a: what one step adds below the leading square root."""
+    x = np.linspace(0.0, 3.0, 301)
+    curves = (
+        Curve("the paper's filter: ε²/2", _floats(x * x / 2.0), "filter"),
+        Curve("advanced composition: ε tanh(ε/2)", _floats(x * np.tanh(x / 2.0)), "pointwise"),
+    )
+    title = "Lower-order terms of the filter and of advanced composition"
+    return Panel(
+        "fig1a-lower-order-terms", title, _STEP_SIZE, "lower-order term of one step (nats)", _floats(x), curves
+    )
+
+
+def original_and_new() -> Panel:
+    """Figure 1b: the odometer of Rogers et al. and the paper's three, up to V = 1."""
+    x = _grid(1.0)
+    title = f"The odometer of Rogers et al. and the paper's, {_LEVEL}"
+    return Panel("fig1b-odometers", title, _TIME, _LOSS, _floats(x), (_rogers(x), *_new_odometers(x)))
+
+
+def filter_odometers() -> Panel:
+    """Figure 2a: filter odometers, each tightest where its filter would stop."""
+    x = _grid(1.0)
+    curves = tuple(Curve(f"ε = {epsilon:g}", _filter(x, epsilon)) for epsilon in (1.0, 2.0, 4.0, 8.0))
+    return Panel("fig2a-filter-odometers", f"Filter odometers, {_LEVEL}", _TIME, _LOSS, _floats(x), curves, top=9.0)
+
+
+def mixture_odometers() -> Panel:
+    """Figure 2b: mixture odometers."""
+    x = _grid(1.0)
+    curves = tuple(Curve(f"γ = {gamma:g}", _mixture(x, gamma)) for gamma in (0.001, 0.01, 0.1, 1.0))
+    return Panel("fig2b-mixture-odometers", f"Mixture odometers, {_LEVEL}", _TIME, _LOSS, _floats(x), curves, top=9.0)
+
+
+def stitched_odometers() -> Panel:
+    """Figure 2c: stitched odometers, infinite before their start v0."""
+    starts = (0.005, 0.05, 0.2, 0.5)
+    x = _grid(1.0, *starts)
+    curves = tuple(Curve(f"v₀ = {start:g}", _stitched(x, start)) for start in starts)
+    title = f"Stitched odometers, each from its v₀ on, {_LEVEL}"
+    return Panel("fig2c-stitched-odometers", title, _TIME, _LOSS, _floats(x), curves, top=9.0)
+
+
+def windows() -> Panel:
+    """Figure 3a: the odometers of Figure 1b over four decades: none is the tightest everywhere."""
+    x = np.unique([*np.geomspace(1e-3, 10.0, 401), 0.005, 1.0, math.nextafter(1.0, 2.0)])
+    title = f"New odometers and the original, {_LEVEL}"
+    note = "The stitched odometer has no bound before its v₀; that of Rogers et al. changes its formula at V = 1."
+    curves = (_rogers(x), *_new_odometers(x))
+    return Panel("fig3a-new-and-original", title, _TIME, _LOSS, _floats(x), curves, note, log_axes="xy")
+
+
+def pointwise() -> Panel:
+    """Figure 3b: the new odometers, and advanced composition evaluated at each time as if fixed in advance."""
+    x = _grid(2.5, 0.005)
+    value = np.sqrt(-2.0 * math.log(DELTA) * x) + x / 2.0
+    curve = Curve("advanced composition, pointwise", _floats(value), "pointwise", warning="not an odometer")
+    title = f"The price of holding at all times at once, {_LEVEL}"
+    curves = (*_new_odometers(x), curve)
+    return Panel("fig3b-pointwise", title, _TIME, _LOSS, _floats(x), curves)
+
+
+def steps_by_size() -> Panel:
+    """Not in the paper: equal steps that each filter admits, as a share of the non-adaptive optimum."""
+    sizes = _step_sizes()
+    best = [kov_steps(EPSILON, DELTA, size) for size in sizes]
+    curves = []
+    for name, label in _FILTERS.items():
+        compiled = _compile(name)
+        counts = [how_many(AccountState("", compiled, compiled.start), PureDP(size)) for size in sizes]
+        curves.append(Curve(label, tuple(count / most for count, most in zip(counts, best, strict=True)), name))
+    return Panel(
+        "steps-by-size",
+        f"Steps that each filter admits within ({EPSILON:g}, 10⁻⁶)-DP",
+        _STEP_SIZE,
+        "share of the optimum (KOV)",
+        sizes,
+        tuple(curves),
+        "The optimum needs all sizes, and their number, fixed in advance; the filters let the answers choose them.\n"
+        "Every filter also admits what basic composition does. The exact filter charges whole units: one is a step "
+        f"of {_unit_step():.3g}.",
+        log_axes="x",
+        top=1.04,
+        percent=True,
+    )
+
+
+def steps_at_one_size() -> Panel:
+    """Not in the paper: how many steps of 0.01 each filter admits."""
+    filters = {name: _compile(name) for name in _FILTERS}
+    counts = {
+        name: how_many(AccountState("", compiled, compiled.start), PureDP(STEP)) for name, compiled in filters.items()
+    }
+    curves = [Curve(_FILTERS[name], (float(count),), name) for name, count in counts.items()]
+    curves.append(Curve(_OPTIMUM, (float(kov_steps(EPSILON, DELTA, STEP)),), "optimum"))
+    title = f"How many {STEP:g}-DP questions fit into ({EPSILON:g}, 10⁻⁶)-DP?"
+    note = "The filters let the answers so far choose every question and its cost; the optimum does not."
+    return Panel("steps-admitted", title, _STEP_SIZE, "questions admitted", (STEP,), tuple(curves), note)
+
+
+PANELS: Final[Mapping[str, Callable[[], Panel]]] = MappingProxyType(
+    {
+        "fig1a-lower-order-terms": lower_order_terms,
+        "fig1b-odometers": original_and_new,
+        "fig2a-filter-odometers": filter_odometers,
+        "fig2b-mixture-odometers": mixture_odometers,
+        "fig2c-stitched-odometers": stitched_odometers,
+        "fig3a-new-and-original": windows,
+        "fig3b-pointwise": pointwise,
+        "steps-by-size": steps_by_size,
+        "steps-admitted": steps_at_one_size,
+    }
+)
+
+
+def _compile(name: str) -> Compiled:
+    return compile_policy(Policy(EPSILON, DELTA, filter=name))
+
+
+def _step_sizes() -> tuple[float, ...]:
+    """Return sizes from 0.001 to 0.5, with those at which a count drops: one unit more, or one basic step less."""
+    units = [_unit_step() * math.sqrt(count) for count in range(1, 26)]
+    drops = [*units, *(EPSILON / count for count in range(3, 21))]
+    sizes = [*np.geomspace(0.001, 0.5, 180).tolist(), *drops, *(1.001 * size for size in drops)]
+    return tuple(sorted({math.floor(size * 1e6) / 1e6 for size in sizes}))
+
+
+def _unit_step() -> float:
+    """Return approximately the size of a step for which the exact filter charges one unit."""
+    exact = _compile("exact").meter(ExactMeter)
+    return math.sqrt(1 / exact.scale)
+
+
+def _new_odometers(x: _Array) -> tuple[Curve, Curve, Curve]:
+    """Return the paper's three odometers at the parameters of its Figure 3."""
+    return (
+        Curve("filter odometer, ε = 8", _filter(x, 8.0), "filter"),
+        Curve("mixture odometer, γ = 0.01", _mixture(x, 0.01), "mixture"),
+        Curve("stitched odometer, v₀ = 0.005", _stitched(x, 0.005), "stitched"),
+    )
+
+
+def _rogers(x: _Array) -> Curve:
+    values = _floats(odometers.rogers(x, DELTA, people=PEOPLE) + x / 2.0)
+    return Curve("Rogers et al. 2016, n = 10⁶", values, "rogers")
+
+
+def _filter(x: _Array, epsilon: float) -> tuple[float, ...]:
+    return _floats(odometers.line(x, DELTA, at=filter_time(epsilon, DELTA)) + x / 2.0)
+
+
+def _mixture(x: _Array, gamma: float) -> tuple[float, ...]:
+    return _floats(odometers.mixture(x, DELTA, gamma=gamma) + x / 2.0)
+
+
+def _stitched(x: _Array, start: float) -> tuple[float, ...]:
+    return _floats(odometers.stitched_paper(x, DELTA, start=start) + x / 2.0)
+
+
+def _grid(end: float, *knots: float) -> _Array:
+    """Return evenly spaced times from 0 to `end`, and the times at which a curve begins."""
+    return np.unique([*np.round(np.linspace(0.0, end, 401), 12), *knots])
+
+
+def _floats(values: _Array) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def draw_all(folder: Path | str, names: Iterable[str] | None = None) -> list[Path]:
+    """Write the named panels, or all of them, as PNG, SVG and CSV, and return the files."""
+    chosen = list(PANELS) if names is None else list(names)
+    for name in chosen:
+        if name not in PANELS:
+            raise InvalidPolicy(f"unknown figure {name!r}; available: {', '.join(PANELS)}")
+    return [file for name in chosen for file in draw(PANELS[name](), Path(folder))]
+
+
+def draw(panel: Panel, folder: Path) -> list[Path]:
+    """Write one panel as PNG, SVG and CSV, and return the files."""
+    mpl = load("matplotlib")
+    folder.mkdir(parents=True, exist_ok=True)
+    png, svg, table = (folder / f"{panel.name}.{ending}" for ending in ("png", "svg", "csv"))
+    with mpl.rc_context({**mpl.rcParamsDefault, **_STYLE}):
+        figure = load("matplotlib.figure").Figure(figsize=(7.0, 4.2), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(panel.title)
+        if panel.note:
+            figure.supxlabel(panel.note, x=0.01, ha="left", fontsize=8.5, color="#555555")
+        if len(panel.x) == 1:
+            _draw_bars(axes, panel)
+        else:
+            _draw_curves(axes, panel)
+        # Without date and version, the same numbers give the same file.
+        figure.savefig(png, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    write_csv(panel, table)
+    return [png, svg, table]
+
+
+def write_csv(panel: Panel, path: Path) -> None:
+    """Write the numbers of a panel in full precision: a row per x, a column per curve."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([panel.x_label, *(_one_line(curve) for curve in panel.curves)])
+        writer.writerows(zip(panel.x, *(curve.values for curve in panel.curves), strict=True))
+
+
+def _one_line(curve: Curve) -> str:
+    label = " ".join(curve.label.split())
+    return f"{label} ({curve.warning})" if curve.warning else label
+
+
+def _draw_curves(axes: Axes, panel: Panel) -> None:
+    free = cycle(_FREE)
+    for curve in panel.curves:
+        color = _HUES[curve.hue] if curve.hue else next(free)
+        style = "--" if curve.warning else "-"
+        axes.plot(panel.x, curve.values, label=_one_line(curve), color=color, linestyle=style)
+        if math.isinf(curve.values[0]):  # a dot where the bound begins
+            begin = next(i for i, value in enumerate(curve.values) if math.isfinite(value))
+            axes.plot(panel.x[begin], curve.values[begin], marker="o", markersize=4.5, color=color)
+    if "x" in panel.log_axes:
+        _make_logarithmic(axes.set_xscale, axes.xaxis)
+    if "y" in panel.log_axes:
+        _make_logarithmic(axes.set_yscale, axes.yaxis)
+    else:
+        axes.set_ylim(0.0, panel.top)
+    if panel.percent:
+        axes.yaxis.set_major_formatter(load("matplotlib.ticker").PercentFormatter(1.0))
+    axes.set_xlim(panel.x[0], panel.x[-1])
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.legend()
+
+
+def _make_logarithmic(set_scale: Callable[[str], object], axis: Axis) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5."""
+    ticker = load("matplotlib.ticker")
+    set_scale("log")
+    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _draw_bars(axes: Axes, panel: Panel) -> None:
+    labels = [curve.label for curve in panel.curves]
+    values = [curve.values[0] for curve in panel.curves]
+    bars = axes.barh(labels, values, color=[_HUES[curve.hue] for curve in panel.curves], height=0.68)
+    axes.bar_label(bars, fmt="%d", padding=4)
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel(panel.y_label)

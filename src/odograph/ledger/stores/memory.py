@@ -1,0 +1,243 @@
+"""A ledger in memory, for notebooks and tests: nothing is kept when the process ends."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from weakref import WeakSet
+
+from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
+from odograph.ledger.entries import Entry, key_owner
+from odograph.ledger.reentry import refuse_reentry
+from odograph.ledger.stores.base import (
+    ERASED,
+    Balance,
+    Changes,
+    IdempotencyRecord,
+    Note,
+    Record,
+    State,
+    Wants,
+    Work,
+    closed,
+)
+
+__all__ = ["MemorySnapshot", "MemoryStore"]
+
+
+class MemoryStore:
+    """Dictionaries behind one lock."""
+
+    timeout = 0.0
+
+    def __init__(self, url: str = "memory://") -> None:
+        self.url = url
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+        self._balances: dict[str, Balance] = {}
+        self._entries: dict[str, list[Entry]] = {}
+        self._keys: dict[tuple[str, str], IdempotencyRecord] = {}
+        self._notes: dict[tuple[str, int], Note] = {}
+        self._principals: dict[str, str] = {}  # by identity
+        self._erased: set[str] = set()  # identities whose names are gone
+        _STORES.add(self)
+
+    def after_fork(self) -> None:  # pragma: no cover  in a forked process, which is not measured
+        """Renew the lock in a forked process: another thread of the parent may have held it."""
+        self._lock = threading.RLock()
+
+    def create(self) -> None:
+        """Nothing has to be made."""
+
+    def write(self, wants: Wants, work: Work) -> None:
+        """Hand out copies, and take them in together when the work is done."""
+        if self._pid != os.getpid():  # pragma: no cover  in a forked process, which is not measured
+            raise AccountClosed("this ledger in memory is a copy in a forked process, and a copy is no second budget")
+        with self._free():
+            names = {*wants.accounts}
+            below = [*wants.trees]
+            for name in below:
+                below += [balance.head.name for balance in self._balances.values() if balance.head.parent == name]
+            names |= {*below}
+            for balance in self._balances.values():
+                if balance.head.dataset in wants.datasets:
+                    names.add(balance.head.name)
+            keys = {key: self._keys[key] for key in wants.keys if key in self._keys}
+            for owner, key in wants.keys - keys.keys():
+                others = (
+                    {*self._principals, *self._erased} if owner in self._erased else self._erased if owner else ()
+                )
+                for other in others:
+                    if (other, key) in self._keys:
+                        keys[owner, key] = self._keys[other, key]._replace(request=ERASED)
+            changes = work(State(time.time_ns() // 1000, self._copies(names), keys))
+            try:
+                self._store(changes)
+            except BaseException:  # an interrupt, with a part of it stored
+                self._store(changes)
+                raise
+
+    def probe(self) -> None:
+        """Memory can always be written."""
+
+    def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
+        """Take all the parts in, or none."""
+        with self._free():
+            if self._balances:
+                raise LedgerError("the ledger is not empty: a copy can only be read into a new one")
+            staged = MemoryStore()
+            for part in parts:
+                if staged._keys.keys() & part.keys.keys():
+                    raise LedgerCorrupt("a key was used twice in the copy; nothing was taken in")
+                staged._store(part)
+            self._balances, self._entries = staged._balances, staged._entries
+            self._keys, self._notes = staged._keys, staged._notes
+            self._principals = {**principals}
+            self._erased = {owner for owner, _ in self._keys if owner} - principals.keys()
+
+    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+        """Copy balances at one moment."""
+        with self._free():
+            return self._copies(sorted(self._balances) if names is None else names)
+
+    def entries(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some entries of an account."""
+        with self._free():
+            return self._entries.get(account, [])[first : first + count]
+
+    def pending(self, account: str) -> list[Entry]:
+        """Read the reservations of an account that nobody has resolved."""
+        with self._free():
+            reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
+            return [entry for entry in reserved if ("", entry.called) not in self._keys]
+
+    def voids(self, account: str) -> int:
+        """Count the reservations of an account that were voided."""
+        with self._free():
+            reserved = [entry.called for entry in self._entries.get(account, []) if entry.verb == "reserve"]
+            return sum(("", name) in self._keys and self._keys["", name].verb == "void" for name in reserved)
+
+    def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
+        """Read the notes of some entries."""
+        with self._free():
+            found = (self._notes.get((account, sequence)) for sequence in range(first, first + count))
+            return {note.sequence: note for note in found if note is not None}
+
+    def principal(self, name: str) -> str:
+        """Return the identity of a principal."""
+        with self._free():
+            for identity, known in self._principals.items():
+                if known == name:
+                    return identity
+            identity = secrets.token_hex(16)
+            self._principals[identity] = name
+            return identity
+
+    def principals(self) -> dict[str, str]:
+        """Read the names, by identity."""
+        with self._free():
+            return {**self._principals}
+
+    def erase_note(self, account: str, sequence: int) -> bool:
+        """Erase a note."""
+        with self._free():
+            return self._notes.pop((account, sequence), None) is not None
+
+    def erase_principal(self, name: str) -> bool:
+        """Erase a name."""
+        with self._free():
+            found = [identity for identity, known in self._principals.items() if known == name]
+            for identity in found:
+                del self._principals[identity]
+                self._erased.add(identity)
+            return bool(found)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[MemorySnapshot]:
+        """Look at a copy."""
+        with self._free():
+            copies = [*self._copies(sorted(self._balances)).values()]
+            entries = {name: (*found,) for name, found in self._entries.items()}
+            seen = MemorySnapshot(copies, entries, {**self._keys}, [*self._notes.values()], {**self._principals})
+        yield seen
+
+    def close(self) -> None:
+        """Answer no more."""
+        refuse_reentry(self._lock)
+        with self._lock:
+            self._closed = True
+
+    def _free(self) -> threading.RLock:
+        """Return the lock, for a request that is not in the middle of another of its thread."""
+        refuse_reentry(self._lock)
+        if self._closed:
+            raise closed(self.url)
+        return self._lock
+
+    def _copies(self, names: Iterable[str]) -> dict[str, Balance]:
+        return {name: replace(self._balances[name]) for name in names if name in self._balances}
+
+    def _store(self, changes: Changes) -> None:
+        """Take changes in; a part of them may be there already."""
+        for balance in (*changes.opened, *changes.moved.values()):
+            self._balances[balance.head.name] = replace(balance)
+        for entry in changes.entries:
+            own = self._entries.setdefault(entry.account, [])
+            if len(own) <= entry.sequence:
+                own.append(entry)
+        self._keys |= changes.keys
+        self._notes |= {(note.account, note.sequence): note for note in changes.notes}
+
+
+_STORES: WeakSet[MemoryStore] = WeakSet()
+
+
+def _after_fork() -> None:  # pragma: no cover  in a forked process, which is not measured
+    for store in _STORES:
+        store.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySnapshot:
+    """A whole ledger, copied."""
+
+    balances: Sequence[Balance]
+    _entries: dict[str, tuple[Entry, ...]]
+    _keys: dict[tuple[str, str], IdempotencyRecord]
+    _notes: Sequence[Note]
+    _principals: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
+        return sum(map(len, self._entries.values()))
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return len(self._keys)
+
+    def records(self) -> Iterator[Record]:
+        """Every entry, account by account."""
+        for balance in self.balances:
+            for entry in self._entries.get(balance.head.name, ()):
+                hit = self._keys.get((key_owner(entry.verb, entry.principal), entry.key))
+                yield entry, None if hit is None else (hit.account, hit.sequence)
+
+    def notes(self) -> Iterator[Note]:
+        """Every note that was not erased."""
+        return iter(self._notes)
+
+    def principals(self) -> dict[str, str]:
+        """The names that were not erased, by identity."""
+        return self._principals

@@ -1,0 +1,319 @@
+"""The NumPy engine: people are numbered from 0, and their totals are arrays in files, one per meter.
+
+A charge reads the arrays of the previous version a chunk at a time and writes those of the next. The file of a meter
+without any charge is linked, not copied. Memory is bounded by the chunk, plus one byte per person where the
+participants are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import compress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
+from odograph.population.engines import EngineContext
+from odograph.population.gate import SPENT, Amounts, Column, Mask, admit, admit_rows, would_admit
+from odograph.population.prices import PriceTable
+from odograph.population.version_store import link_or_copy, make_file, write_file
+from odograph.progress import Progress
+
+__all__ = ["NumpyEngine"]
+
+_CHUNK_SIZE: Final = 1 << 20  # people at a time; a multiple of 8, because a byte of `took` holds eight people
+_MAX_PEOPLE: Final = 1 << 40
+_MAX_ID_GAP: Final = 1 << 20  # unused ids that may be left between the people who are here and those who join
+
+IdArray = NDArray[np.int64]
+
+
+class _State(NamedTuple):
+    """The description of a version, stored in its state.json."""
+
+    people: int
+    most: tuple[int, ...]  # an upper bound on the totals of each meter
+
+
+class NumpyEngine:
+    """See the module."""
+
+    ordered = True
+
+    def create(self, context: EngineContext, after: Path, ids: ArrayLike | int) -> None:
+        """Write zeros for the ids 0, 1, 2, ...: `ids` is their number, or all of them."""
+        people = ids if isinstance(ids, int) else _highest_id(_id_array(ids)) + 1
+        if isinstance(ids, bool) or not 0 <= people <= _MAX_PEOPLE:
+            raise InvalidPolicy(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids")
+        if not isinstance(ids, int) and people != len(np.unique(_id_array(ids))):
+            raise InvalidPolicy("ids must be 0, 1, 2, ... without gaps for this engine; 'duckdb' takes any")
+        self._write(context, after, _State(people, (0,) * len(context.gate.limits)), lambda _: None)
+
+    def digest(self, context: EngineContext, asked: PriceTable | ArrayLike) -> str:
+        """Return a keyed digest of prices, or of ids."""
+        if not isinstance(asked, PriceTable):
+            return context.versions.digest(b"ids", np.unique(_id_array(asked)).tobytes())
+        amounts = np.ascontiguousarray(asked.amounts)
+        parts = [b"prices", str(amounts.shape).encode(), amounts.tobytes(), str(asked.same).encode()]
+        which = asked.which.astype("<u4", copy=False)
+        if asked.ids is None:
+            return context.versions.digest(*parts, which.tobytes())
+        rows = _id_array(asked.ids)
+        order = np.argsort(rows, kind="stable")
+        return context.versions.digest(*parts, rows[order].tobytes(), which[order].tobytes())
+
+    def charge(
+        self, context: EngineContext, before: Path, after: Path, prices: PriceTable, progress: Progress | None
+    ) -> None:
+        """Charge a chunk of people at a time."""
+        if prices.table is not None:
+            raise InvalidGuarantee(
+                "prices must be arrays, which and ids, for this engine (got a table); nothing was charged"
+            )
+        state = _read_state(before)
+        most = tuple([min(SPENT, a + b) for a, b in zip(state.most, prices.dearest, strict=True)])
+        if prices.ids is not None:
+            self._charge_some(context, before, after, prices, _State(state.people, most), progress)
+            return
+        if not prices.same and len(prices.which) != state.people:
+            raise InvalidGuarantee("which must have one entry for each person, in id order; nothing was charged")
+        uniform = [int(amount) for amount in prices.amounts[0]]
+
+        def work(chunk: _Chunk) -> None:
+            asked: Amounts = uniform
+            if not prices.same:
+                own = prices.which[chunk.first : chunk.first + chunk.size]
+                asked = [column[own] for column in prices.amounts.T]
+            chunk.took = admit(context.gate, chunk.totals, asked, most)
+
+        self._write(context, after, _State(state.people, most), work, before, prices.dearest, progress)
+
+    def _charge_some(  # noqa: PLR0913, PLR0917  a version, from the one before it
+        self,
+        context: EngineContext,
+        before: Path,
+        after: Path,
+        prices: PriceTable,
+        state: _State,
+        progress: Progress | None,
+    ) -> None:
+        rows, which = _id_array(prices.ids), prices.which
+        order = np.argsort(rows, kind="stable")
+        rows, which = rows[order], which[order]
+        if rows.size and bool((rows[1:] == rows[:-1]).any()):
+            raise InvalidGuarantee("ids must name each person once; nothing was charged")
+        if context.unknown == "join":
+            state = state._replace(people=_count_after_join(state.people, rows))
+
+        def work(chunk: _Chunk) -> None:
+            first, last = np.searchsorted(rows, [chunk.first, chunk.first + chunk.size])
+            own, asked = rows[first:last] - chunk.first, which[first:last]
+            chunk.took[:] = False
+            amounts = [column[asked] for column in prices.amounts.T]
+            chunk.took[own] = admit_rows(context.gate, chunk.totals, own, amounts, state.most)
+
+        self._write(context, after, state, work, before, prices.dearest, progress)
+
+    def join(self, context: EngineContext, before: Path, after: Path, ids: ArrayLike) -> None:
+        """Grow to the highest id; people who were removed are still there, as spent."""
+        state = _read_state(before)
+        state = state._replace(people=_count_after_join(state.people, _id_array(ids)))
+        self._write(context, after, state, lambda _: None, before, (0,) * len(state.most))
+
+    def remove(self, context: EngineContext, before: Path, after: Path, ids: ArrayLike) -> None:
+        """Set people to spent on every meter: this engine keeps nothing else about them."""
+        rows = np.unique(_id_array(ids))
+        spent = (SPENT,) * len(context.gate.limits)
+
+        def work(chunk: _Chunk) -> None:
+            first, last = np.searchsorted(rows, [chunk.first, chunk.first + chunk.size])
+            for column in chunk.totals:
+                column[rows[first:last] - chunk.first] = SPENT
+
+        self._write(context, after, _State(_read_state(before).people, spent), work, before, spent)
+
+    def participants(self, context: EngineContext, folder: Path) -> IdArray:
+        """Return the ids of the participants."""
+        return np.flatnonzero(self.mask(context, folder))
+
+    def mask(self, context: EngineContext, folder: Path) -> Mask:  # noqa: ARG002  as engines have it
+        """Return the mask of the participants."""
+        path, people = folder / "took", _read_state(folder).people
+        _check_size(path, -(-people // 8))
+        return np.unpackbits(np.fromfile(path, dtype=np.uint8), count=people).view(np.bool_)
+
+    def count(self, context: EngineContext, folder: Path, amounts: Sequence[int]) -> int:
+        """Count a chunk at a time."""
+        state, took = _read_state(folder), self.mask(context, folder)
+        stored = [_StoredTotals.of(folder / _file_name(i), state.people) for i in range(len(amounts))]
+        found = 0
+        for chunk in _chunks(state.people, stored):
+            own = took[chunk.first : chunk.first + chunk.size]
+            found += int(np.count_nonzero(would_admit(context.gate, chunk.totals, amounts) & own))
+        return found
+
+    def accept(self, records: Any) -> Any:  # noqa: ANN401  an array, a series, or a sequence
+        """Return an array or a list; a pandas Series becomes an array if its labels are the ids in order."""
+        pandas = sys.modules.get("pandas")  # if it was never imported, there is no Series
+        if pandas is not None and isinstance(records, pandas.Series):
+            if not records.index.equals(pandas.RangeIndex(len(records))):
+                raise InvalidGuarantee(
+                    "records must be in id order, but the labels of this Series are not 0, 1, 2, ...: sort it by id,"
+                    " or pass records.to_numpy() if it is in that order; nothing was charged"
+                )
+            return records.to_numpy()
+        if isinstance(records, np.ndarray) and records.ndim:
+            return records
+        if isinstance(records, Sequence) and not isinstance(records, str | bytes | bytearray | memoryview):
+            return records if isinstance(records, list) else [*records]
+        raise InvalidGuarantee(
+            "records must be an array, a list or a pandas Series, with one record for each person in id order (got a"
+            f" {type(records).__name__}); nothing was charged. Pass the rows of a table as table.to_numpy();"
+            " populations of the engine 'duckdb' take tables with the column id"
+        )
+
+    def form(self, records: Any) -> Hashable:  # noqa: ANN401  an array, or a list
+        """Return the type of an array and of its rows; for a list, nothing about its items."""
+        return (type(records), records.dtype, records.shape[1:]) if isinstance(records, np.ndarray) else list
+
+    def empty(self, records: Any) -> Any:  # noqa: ANN401  an array, or a list
+        """Return an empty array or list."""
+        return records[:0]
+
+    def check(self, context: EngineContext, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as engines have it
+        """Raise unless there is a record for each person."""
+        if len(records) != _read_state(folder).people:
+            # The message has no numbers: the number of people is private.
+            raise InvalidGuarantee(
+                "records must have exactly one row per id, in id order, including people who were removed (got more,"
+                " or fewer); nothing was charged"
+            )
+
+    def records(self, context: EngineContext, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a list
+        """Return the participants' rows of an array, or items of a list, in id order."""
+        mask = self.mask(context, folder)
+        return records[mask] if isinstance(records, np.ndarray) else [*compress(records, mask)]
+
+    def _write(  # noqa: PLR0913, PLR0917  a version, from the one before it
+        self,
+        context: EngineContext,
+        after: Path,
+        state: _State,
+        work: Callable[[_Chunk], None],
+        before: Path | None = None,
+        charged: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> None:
+        """Write a version: the previous totals, or zeros for new people, after `work` has changed each chunk."""
+        count = len(context.gate.limits)
+        people = 0 if before is None else _read_state(before).people
+        stored = [_StoredTotals.of((before or after) / _file_name(i), people) for i in range(count)]
+        linked = [before is not None and people == state.people and not charged[i] for i in range(count)]
+        with ExitStack() as stack:
+            files = [
+                None if linked[i] else stack.enter_context(make_file(after / _file_name(i))) for i in range(count)
+            ]
+            took = stack.enter_context(make_file(after / "took"))
+            for chunk in _chunks(state.people, stored):
+                work(chunk)
+                for file, column in zip(files, chunk.totals, strict=True):
+                    if file is not None:
+                        file.write(column.data)
+                took.write(np.packbits(chunk.took).data)
+                if progress is not None:
+                    progress(100 * (chunk.first + chunk.size) // state.people, 100)
+        for i in range(count):
+            if before is not None and linked[i]:
+                link_or_copy(before / _file_name(i), after / _file_name(i))
+        form = {"form": 1, "people": state.people, "most": state.most}
+        write_file(after / "state.json", json.dumps(form).encode())
+
+
+class _Chunk:
+    """Some consecutive people: their totals, to be changed in place, and the mask of who took part."""
+
+    def __init__(self, first: int, totals: list[Column]) -> None:
+        self.first = first
+        self.size = len(totals[0])
+        self.totals = totals
+        self.took: Mask = np.zeros(self.size, dtype=np.bool_)
+
+
+class _StoredTotals(NamedTuple):
+    """The totals on one meter, in the file of a version."""
+
+    path: Path
+    people: int
+
+    @classmethod
+    def of(cls, path: Path, people: int) -> _StoredTotals:
+        if people:
+            _check_size(path, 8 * people)
+        return cls(path, people)
+
+    def part(self, first: int, size: int) -> Column:
+        """Read the totals of some people; zero for new ones."""
+        known = max(0, min(size, self.people - first))
+        found = np.fromfile(self.path, np.int64, known, offset=8 * first) if known else np.zeros(0, np.int64)
+        return found if known == size else np.concatenate([found, np.zeros(size - known, np.int64)])
+
+
+def _chunks(people: int, stored: Sequence[_StoredTotals]) -> Iterator[_Chunk]:
+    """Yield all people in chunks: their stored totals, and zero for new people."""
+    for first in range(0, people, _CHUNK_SIZE):
+        size = min(_CHUNK_SIZE, people - first)
+        yield _Chunk(first, [one.part(first, size) for one in stored])
+
+
+def _file_name(meter: int) -> str:
+    return f"total-{meter}"
+
+
+def _check_size(path: Path, size: int) -> None:
+    if path.stat().st_size != size:
+        raise LedgerCorrupt(f"{path} is damaged; restore the population from a backup")
+
+
+def _count_after_join(people: int, rows: IdArray) -> int:
+    """Return the number of people after some have joined."""
+    after = max(people, _highest_id(rows) + 1)
+    if after - people > _MAX_ID_GAP + len(rows):
+        raise InvalidGuarantee(
+            "ids must be 0, 1, 2, ... for this engine, but most numbers between the people who are here and those who"
+            " join are unused; 'duckdb' takes any ids. Nothing was charged"
+        )
+    return after
+
+
+def _read_state(folder: Path) -> _State:
+    try:
+        form: dict[str, Any] = json.loads((folder / "state.json").read_text())
+        return _State(int(form["people"]), tuple(form["most"]))
+    except (KeyError, TypeError, ValueError):
+        raise LedgerCorrupt(f"{folder / 'state.json'} is damaged; restore the population from a backup") from None
+
+
+def _id_array(ids: ArrayLike | None) -> IdArray:
+    found = np.asarray(ids)
+    if not found.size:
+        return np.zeros(0, dtype=np.int64)
+    if (
+        found.ndim != 1
+        or not np.issubdtype(found.dtype, np.integer)
+        or int(found.min()) < 0
+        or int(found.max()) >= _MAX_PEOPLE
+    ):
+        raise InvalidGuarantee(
+            f"ids must be integers from 0 to {_MAX_PEOPLE - 1} for this engine; 'duckdb' takes any ids"
+        )
+    return found.astype(np.int64, copy=False)
+
+
+def _highest_id(rows: IdArray) -> int:
+    return int(rows.max()) if rows.size else -1

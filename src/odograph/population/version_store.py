@@ -1,0 +1,384 @@
+"""The files of a population: versions in private folders, and the locks that order the processes that write them.
+
+A version never changes; the ledger says which one is current. Every update writes a folder of its own, which is on
+disk before the ledger points to it. A crash therefore leaves the old version or the new one, and at worst a folder
+that nothing points to. The current version and the one before it are kept, and others are removed. All files are
+readable by their owner only: they are as private as the data.
+
+This file has three parts: private files, locks, and `Versions`, which uses both.
+
+Why not the ledger's `FairFileLock`: both queue processes on two lock files, but a lease must never refuse an update.
+The ledger rejects an update that began from an old version, so correctness does not depend on the lease; it only
+saves wasted work. A process therefore goes on without the lease where files cannot be locked, or once another process
+has been at the *same* update for too long (`FairFileLock` raises `LedgerBusy` after a total wait). A lease is also
+re-entrant within a thread, waits only briefly inside a lease of another population, and reports whether it waited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from odograph.errors import InvalidPolicy, LedgerError
+from odograph.ledger.stores.sqlite_files import sync
+
+try:
+    import fcntl
+except ImportError:  # Windows: everything works without locks
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "LOCK_FILES",
+    "Versions",
+    "hold_lease",
+    "is_pinned",
+    "link_or_copy",
+    "make_file",
+    "make_folder",
+    "parse_location",
+    "pin",
+    "restrict",
+    "write_file",
+]
+
+_FOLDER_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+LOCK_FILES: Final = ("next.lock", "step.lock")
+LEASE_TIMEOUT: Final = 600.0  # seconds that one update of another process may take
+NESTED_LEASE_TIMEOUT: Final = 1.0  # seconds; the same, inside a lease of another population
+_POLL_INTERVAL: Final = 0.002  # seconds between two attempts to lock
+
+_SECRET: Final = "secret"  # noqa: S105  the file's name
+_SECRET_SIZE: Final = 32  # bytes
+_VERSION: Final = re.compile(r"[0-9]{8,}-[0-9a-f]{16}")
+_OWN_NAMES: Final = re.compile("|".join(["secret", *map(re.escape, LOCK_FILES), _VERSION.pattern]))
+# The scheme of an address, before one slash or two: Path makes one slash of two.
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)[/\\]")
+
+_THREAD: Final = threading.local()
+
+
+# Private files. The mode is set when a file or folder is made: changing it afterwards would leave a moment in which
+# other users could open it, and the umask belongs to the whole process with all its threads.
+
+
+def make_folder(path: Path, *, parents: bool = False) -> None:
+    """Make a folder that only its owner can enter; missing parents get the mode that the umask gives."""
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(_FOLDER_MODE)
+
+
+def make_file(path: Path) -> BinaryIO:
+    """Make a new file that only its owner can read, and open it for writing.
+
+    It is buffered: a buffered write writes everything or raises, where an unbuffered one may write a part of it to a
+    disk that is almost full.
+    """
+    return open(path, "xb", opener=_open_private)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Make a new file with this content that only its owner can read."""
+    with make_file(path) as file:
+        file.write(content)
+
+
+def link_or_copy(old: Path, new: Path) -> None:
+    """Carry a file over to the next version: as a hard link, or as a copy where links are not supported."""
+    try:
+        os.link(old, new)
+    except OSError:
+        with old.open("rb") as source, make_file(new) as file:
+            shutil.copyfileobj(source, file)
+
+
+def restrict(path: Path) -> None:
+    """Remove all rights of other users from a file, or from a folder and everything in it.
+
+    Links are not followed, and files that vanish meanwhile are skipped. A folder comes before its content, so that no
+    other user can swap the content in between. Raises `OSError` where the mode cannot be changed.
+    """
+    for found in _walk(path):
+        with suppress(FileNotFoundError):
+            mode = found.lstat().st_mode
+            if not stat.S_ISLNK(mode) and mode & _OTHERS:
+                found.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    yield path
+    for where, folders, files in os.walk(path):  # yields nothing for a file or a link
+        yield from (Path(where) / name for name in (*folders, *files))
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, _FILE_MODE)
+
+
+# Locks. They are files in the population's folder, which every process that charges it can reach, wherever the ledger
+# is: on one machine, or on a network file system that locks files for all its machines. They end with their process.
+
+
+@contextmanager
+def hold_lease(folder: Path, timeout: float | None = None) -> Iterator[bool]:
+    """Hold the lease of a folder if it can be had; yield whether another process held it first.
+
+    A thread that holds it already, as in a signal handler or a progress callback, does not wait for itself. A thread
+    that holds another lease waits only briefly, because the process in front may be waiting for that one.
+    """
+    held: set[Path] = _THREAD.__dict__.setdefault("held", set())
+    folder = Path(os.path.realpath(folder))  # it may have another name, through a link
+    with ExitStack() as stack:
+        waited = False
+        if fcntl is not None and folder not in held:
+            timeout = LEASE_TIMEOUT if timeout is None else timeout
+            if held:
+                timeout = min(timeout, NESTED_LEASE_TIMEOUT)
+            held.add(folder)
+            stack.callback(held.discard, folder)
+            with suppress(OSError):
+                waited = _acquire(stack, folder, timeout)
+        yield waited
+
+
+@contextmanager
+def pin(folder: Path) -> Iterator[None]:
+    """Mark a version as in use, so that no process removes it; without effect where files cannot be locked."""
+    with ExitStack() as stack:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(_open_lock(stack, folder, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+
+
+def is_pinned(folder: Path) -> bool:
+    """Return whether a version is in use, by this process or another one."""
+    with ExitStack() as stack:
+        if fcntl is not None:
+            try:
+                fcntl.flock(_open_lock(stack, folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+        return False
+
+
+def _acquire(stack: ExitStack, folder: Path, timeout: float) -> bool:
+    """Lock both files, then unlock the first for the next process; raise `OSError` if files cannot be locked."""
+    following, own = (_open_lock(stack, folder / name) for name in LOCK_FILES)
+    waits = [_wait(following, own, timeout)]
+    if waits[0] is not None:
+        waits.append(_wait(own, own, timeout))
+        if waits[1] is not None:
+            now = time.time_ns()
+            os.utime(own, ns=(now, now))  # tells the processes behind that a new update has begun
+        fcntl.flock(following, fcntl.LOCK_UN)
+    return waits != [False, False]
+
+
+def _open_lock(stack: ExitStack, path: Path, flags: int = os.O_CREAT | os.O_RDWR) -> int:
+    file = os.open(path, flags | os.O_NOFOLLOW, _FILE_MODE)
+    stack.callback(_close_lock, file)
+    return file
+
+
+def _close_lock(file: int) -> None:
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file open too
+    os.close(file)
+
+
+def _wait(file: int, own: int, timeout: float) -> bool | None:
+    """Lock a file and return whether it was locked before; None after too long a wait for the same update."""
+    began, since = -1, time.monotonic()
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found, now = os.fstat(own).st_mtime_ns, time.monotonic()
+            if found != began:
+                began, since = found, now
+            elif now - since >= timeout:
+                return None
+            time.sleep(_POLL_INTERVAL)
+        else:
+            return began >= 0
+
+
+# Versions.
+
+
+def parse_location(location: object) -> Path:
+    """Return the absolute path of a folder, or raise `InvalidPolicy`: all engines keep a population in a folder.
+
+    Without this check, an address such as s3a://bucket would become a folder of that name in the working directory.
+    """
+    text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise InvalidPolicy(f"location must be the path of a folder (got a {type(location).__name__})")
+    scheme = _SCHEME.match(text)
+    if scheme is not None and not (os.name == "nt" and len(scheme[1]) == len("C:")):
+        # The rest of the address is not shown: it may contain a password.
+        raise InvalidPolicy(
+            f"location must be the path of a folder (got an address that begins with {scheme[1]!r}): engines cannot"
+            " read or write addresses. Mount the storage as a folder and pass its path"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        plain = False
+    else:
+        plain = bool(text) and "\0" not in text and text[0] != "~"
+    if not plain:
+        raise InvalidPolicy(
+            f"location must be the path of a folder (got {text!r}): write the home folder out instead of ~, and use"
+            " Unicode characters only"
+        )
+    return Path(text).absolute()
+
+
+class Versions:
+    """The folder of a population."""
+
+    def __init__(self, location: Path) -> None:
+        self.location = location
+
+    def create(self) -> None:
+        """Make the folder, and the secret that keys the digests of ids and requests."""
+        try:
+            self._make()
+        except FileExistsError:  # another process was first
+            raise LedgerError(self._occupied()) from None
+        except OSError as problem:
+            raise LedgerError(
+                f"a population cannot be made in {self.location}: {problem.strerror}. Pass the path of a new folder"
+            ) from problem
+        sync(self.location / _SECRET)
+        sync(self.location)
+
+    def _make(self) -> None:
+        real = Path(os.path.realpath(self.location))  # also resolves a link to itself
+        around = next(filter(_is_population, real.parents), None)
+        if around is not None:
+            raise LedgerError(
+                f"location must not be within the folder of another population (got a folder in {around}), which"
+                " removes files that it does not know. Pass the path of a new folder elsewhere"
+            )
+        try:
+            make_folder(self.location, parents=True)
+        except FileExistsError:
+            if any(self.location.iterdir()):
+                raise LedgerError(self._occupied()) from None
+            restrict(real)
+        write_file(self.location / _SECRET, secrets.token_bytes(_SECRET_SIZE))
+
+    def _occupied(self) -> str:
+        if (self.location / _SECRET).exists():
+            return (
+                f"there is a population in {self.location} already: open it, or pass another location. If its"
+                " creation was interrupted, so that no ledger knows it, remove the folder"
+            )
+        return f"location must be a new folder or an empty one (got {self.location}, which has files in it)"
+
+    def undo(self, folder: Path) -> None:
+        """Undo `create`, for a population whose creation failed."""
+        self.discard(folder)
+        (self.location / _SECRET).unlink(missing_ok=True)
+        with suppress(OSError):  # other files in the folder are left alone
+            self.location.rmdir()
+
+    def restrict(self) -> None:
+        """Close the files of a population to other users; early releases left their mode to the umask.
+
+        The folder itself keeps its mode if it contains anything besides the population.
+        """
+        if not _is_population(self.location):
+            return  # or this user cannot read it, and the first charge says so
+        names = sorted(path.name for path in self.location.iterdir())
+        own = [name for name in names if _OWN_NAMES.fullmatch(name)]
+        try:
+            if own == names:
+                restrict(self.location.resolve())
+            for name in own:
+                restrict(self.location / name)
+        except OSError as problem:
+            raise LedgerError(
+                f"other users may be able to read the population in {self.location}, and this user cannot change"
+                f" that: {problem.strerror}. Have the owner of its files run: chmod -R go= {self.location}"
+            ) from problem
+
+    def digest(self, *parts: bytes | memoryview) -> str:
+        """Return a digest keyed by the secret: it reveals nothing to a reader who does not have that."""
+        mac = hmac.new(self.secret(), digestmod=hashlib.sha256)
+        for part in parts:
+            mac.update(len(part).to_bytes(8, "big"))
+            mac.update(part)
+        return mac.hexdigest()
+
+    def secret(self) -> bytes:
+        """Return the secret."""
+        try:
+            found = (self.location / _SECRET).read_bytes()
+        except OSError as problem:
+            raise LedgerError(f"there is no population in {self.location}: {problem.strerror}") from problem
+        if len(found) != _SECRET_SIZE:
+            raise LedgerError(f"the secret of the population in {self.location} is damaged; restore it from a backup")
+        return found
+
+    def lease(self) -> AbstractContextManager[bool]:
+        """Let one process update at a time, as far as possible; yields whether another process was first."""
+        return hold_lease(self.location)
+
+    def begin(self, version: int) -> Path:
+        """Make the folder of a new version, which nothing points to yet."""
+        folder = self.location / f"{version:08}-{secrets.token_hex(8)}"
+        make_folder(folder)
+        return folder
+
+    def folder(self, state: str) -> Path:
+        """Return the folder of a version that the ledger points to."""
+        return self.location / state
+
+    def finish(self, folder: Path) -> None:
+        """Bring a new version to the disk: every file in it, and the folder itself."""
+        for where, _, files in os.walk(folder, topdown=False):
+            for name in files:
+                sync(Path(where) / name)
+            sync(Path(where))
+        sync(self.location)
+
+    def discard(self, folder: Path) -> None:
+        """Remove a version that nothing points to."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def clean(self, version: int, kept: Collection[str]) -> None:
+        """Remove old versions, and folders that never became one, unless they are in `kept` or in use."""
+        for folder in self.location.iterdir():
+            if folder.name in kept or not _VERSION.fullmatch(folder.name):
+                continue
+            if int(folder.name.partition("-")[0]) <= version and not is_pinned(folder):
+                self.discard(folder)
+
+
+def _is_population(folder: Path) -> bool:
+    """Return whether a folder holds a population that this user can read."""
+    try:
+        whole = (folder / _SECRET).stat().st_size == _SECRET_SIZE
+        return whole and any(_VERSION.fullmatch(one.name) for one in folder.iterdir())
+    except OSError:
+        return False

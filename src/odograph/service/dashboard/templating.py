@@ -1,0 +1,266 @@
+"""Turn a page's data into a response: Jinja templates or JSON, static files, and the security headers of both."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from fractions import Fraction
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+import msgspec
+from bokeh import __version__ as bokeh_version
+from bokeh.util.paths import bokehjs_path
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from odograph.core.guarantees import guarantee_from_dict
+from odograph.service.response_schemas import Problem
+
+__all__ = [
+    "HEADERS",
+    "NEAR_LIMIT",
+    "STATIC_FILES",
+    "Page",
+    "StaticFile",
+    "fragment_response",
+    "load_static_file",
+    "page_response",
+    "problem_page",
+    "render_fragment",
+    "serve_favicon",
+    "serve_static_file",
+    "static_url",
+    "wants_json",
+]
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
+        " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: with it browsers send `Origin: null` with forms, and the origin of forms is checked.
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+NEAR_LIMIT: Final = 0.9  # the spent part of a budget from which an account is shown as near its limit
+_LOW: Final = 0.75  # the spent part from which a gauge changes its color
+# The number of digits is bounded: a number longer than a line must be allowed to break.
+_EXPONENT: Final = re.compile(r"\b(?:1 - )?\d{1,20}(?:\.\d{1,20})?[eE][+-]\d{1,4}\b")
+
+_PROBLEM_TITLES: Final = {
+    400: "Invalid request",
+    401: "Not signed in",
+    403: "Not permitted",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Not possible now",
+    413: "Request too large",
+    415: "Unsupported format",
+    422: "Invalid value",
+    429: "Too many requests",
+    500: "Internal error",
+    503: "Service busy",
+    504: "Outcome unknown",
+}
+
+
+# Pages
+
+
+class Page(NamedTuple):
+    """The data of a page: the context of its template, and the same content for programs."""
+
+    template: str
+    title: str
+    json_representation: object
+    context: Mapping[str, Any]
+    status: int = 200
+
+
+def wants_json(request: Request) -> bool:
+    """Return whether the request asks for the JSON representation."""
+    return request.query_params.get("format") == "json"
+
+
+def page_response(request: Request, page: Page, data_version: str = "") -> Response:
+    """Return a page as HTML, or as JSON if the request asks for it."""
+    if wants_json(request):
+        content = msgspec.json.encode(page.json_representation)
+        return Response(content, page.status, HEADERS, "application/json")
+    session = request.state.browser_session
+    shared = {
+        "title": page.title,
+        "caller": session and session.caller,
+        "csrf": session.csrf if session else "",
+        "data_version": data_version,
+        "path": request.url.path,
+        "json_url": "?" + urlencode([*request.query_params.multi_items(), ("format", "json")]),
+    }
+    text = _ENVIRONMENT.get_template(page.template).render(**shared, **page.context)
+    return Response(text, page.status, HEADERS, "text/html; charset=utf-8")
+
+
+def render_fragment(template: str, context: Mapping[str, Any]) -> Markup:
+    """Render a template that is part of a page."""
+    return Markup(_ENVIRONMENT.get_template(template).render(**context))  # noqa: S704  escaped by the template
+
+
+def fragment_response(template: str, context: Mapping[str, Any]) -> Response:
+    """Return a part of a page on its own, for the page's script."""
+    return Response(render_fragment(template, context), 200, HEADERS, "text/html; charset=utf-8")
+
+
+def problem_page(request: Request, problem: Problem) -> Response:
+    """Return an error as a page."""
+    title = _PROBLEM_TITLES.get(problem.status, problem.title)
+    return page_response(request, Page("problem.html", title, problem, {"problem": problem}, problem.status))
+
+
+# Static files: the dashboard's own, and the BokehJS of the installed package.
+
+
+_MEDIA_TYPES: Final = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_BOKEH: Final = "bokeh.min.js"
+STATIC_FILES: Final = ("favicon.svg", "live.js", "style.css", _BOKEH)
+
+
+class StaticFile(NamedTuple):
+    """A static file, plain and compressed."""
+
+    version: str
+    media_type: str
+    content: bytes
+    gzipped: bytes
+
+
+@cache
+def load_static_file(name: str) -> StaticFile | None:
+    """Return a static file by its name, or None if there is no such file."""
+    if name not in STATIC_FILES:
+        return None
+    if name == _BOKEH:
+        content = (bokehjs_path() / "js" / _BOKEH).read_bytes()
+        version = bokeh_version
+    else:
+        content = files(__package__).joinpath("static", name).read_bytes()
+        version = hashlib.sha256(content).hexdigest()[:12]
+    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+    return StaticFile(version, media_type, content, gzip.compress(content, 6, mtime=0))
+
+
+def static_url(name: str) -> str:
+    """Return the URL of a static file. It contains the file's version, so browsers may cache it indefinitely."""
+    file = load_static_file(name)
+    if file is None:
+        raise LookupError(f"unknown static file {name!r}; available: {', '.join(STATIC_FILES)}")
+    return f"/static/{file.version}/{name}"
+
+
+async def serve_static_file(request: Request) -> Response:
+    """Send a static file, to any client."""
+    file = load_static_file(request.path_params["name"])
+    if file is None or request.path_params["version"] != file.version:
+        return PlainTextResponse("There is no such file.\n", 404, HEADERS)
+    return _file_response(request, file, "public, max-age=31536000, immutable")
+
+
+async def serve_favicon(request: Request) -> Response:
+    """Send the icon at its conventional path."""
+    file = load_static_file("favicon.svg")
+    return Response(status_code=404) if file is None else _file_response(request, file, "public, max-age=86400")
+
+
+def _file_response(request: Request, file: StaticFile, cache_control: str) -> Response:
+    headers = HEADERS | {"Cache-Control": cache_control, "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type=file.media_type)
+    return Response(file.content, headers=headers, media_type=file.media_type)
+
+
+# Filters of the templates
+
+
+def _format_percent(part: float) -> str:
+    """Format a part of a budget; only exactly 0 and 1 are shown as 0% and 100%."""
+    if 0.0 < part < 0.001:
+        return "<0.1%"
+    return f"{min(part, 0.999):.1%}" if 0.999 < part < 1.0 else f"{part:.1%}".replace(".0%", "%")
+
+
+def _keep_together(text: object) -> Markup:
+    """Keep numbers such as 1e-06 and 1 - 1e-06 on one line: browsers would break them at the hyphen."""
+    return Markup(_EXPONENT.sub(r'<span class="nobreak">\g<0></span>', str(escape(text))))  # noqa: S704  escaped
+
+
+def _format_number(value: float | None) -> Markup:
+    return _keep_together("none" if value is None else "unbounded" if math.isinf(value) else f"{value:.6g}")
+
+
+def _format_cost(form: Mapping[str, Any] | msgspec.Raw | None) -> Markup:
+    """Format the JSON form of a guarantee."""
+    if not form:
+        return Markup()
+    plain = msgspec.json.decode(form) if isinstance(form, msgspec.Raw) else form
+    return _keep_together(guarantee_from_dict(plain))
+
+
+def _format_exact(text: str) -> Markup:
+    """Format an exact fraction as a decimal number."""
+    return _keep_together(f"{float(Fraction(text)):.12g}")
+
+
+def _format_time(text: str) -> str:
+    """Format an ISO time to the second."""
+    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S}"
+
+
+def _split_words(name: str) -> str:
+    """Turn the name of an odometer's class into words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
+def _level(part: float) -> str:
+    """Return the CSS class of a gauge."""
+    return "near" if part >= NEAR_LIMIT else "low" if part >= _LOW else "room"
+
+
+def _make_environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("odograph.service.dashboard"),
+        auto_reload=False,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters |= {
+        "cost": _format_cost,
+        "exact": _format_exact,
+        "level": _level,
+        "nobreak": _keep_together,
+        "number": _format_number,
+        "path": lambda name: quote(name, safe=""),
+        "percent": _format_percent,
+        "time": _format_time,
+        "words": _split_words,
+    }
+    environment.globals |= {"static_url": static_url}
+    return environment
+
+
+_ENVIRONMENT: Final = _make_environment()

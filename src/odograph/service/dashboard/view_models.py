@@ -1,0 +1,517 @@
+"""What each page shows: overview, account with its planner, audit, and the form that opens an account.
+
+Everything is read from the ledger on behalf of one caller, through the same visibility rules as the API. Nothing in
+this file can charge an account.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+
+from odograph.core.compiled import Compiled
+from odograph.core.filters import FILTERS, Basic
+from odograph.core.fixed_point import read
+from odograph.core.gate import Totals, decide
+from odograph.core.guarantees import (
+    GDP,
+    ZCDP,
+    ApproxDP,
+    Guarantee,
+    Mechanism,
+    PureDP,
+    exact_of,
+    guarantee_from_dict,
+)
+from odograph.core.mechanisms import gaussian, laplace
+from odograph.core.planning import AccountState, how_many, used
+from odograph.core.policy import Policy
+from odograph.errors import (
+    AccountClosed,
+    AccountNotFound,
+    BadRequest,
+    InvalidGuarantee,
+    LedgerCorrupt,
+    UnprovenComposition,
+)
+from odograph.ledger.account import LedgerAccount
+from odograph.ledger.entries import check_name, checkpoint_of, shown, totals_from_text
+from odograph.ledger.ledger import Ledger
+from odograph.service import visibility
+from odograph.service.auth import Caller, new_secret
+from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label
+from odograph.service.dashboard.templating import NEAR_LIMIT, Page
+from odograph.service.problems import problem_of
+from odograph.service.response_schemas import AccountForm, AccountRow, EntryForm, Problem
+
+__all__ = [
+    "Citation",
+    "EntryListing",
+    "MeterView",
+    "Plan",
+    "account_page",
+    "audit_page",
+    "citations_for",
+    "data_version",
+    "list_entries",
+    "make_plan",
+    "open_account_arguments",
+    "open_account_page",
+    "overview_page",
+    "plan_context",
+    "policy_from_form",
+    "read_citation",
+]
+
+_VERBS: Final = ("open", "spend", "reserve", "commit", "void", "refuse", "close")
+_PAGE_SIZE: Final = 50  # entries on a page
+_CHUNK_SIZE: Final = 500  # entries read at a time while searching
+_MAX_READ: Final = 20_000  # entries read in one request; the page then links to the rest
+_MAX_INPUT: Final = 200  # characters of a field of a form that are used
+
+Query = Mapping[str, str]
+
+
+def data_version(ledger: Ledger, caller: Caller) -> str:
+    """Return a short string that changes whenever an account that the caller sees changes."""
+    return _checkpoint(_last_entries(ledger, caller))[:16]
+
+
+def _last_entries(ledger: Ledger, caller: Caller) -> dict[str, tuple[int, str]]:
+    """Return the sequence number and the seal of the last entry of every account that the caller sees."""
+    try:
+        balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
+    except AccountNotFound:  # there is no ledger before the first account
+        return {}
+    return {name: (balance.sequence, balance.seal) for name, balance in sorted(balances.items())}
+
+
+def _checkpoint(last_entries: Mapping[str, tuple[int, str]]) -> str:
+    return checkpoint_of((name, *last) for name, last in last_entries.items())
+
+
+# The overview
+
+
+def overview_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
+    """Return the accounts that the caller sees: first those near their limit, last those that are closed."""
+    rows = visibility.visible_rows(ledger, caller)
+    near = sorted((row for row in rows if row.spent >= NEAR_LIMIT and not row.closed), key=lambda row: -row.spent)
+    groups = {
+        "near": near,
+        "open": [row for row in rows if row.spent < NEAR_LIMIT and not row.closed],
+        "closed": [row for row in rows if row.closed],
+    }
+    context = {"groups": groups, "count": len(rows), "wanted": query.get("q", "")[:_MAX_INPUT]}
+    return Page("overview.html", "Accounts", groups, context)
+
+
+# One account
+
+
+class MeterView(NamedTuple):
+    """A meter that has a limit, as numbers to show."""
+
+    name: str
+    spent: float
+    left: float
+    out: bool  # a step had no price on this meter, so it admits nothing more
+    part: float  # of the limit that is spent
+
+
+def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Page:
+    """Return everything about one account."""
+    form = visibility.account_form(ledger, caller, name)
+    account = visibility.visible_account(ledger, caller, name)
+    row = form.account
+    compare = bool(query.get("compare"))
+    readings = visibility.readings_form(ledger, caller, name, compare=True) if compare else None
+    others = account.compare()[1:] if compare else ()
+    listing = list_entries(ledger, caller, name, row.sequence + 1, query)
+    plan = make_plan(ledger, caller, name, query) if caller.may("decide") else None
+    citations = citations_for(account.compiled)
+    context = {
+        "form": form,
+        "row": row,
+        "promise": _promise_text(row),
+        "meters": _meter_views(form, account.compiled.meters, totals_from_text(row.totals)),
+        "compare": compare,
+        "by": query.get("by", "steps"),
+        "others": [(odometer_label(other.odometer), other.loss) for other in others],
+        "listing": listing,
+        "verbs": _VERBS,
+        "citations": citations,
+        "query": {field: query.get(field, "")[:_MAX_INPUT] for field in ("verb", "principal", "text", "before")},
+        "near": row.spent >= NEAR_LIMIT and not row.closed,
+        "max_entries": MAX_ENTRIES,
+        **plan_context(account.policy, name, plan, query),
+    }
+    representation = {
+        "account": form,
+        "promise": _promise_text(row),
+        "readings": readings,
+        "plan": plan,
+        "citations": [citation._asdict() for citation in citations],
+        "listing": listing,
+    }
+    return Page("account.html", name, representation, context)
+
+
+def _promise_text(row: AccountRow) -> str:
+    """Return the account's promise in words."""
+    change = (
+        f"replacing one {row.privacy_unit}"
+        if row.neighbors == "replace-one"
+        else f"adding or removing one {row.privacy_unit}"
+    )
+    return (
+        f"All answers together are differentially private with epsilon {row.promise.epsilon:g} and delta"
+        f" {row.promise.delta:g}, with respect to {change}. Questions may be asked in any order and may depend on"
+        " previous answers."
+    )
+
+
+def _meter_views(form: AccountForm, meters: tuple[Any, ...], totals: Totals) -> list[MeterView]:
+    """Return the meters that have a limit above zero."""
+    views = []
+    for meter, unpriced in zip(meters, totals.unpriced, strict=True):
+        counted = form.meters.get(meter.name)
+        if counted is None or not meter.limit:
+            continue
+        limit = float(meter.limit / meter.scale)
+        part = 1.0 if unpriced else min(1.0, counted.spent / limit) if limit else 1.0
+        views.append(MeterView(meter.name, counted.spent, counted.left, bool(unpriced), part))
+    return views
+
+
+class EntryListing(Struct):
+    """A page of an account's entries, newest first."""
+
+    entries: list[EntryForm]
+    older: int | None  # where the next page begins: pass it as `before`
+    read: int  # how many entries were examined
+
+
+def list_entries(ledger: Ledger, caller: Caller, name: str, size: int, query: Query) -> EntryListing:
+    """Return the newest entries, or the newest before the entry `before`, that match the query."""
+    end = size if not query.get("before") else min(_read_integer("before", query["before"]), size)
+    wanted = {field: query.get(field, "").strip()[:_MAX_INPUT].casefold() for field in ("verb", "principal", "text")}
+    stride = _CHUNK_SIZE if any(wanted.values()) else _PAGE_SIZE
+    found: list[EntryForm] = []
+    read_count = 0
+    while end > 0 and len(found) < _PAGE_SIZE and read_count < _MAX_READ:
+        first = max(0, end - stride)
+        entries = visibility.entries_form(ledger, caller, name, first, end - first).entries
+        if not entries:
+            break
+        for entry in reversed(entries):
+            if len(found) == _PAGE_SIZE:
+                break
+            read_count, end = read_count + 1, entry.sequence
+            if _matches(entry, wanted):
+                found.append(entry)
+    return EntryListing(found, end or None, read_count)
+
+
+def _read_integer(field: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise BadRequest(f"{field} must be an integer (got {shown(text)})")
+    return int(text)
+
+
+def _matches(entry: EntryForm, wanted: Mapping[str, str]) -> bool:
+    if wanted["verb"] and entry.verb != wanted["verb"]:
+        return False
+    if wanted["principal"] not in entry.principal.casefold():
+        return False
+    text = wanted["text"]
+    cost = str(guarantee_from_dict(entry.cost)) if text and entry.cost else ""
+    return not text or any(text in part.casefold() for part in (entry.note, entry.key, cost))
+
+
+# Citations: the theorems behind an account's numbers, read from the docstrings of the code that uses them.
+
+
+class Citation(NamedTuple):
+    """A theorem that the numbers rely on, and its assumptions."""
+
+    title: str
+    summary: str
+    theorem: str
+    assumes: str
+
+
+_LABELS: Final = ("Theorem:", "Assumes:")
+
+
+def citations_for(compiled: Compiled) -> tuple[Citation, ...]:
+    """Return the theorems behind an account's limits and its reading."""
+    policy = compiled.policy
+    citations = []
+    for one, share in policy.filters:
+        part = "" if len(policy.filters) == 1 else f", with {float(share):g} of the delta for filters"
+        citations.append(read_citation(f"The filter: {one.kind}{part}", type(one).alternatives))
+    if not policy.is_basic:
+        summary = "The sum of the epsilons costs no delta, so it is an alternative in every policy."
+        citations.append(read_citation("Basic composition", Basic.alternatives, summary))
+    gate = "A request is admitted if its own delta fits and at least one alternative has room for it."
+    citations.append(read_citation("How requests are admitted", decide, gate))
+    odometer = policy.odometer
+    if policy.is_basic:
+        summary = "The reading is the sum of the epsilons."
+        citations.append(read_citation("The reading", Basic.alternatives, summary))
+    else:
+        summary = (inspect.getdoc(type(odometer)) or "").partition("\n")[0]
+        source = type(odometer).bound if policy.slack is None else Compiled.reading
+        citations.append(read_citation(f"The odometer: {odometer_label(odometer)}", source, summary))
+    return tuple(citations)
+
+
+def read_citation(title: str, function: object, summary: str = "") -> Citation:
+    """Read a docstring's first line and its paragraphs `Theorem:` and `Assumes:`."""
+    lines = (inspect.getdoc(function) or "").splitlines()
+    parts: dict[str, list[str]] = {label: [] for label in _LABELS}
+    current: list[str] | None = None
+    for line in lines:
+        label = next((label for label in _LABELS if line.startswith(label)), None)
+        if label is not None:
+            current = parts[label]
+        elif not line.strip():
+            current = None
+        if current is not None:
+            current.append(line.removeprefix(label or "").strip())
+    theorem, assumes = (" ".join(parts[label]) for label in _LABELS)
+    return Citation(title, summary or (lines[0] if lines else ""), theorem, assumes)
+
+
+# The planner: what questions would cost, and how many fit.
+
+
+_MAX_TIMES: Final = 10**9
+_NOISE_DIGITS: Final = 6  # significant digits of a counter-offer in terms of noise
+_MENU_PREFIX: Final = "menu:"
+
+
+class _QuestionKind(NamedTuple):
+    """A kind of question: its label, the name of its size, and the function that makes its cost."""
+
+    label: str
+    size: str
+    make: Callable[..., Guarantee]
+    second: str = ""  # the name of a second number, if there is one
+    default: str = ""  # of the second number
+
+
+_QUESTION_KINDS: Final = {
+    "pure": _QuestionKind("pure DP: epsilon", "epsilon", PureDP),
+    "approx": _QuestionKind("approximate DP: epsilon, delta", "epsilon", ApproxDP, "delta", "0"),
+    "zcdp": _QuestionKind("zCDP: rho", "rho", ZCDP, "delta", "0"),
+    "gdp": _QuestionKind("Gaussian DP: mu", "mu", GDP),
+    "gaussian": _QuestionKind("Gaussian noise: sigma", "sigma", gaussian, "sensitivity", "1"),
+    "laplace": _QuestionKind("Laplace noise: scale", "scale", laplace, "sensitivity", "1"),
+}
+
+
+class _Question(NamedTuple):
+    """A cost and how many times it is to be spent; for noise also the name of its size, and the sensitivity."""
+
+    cost: Guarantee
+    times: int
+    noise: str = ""
+    sensitivity: str = ""
+
+
+class Plan(Struct):
+    """The planner's result. If the question is not valid, `problem` tells why and the other fields are empty."""
+
+    account: str
+    cost: dict[str, Any] | None = None
+    times: int = 1
+    admitted: bool = False  # whether all of them fit
+    fits: int = 0  # how many of them fit in a row
+    largest: dict[str, Any] | None = None  # the largest cost of this kind that fits so many times
+    noise: str = ""  # the same as the least noise, if the question was about noise
+    spent_after: float | None = None  # the part of this account's budget that is spent after all of them
+    message: str = ""
+    problem: str = ""
+
+
+def plan_context(policy: Policy, name: str, plan: Plan | None, query: Query) -> dict[str, Any]:
+    """Return the template context of the planner."""
+    menu = [(f"{_MENU_PREFIX}{item.name}", f"{item.name}: steps") for item in policy.menu]
+    return {
+        "plan": plan,
+        "plan_account": name,
+        "kinds": [*((value, kind.label) for value, kind in _QUESTION_KINDS.items()), *menu],
+        "asked": {f: query.get(f, "")[:_MAX_INPUT] for f in ("kind", "size", "delta", "sensitivity", "times")},
+    }
+
+
+def make_plan(ledger: Ledger, caller: Caller, name: str, query: Query) -> Plan | None:
+    """Evaluate the planner's form, or return None if it is empty."""
+    size = query.get("size", "").strip()
+    if not size:
+        return None
+    caller.require("decide")
+    account = visibility.visible_account(ledger, caller, name)
+    try:
+        return _evaluate(ledger, caller, account, _read_question(query, size))
+    except (AccountClosed, BadRequest, InvalidGuarantee, UnprovenComposition) as problem:
+        return Plan(name, problem=problem_of(problem, caller).detail)
+
+
+def _read_question(query: Query, size: str) -> _Question:
+    """Read the planner's form; decimal numbers are read exactly."""
+    times, chosen = _read_times(query.get("times", "")), query.get("kind", "pure")
+    if chosen.startswith(_MENU_PREFIX):
+        if not (size.isascii() and size.isdecimal() and len(size) <= 12):
+            raise BadRequest(f"size must be an integer, the number of steps of the mechanism (got {shown(size)})")
+        return _Question(Mechanism(chosen.removeprefix(_MENU_PREFIX), int(size)), times)
+    kind = _QUESTION_KINDS.get(chosen)
+    if kind is None:
+        raise BadRequest(f"kind must be one of {', '.join(_QUESTION_KINDS)} (got {shown(chosen)})")
+    if not kind.second:
+        return _Question(kind.make(size), times)
+    second = query.get(kind.second, "").strip() or kind.default
+    noise = (kind.size, second) if kind.second == "sensitivity" else ("", "")
+    return _Question(kind.make(size, second), times, *noise)
+
+
+def _read_times(text: str) -> int:
+    text = text.strip() or "1"
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= _MAX_TIMES):
+        raise BadRequest(f"times must be an integer from 1 to {_MAX_TIMES:,} (got {shown(text)})")
+    return int(text)
+
+
+def _evaluate(ledger: Ledger, caller: Caller, account: LedgerAccount, question: _Question) -> Plan:
+    cost, times = question.cost, question.times
+    decision = visibility.decide_for(ledger, caller, {account.name: cost})
+    path = _account_and_ancestors(account)
+    fits = min(how_many(AccountState("", one.compiled, one.totals), cost) for one in path) if decision.admitted else 0
+    offer = account.largest(cost, times)
+    spent = None
+    if fits >= times:
+        # One decision on the price of all of them gives the totals afterwards.
+        after = decide(account.compiled.meters, account.totals, account.compiled.price(cost).times(times))
+        spent = used(account.compiled, after.totals_after)
+    return Plan(
+        account.name,
+        cost.to_dict(),
+        times,
+        fits >= times,
+        fits,
+        None if offer is None else offer.to_dict(),
+        _least_noise(question, offer),
+        spent,
+        str(decision),
+    )
+
+
+def _account_and_ancestors(account: LedgerAccount) -> list[LedgerAccount]:
+    """Return the account and its ancestors: each of them is charged, so each must have room."""
+    path = [account]
+    while (above := path[-1].parent) is not None:
+        path.append(above)
+    return path
+
+
+def _least_noise(question: _Question, offer: Guarantee | None) -> str:
+    """Return an offer as the least noise that fits, rounded up, if the question was about noise."""
+    strength = offer.mu if isinstance(offer, GDP) else offer.epsilon if isinstance(offer, PureDP) else 0
+    if not question.noise or not strength:
+        return ""
+    least = read(question.sensitivity, "sensitivity") / exact_of(strength)
+    if not least:
+        return ""
+    spacing = Fraction(10) ** (math.floor(math.log10(least)) + 1 - _NOISE_DIGITS)
+    return f"{question.noise} {float(math.ceil(least / spacing) * spacing):.{_NOISE_DIGITS}g}"
+
+
+# The audit
+
+
+def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
+    """Return the last entry of every account and, with `run`, the result of verifying the ledger."""
+    caller.require("verify")
+    whole_ledger = caller.accounts is None
+    verification: dict[str, Any] | None = None
+    if run:
+        caller.require_every_account("verify")
+        try:
+            verified = ledger.verify()
+            verification = {"verified": True, "message": str(verified), "entries": verified.entries}
+        except LedgerCorrupt as problem:
+            verification = {"verified": False, "message": str(problem), "entries": None}
+        except AccountNotFound:  # there is no ledger before the first account
+            verification = {"verified": True, "message": "the ledger has no accounts yet", "entries": 0}
+    last_entries = _last_entries(ledger, caller)
+    checkpoint = _checkpoint(last_entries) if whole_ledger else None
+    representation = {"checkpoint": checkpoint, "accounts": last_entries, "verification": verification}
+    # The account of a population has no page.
+    linked = {name for name in last_entries if ledger.backend.opened(name).population is None}
+    context = {
+        "checkpoint": checkpoint,
+        "last_entries": last_entries,
+        "linked": linked,
+        "verification": verification,
+        "whole_ledger": whole_ledger,
+    }
+    return Page("audit.html", "Audit", representation, context)
+
+
+# Opening an account
+
+
+_DEFAULT_FIELDS: Final = {
+    "name": "",
+    "epsilon": "1",
+    "delta": "1e-6",
+    "filter": "exact",
+    "delta_steps": "",
+    "privacy_unit": "person",
+    "neighbors": "add-remove",
+    "parent": "",
+    "successor_of": "",
+    "dataset": "",
+    "note": "",
+}
+
+
+def open_account_page(
+    ledger: Ledger, caller: Caller, typed: Mapping[str, str] | None = None, problem: Problem | None = None
+) -> Page:
+    """Return the form that opens an account, with the values typed before and the problem with them."""
+    caller.require("open")
+    fields = _DEFAULT_FIELDS if typed is None else {field: typed.get(field, "") for field in _DEFAULT_FIELDS}
+    names = [row.name for row in visibility.visible_rows(ledger, caller)]
+    status, message = (200, "") if problem is None else (problem.status, problem.detail)
+    key = (typed or {}).get("key") or new_secret()
+    context = {"typed": fields, "message": message, "filters": sorted(FILTERS), "names": names, "key": key}
+    representation = {"fields": fields, "filters": sorted(FILTERS), "message": message}
+    return Page("open.html", "Open an account", representation, context, status)
+
+
+def policy_from_form(typed: Mapping[str, str]) -> Policy:
+    """Return the policy of a sent form, with numbers read exactly; raise if it or the account's name is invalid."""
+    check_name(typed.get("name", "").strip())
+    return Policy(
+        typed.get("epsilon", "").strip(),
+        typed.get("delta", "").strip(),
+        delta_steps=typed.get("delta_steps", "").strip() or None,
+        filter=typed.get("filter", "exact"),
+        privacy_unit=typed.get("privacy_unit", "").strip(),
+        neighbors=typed.get("neighbors", ""),
+    )
+
+
+def open_account_arguments(typed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `Ledger.open_account` in a sent form, except the policy."""
+    texts = {field: typed.get(field, "").strip() for field in ("parent", "successor_of", "dataset", "note")}
+    # Each form has its own idempotency key: sent twice, it opens one account.
+    return {"name": typed.get("name", "").strip(), "key": typed.get("key") or None, **texts}

@@ -1,0 +1,350 @@
+"""The endpoint of every request under /v1: authenticate, authorize, limit, parse, call the handler, respond, log.
+
+A handler is a function from a `Call` to a response; it raises what the ledger raises. A `Route` declares what a route
+requires, and the OpenAPI description is made from the same declaration.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from tempfile import SpooledTemporaryFile
+from time import perf_counter
+from typing import IO, Any, Final, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from odograph.core.guarantees import Parallel
+from odograph.errors import ERROR_TABLE, BudgetExceeded, NotAuthenticated, OdographError, listed_as
+from odograph.service import logs
+from odograph.service.auth import Caller, Verb
+from odograph.service.problems import PROBLEM, HttpProblem, TooFast, unexpected_problem
+from odograph.service.request_schemas import MAX_TERMS, count_terms, decoder
+from odograph.service.response_schemas import Problem
+from odograph.service.state import AppState
+from odograph.service.thread_pool import CLIENT
+
+__all__ = [
+    "Call",
+    "Endpoint",
+    "Headers",
+    "Json",
+    "Reply",
+    "Route",
+    "Stream",
+    "headers_of",
+    "request_id_of",
+    "send_response",
+]
+
+_JSON: Final = b"application/json"
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_UPLOAD_IN_MEMORY: Final = 1 << 20  # bytes; a larger upload goes to a temporary file
+_MAX_PARSE_MESSAGE: Final = 200  # characters: it may repeat a name that was sent
+_CREATED: Final = 201
+_CHUNK_SIZE: Final = 1 << 16  # bytes of a stream
+_SAFETY_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+# Request ids are a random prefix and a counter: a random number each time would be a system call each time, during
+# which another thread could take the interpreter.
+_REQUEST_ID_PREFIX: Final = secrets.token_hex(6)
+_REQUEST_NUMBERS: Final = count(1)
+_BEARER: Final = "bearer "
+_ENCODER: Final = msgspec.json.Encoder()
+
+Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+Json: TypeAlias = dict[str, Any] | msgspec.Struct | msgspec.Raw  # what becomes the JSON of a response
+
+
+class Call(NamedTuple):
+    """A request that was authenticated, authorized and parsed."""
+
+    state: AppState
+    caller: Caller
+    path: dict[str, str]  # the parameters in the path
+    query: Any
+    form: Any  # the body
+    idempotency_key: str | None
+    upload: IO[bytes] | None = None
+
+
+class Reply(NamedTuple):
+    """A response with another status than the route's."""
+
+    status: int
+    form: Json
+
+
+class Stream(NamedTuple):
+    """A response that is sent in chunks."""
+
+    content_type: bytes
+    content: IO[bytes]
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Json | Reply | Stream]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of the API: its handler, the schemas of what it reads and returns, and what it requires."""
+
+    method: str
+    path: str
+    handler: Handler
+    verb: Verb
+    response: type
+    form: type | None = None
+    query: type[msgspec.Struct] | None = None
+    status: int = 200
+    repeatable: bool = False  # whether the same idempotency key again gives the first receipt, with 200
+    needs_idempotency_key: bool = False
+    needs_every_account: bool = False  # whether a key bound to some accounts is refused
+    upload: bool = False
+
+
+class Endpoint:
+    """The ASGI application of one route."""
+
+    def __init__(self, state: AppState, route: Route) -> None:
+        self._state = state
+        self._route = route
+        self._read: Callable[[bytes], Any] | None = None
+        if route.form is not None:
+            self._read = decoder(route.form)
+        self._max_body = state.settings.largest_import if route.upload else state.settings.largest_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send one response and log one line, whatever happens; the text of an unexpected error is not sent."""
+        started = perf_counter()
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = request_id_of(headers)
+        caller: Caller | None = None
+        extra: Headers = ()
+        code = ""
+        response: Json | Reply | Stream
+        status, content_type = self._route.status, _JSON
+        try:
+            caller = await self._authenticate(scope, headers)
+            call = await self._read_call(scope, receive, headers, caller)
+            response = await self._route.handler(call)
+            if isinstance(response, Reply):
+                status, response = response
+        except OdographError as error:
+            response = problem = await self._problem(error, caller, request_id)
+            status, content_type, extra, code = problem.status, PROBLEM, headers_of(error), problem.code
+        except Exception as error:  # noqa: BLE001  its text must not be sent
+            logs.failure(error, request_id=request_id)
+            response, status, content_type = unexpected_problem(request_id), 500, PROBLEM
+        if isinstance(response, Stream):
+            await self._send_stream(send, response, request_id)
+        else:
+            receipt = status == _CREATED and self._route.repeatable
+            content = _ENCODER.encode(response)
+            await send_response(send, status, content_type, content, request_id, extra, bare=receipt)
+        took = perf_counter() - started
+        name = scope["path_params"].get("name", "")
+        self._state.metrics.count_response(self._route.path, status)
+        logs.request_line(
+            request_id=request_id,
+            method=self._route.method,
+            route=self._route.path,
+            status=status,
+            milliseconds=1e3 * took,
+            account=name if caller is not None and caller.sees(name) else "",
+            principal="" if caller is None else caller.principal,
+            api_key_id="" if caller is None else caller.api_key_id,
+            error=code,
+        )
+
+    async def _problem(self, error: OdographError, caller: Caller | None, request_id: str) -> Problem:
+        """Return the problem for an error; a refusal of thousands of parts is formatted in a thread."""
+        if isinstance(error, BudgetExceeded) and isinstance(error.decision.request, Parallel):
+            return await self._state.compute(self._state.problem, error, caller, request_id)
+        return self._state.problem(error, caller, request_id)
+
+    async def _authenticate(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        value = headers.get(b"authorization", b"").decode("latin-1")
+        if len(headers) < len(scope["headers"]):
+            _refuse_repeated_headers(scope, b"authorization", b"idempotency-key", b"content-length", b"content-type")
+        if value[: len(_BEARER)].lower() != _BEARER:
+            raise NotAuthenticated("send an API key, as in: Authorization: Bearer odo_...")
+        state, route = self._state, self._route
+        caller = await state.admit(value[len(_BEARER) :].strip())
+        wait = state.limit.take(caller.api_key_id)
+        if wait:
+            raise TooFast(wait)
+        caller.require(route.verb)
+        if route.needs_every_account:
+            caller.require_every_account(route.verb)
+        CLIENT.set(caller.principal)
+        return caller
+
+    async def _read_call(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes], caller: Caller) -> Call:
+        route = self._route
+        key = _read_idempotency_key(headers.get(b"idempotency-key")) if route.needs_idempotency_key else None
+        given = scope["query_string"]
+        query = None if route.query is None and not given else _read_query(route, given)
+        path = scope["path_params"]
+        if route.upload:
+            upload = await self._read_upload(receive, headers)
+            return Call(self._state, caller, path, query, None, key, upload)
+        if self._read is None:
+            return Call(self._state, caller, path, query, None, key)
+        body = await self._read_body(receive, headers)
+        if body and not headers.get(b"content-type", b"").lower().startswith(_JSON):
+            raise HttpProblem(415, "send JSON, with Content-Type: application/json")
+        try:
+            form = self._read(body or b"{}")
+        except (msgspec.MsgspecError, RecursionError, ValueError) as problem:
+            status = 422 if isinstance(problem, msgspec.ValidationError) else 400
+            raise HttpProblem(status, f"the body cannot be read: {_explain(problem)}; nothing was changed") from None
+        if len(body) > MAX_TERMS and (terms := count_terms(form)) > MAX_TERMS:
+            raise HttpProblem(
+                422,
+                f"a request may hold at most {MAX_TERMS} guarantees and points of curves (got {terms}); nothing was"
+                " changed. Send several requests",
+            )
+        return Call(self._state, caller, path, query, form, key)
+
+    async def _read_body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
+        self._check_length(headers)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        more = message.get("more_body") or message["type"] == "http.disconnect"
+        while more and len(body) <= self._max_body:
+            part, more = await _receive_part(receive)
+            body += part
+        if len(body) > self._max_body:
+            raise self._too_large()
+        return body
+
+    async def _read_upload(self, receive: Receive, headers: dict[bytes, bytes]) -> IO[bytes]:
+        self._check_length(headers)
+        file = SpooledTemporaryFile(_UPLOAD_IN_MEMORY)  # noqa: SIM115  the handler closes it
+        more, size = True, 0
+        while more:
+            part, more = await _receive_part(receive)
+            size += len(part)
+            if size > self._max_body:
+                raise self._too_large()
+            await self._state.run(file.write, part)
+        file.seek(0)
+        return file
+
+    def _check_length(self, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length", b"0")
+        if len(length) > 18 or not length.isdigit() or int(length) > self._max_body:
+            raise self._too_large()
+
+    def _too_large(self) -> HttpProblem:
+        # The rest of the body would be parsed as the next request, so the connection is closed.
+        return HttpProblem(413, f"the body is larger than {self._max_body} bytes", ((b"connection", b"close"),))
+
+    async def _send_stream(self, send: Send, response: Stream, request_id: str) -> None:
+        run, file = self._state.run, response.content
+        headers = [(b"content-type", response.content_type), (b"x-request-id", request_id.encode()), *_SAFETY_HEADERS]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            while chunk := await run(file.read, _CHUNK_SIZE):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        finally:
+            file.close()
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
+    """Return a part of a body and whether more follows; raise if the caller disconnected before its end."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise HttpProblem(400, "the body was cut off; nothing was changed")
+    return message.get("body", b""), bool(message.get("more_body"))
+
+
+async def send_response(  # noqa: PLR0913, PLR0917  the parts of a response
+    send: Send,
+    status: int,
+    content_type: bytes,
+    content: bytes,
+    request_id: str,
+    extra: Headers = (),
+    *,
+    bare: bool = False,
+) -> None:
+    """Send a response; a bare one omits the headers meant for caches and browsers."""
+    # Uvicorn processes each header. A receipt must be quick, holds no secret, and no cache keeps a 201.
+    headers = [
+        (b"content-type", content_type),
+        (b"content-length", b"%d" % len(content)),
+        (b"x-request-id", request_id.encode()),
+        *(() if bare else _SAFETY_HEADERS),
+        *extra,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+def request_id_of(headers: dict[bytes, bytes]) -> str:
+    """Return the caller's request id if it is well-formed, else a new one."""
+    given = headers.get(b"x-request-id")
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given.decode()
+    return f"{_REQUEST_ID_PREFIX}-{next(_REQUEST_NUMBERS):x}"
+
+
+def headers_of(error: OdographError) -> Headers:
+    """Return the headers of the response to an error."""
+    if isinstance(error, HttpProblem):
+        return error.headers
+    if isinstance(error, NotAuthenticated):
+        return ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, TooFast):
+        return ((b"retry-after", b"%d" % max(1, math.ceil(error.seconds))),)
+    if ERROR_TABLE[listed_as(error)].retryable:
+        return ((b"retry-after", b"1"),)
+    return ()
+
+
+def _refuse_repeated_headers(scope: Scope, *names: bytes) -> None:
+    """Refuse a header that occurs twice: a proxy and this service could each read a different one."""
+    for name in names:
+        if sum(one == name for one, _ in scope["headers"]) > 1:
+            raise HttpProblem(400, f"the header {name.decode()} occurs more than once; send it once")
+
+
+def _read_idempotency_key(value: bytes | None) -> str:
+    """Read an idempotency key: any string, percent-encoded where it is not ASCII."""
+    if not value:
+        raise HttpProblem(
+            400, "Idempotency-Key is missing: send a header with a string of your own, such as q-17, to retry safely"
+        )
+    try:
+        text = value.decode("ascii")
+        return unquote(text, errors="strict") if "%" in text else text
+    except ValueError:
+        raise HttpProblem(400, "Idempotency-Key must be ASCII; percent-encode other characters as UTF-8") from None
+
+
+def _read_query(route: Route, text: bytes) -> Any:  # noqa: ANN401  of the route's own type
+    pairs = parse_qsl(text.decode("latin-1"), keep_blank_values=True)
+    given = dict(pairs)
+    known = () if route.query is None else route.query.__struct_fields__
+    if len(given) < len(pairs) or not given.keys() <= {*known}:
+        names = ", ".join(known) or "no parameters"
+        raise HttpProblem(400, f"the query repeats a parameter or has an unknown one; this route takes {names}")
+    if route.query is None:
+        return None
+    try:
+        return msgspec.convert(given, route.query, strict=False)
+    except msgspec.ValidationError as problem:
+        raise HttpProblem(400, f"the query cannot be read: {_explain(problem)}") from None
+
+
+def _explain(problem: Exception) -> str:
+    """Return what msgspec found and where; for other errors only that the JSON is invalid."""
+    return str(problem)[:_MAX_PARSE_MESSAGE] if isinstance(problem, msgspec.MsgspecError) else "it is not valid JSON"

@@ -1,0 +1,260 @@
+"""Accounts: open, list, show, close; decide, largest, quote; readings, entries, reservations. Nothing here spends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from odograph.core.compiled import Compiled
+from odograph.core.filters import FILTERS, Filter
+from odograph.core.guarantees import SIZED
+from odograph.core.odometers import odometer_from_dict
+from odograph.core.policy import Policy
+from odograph.errors import InvalidPolicy
+from odograph.ledger.entries import check_name
+from odograph.ledger.ledger import Ledger
+from odograph.service import request_schemas
+from odograph.service.auth import Caller
+from odograph.service.endpoint import Call, Json
+from odograph.service.request_schemas import costs_of, guarantee_of
+from odograph.service.response_schemas import (
+    AccountForm,
+    AccountRow,
+    AccountsForm,
+    ClosedForm,
+    DecisionForm,
+    EntriesForm,
+    LifetimesForm,
+    OfferForm,
+    OpenedForm,
+    ReadingsForm,
+    ReservationsForm,
+)
+from odograph.service.visibility import (
+    account_form,
+    decide_for,
+    decision_form,
+    entries_form,
+    lifetime_form,
+    mask_refusal,
+    readings_form,
+    row_of,
+    visible_account,
+    visible_reservations,
+    visible_rows,
+)
+
+__all__ = [
+    "Compare",
+    "Page",
+    "Span",
+    "balance",
+    "close",
+    "decide",
+    "decide_all",
+    "entries",
+    "largest",
+    "lifetime",
+    "list_accounts",
+    "open_account",
+    "pending",
+    "policy_of",
+    "quote",
+    "reading",
+    "show",
+    "terms",
+]
+
+
+class Page(Struct, forbid_unknown_fields=True):
+    """Which accounts to list: at most `limit`, those after a name."""
+
+    after: Annotated[str, Meta(max_length=100)] = ""
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class Compare(Struct, forbid_unknown_fields=True):
+    """Whether to read other odometers too; they are informational, not covered by the guarantee."""
+
+    compare: bool = False
+
+
+class Span(Struct, forbid_unknown_fields=True):
+    """Which entries: `count` of them from the sequence `first`, which counts from the end if negative."""
+
+    first: Annotated[int, Meta(ge=-(10**18), le=10**18)] = 0
+    count: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+def _filters_of(given: str | list[tuple[str, Any] | request_schemas.FilterForm]) -> Any:  # noqa: ANN401  as a policy takes it
+    """Return a filter by name, or filters with their options and their shares of delta."""
+    if isinstance(given, str):
+        return given
+    return [(_filter_of(one), one.share) if isinstance(one, request_schemas.FilterForm) else one for one in given]
+
+
+def _filter_of(form: request_schemas.FilterForm) -> str | Filter:
+    """Return a filter with the options that were given."""
+    options: dict[str, Any] = {}
+    if form.takes is not None:
+        options["takes"] = form.takes
+    if form.orders:
+        options["orders"] = form.orders
+    cls = FILTERS.get(form.kind)
+    if cls is None or not options:
+        return form.kind
+    if set(options) - set(cls.options):
+        raise InvalidPolicy(f"the filter {form.kind!r} has the options {[*cls.options]} (got {sorted(options)})")
+    return cls(**options)
+
+
+def policy_of(form: request_schemas.PolicyForm) -> Policy:
+    """Return the policy of a request, with the defaults of the library."""
+    chosen: dict[str, Any] = {}
+    if form.odometer is not None:
+        chosen["odometer"] = odometer_from_dict(form.odometer)
+    return Policy(
+        form.epsilon,
+        form.delta,
+        delta_steps=form.delta_steps,
+        filter=_filters_of(form.filter),
+        slack=form.slack,
+        privacy_unit=form.privacy_unit,
+        neighbors=form.neighbors,
+        **chosen,
+    )
+
+
+async def open_account(call: Call) -> OpenedForm:
+    """Open an account with a policy, which never changes."""
+    form: request_schemas.OpenForm = call.form
+    check_name(form.name)
+    if (form.policy is None) == (form.compiled is None):
+        raise InvalidPolicy("send either policy or compiled")
+    compiled: Compiled
+    if form.policy is not None:
+        compiled = await call.state.solver.compile(policy_of(form.policy))
+    else:
+        compiled = await call.state.compute(Compiled.from_dict, form.compiled or {})
+    ledger = call.state.ledger_of(call.caller)
+    await call.state.run(
+        ledger.open_account,
+        form.name,
+        compiled,
+        parent=form.parent,
+        successor_of=form.successor_of,
+        dataset=form.dataset,
+        key=call.idempotency_key,
+        note=form.note,
+    )
+    return await call.state.run(_terms, ledger, call.caller, form.name)
+
+
+async def list_accounts(call: Call) -> AccountsForm:
+    """List the accounts that the key may see, by name."""
+    found = await call.state.compute(visible_rows, call.state.ledger_of(call.caller), call.caller)
+    after: list[AccountRow] = [row for row in found if row.name > call.query.after]
+    page = after[: call.query.limit]
+    return AccountsForm(page, page[-1].name if len(page) < len(after) else None)
+
+
+async def show(call: Call) -> AccountForm:
+    """Show an account: its promise, what is spent and left, its reading, what fits next, pending reservations."""
+    return await call.state.compute(account_form, call.state.ledger_of(call.caller), call.caller, call.path["name"])
+
+
+async def balance(call: Call) -> AccountRow:
+    """Show the summary of an account; cheap to poll."""
+    return await call.state.run(_balance, call.state.ledger_of(call.caller), call.caller, call.path["name"])
+
+
+async def terms(call: Call) -> OpenedForm:
+    """Show the compiled policy that an account was opened with. It never changes."""
+    return await call.state.run(_terms, call.state.ledger_of(call.caller), call.caller, call.path["name"])
+
+
+async def lifetime(call: Call) -> LifetimesForm:
+    """Show what an account and those linked to it as successors promise together."""
+    account = await call.state.run(visible_account, call.state.ledger_of(call.caller), call.caller, call.path["name"])
+    return LifetimesForm(account.name, lifetime_form(await call.state.run(lambda: account.lifetime), call.caller))
+
+
+async def close(call: Call) -> ClosedForm:
+    """Close an account and all below it, permanently; reservations can still be resolved."""
+    account = await call.state.run(visible_account, call.state.ledger_of(call.caller), call.caller, call.path["name"])
+    await call.state.run(account.close, note=call.form.note)
+    return ClosedForm(account.name, closed=True)
+
+
+async def decide(call: Call) -> DecisionForm:
+    """Decide whether a cost would be admitted, and what would fit instead; spend nothing."""
+    return await call.state.compute(_decide, call, {call.path["name"]: call.form.cost})
+
+
+async def decide_all(call: Call) -> DecisionForm:
+    """Decide whether several accounts would admit their costs together; spend nothing."""
+    return await call.state.compute(_decide, call, call.form.costs)
+
+
+async def largest(call: Call) -> OfferForm:
+    """Find the largest cost of a kind of which `times` equal ones would be admitted."""
+    form: request_schemas.LargestForm = call.form
+    if (form.kind is None) == (form.like is None):
+        raise InvalidPolicy("send either kind or like")
+    return await call.state.compute(_largest, call.state.ledger_of(call.caller), call.caller, call.path["name"], form)
+
+
+async def quote(call: Call) -> Json:
+    """Decide several costs in order, all or nothing, spending nothing."""
+    ledger, costs = call.state.ledger_of(call.caller), call.form.costs
+    return await call.state.compute(_quote, ledger, call.caller, call.path["name"], costs)
+
+
+async def reading(call: Call) -> ReadingsForm:
+    """Read the policy's odometer; with `compare` also others, which are not covered by the guarantee."""
+    ledger, compare = call.state.ledger_of(call.caller), call.query.compare
+    return await call.state.run(readings_form, ledger, call.caller, call.path["name"], compare=compare)
+
+
+async def entries(call: Call) -> EntriesForm:
+    """Show a page of an account's entries: charges, refusals, reservations and their outcomes."""
+    ledger, span = call.state.ledger_of(call.caller), call.query
+    return await call.state.compute(entries_form, ledger, call.caller, call.path["name"], span.first, span.count)
+
+
+async def pending(call: Call) -> ReservationsForm:
+    """Show the pending reservations of an account."""
+    ledger, name = call.state.ledger_of(call.caller), call.path["name"]
+    return ReservationsForm(name, await call.state.run(visible_reservations, ledger, call.caller, name))
+
+
+def _balance(ledger: Ledger, caller: Caller, name: str) -> AccountRow:
+    visible_account(ledger, caller, name)
+    return row_of(ledger.backend, caller, ledger.backend.balances([name])[name])
+
+
+def _terms(ledger: Ledger, caller: Caller, name: str) -> OpenedForm:
+    return OpenedForm(_balance(ledger, caller, name), ledger.account(name).compiled.to_dict())
+
+
+def _decide(call: Call, costs: Mapping[str, request_schemas.CostForm]) -> DecisionForm:
+    return decision_form(decide_for(call.state.ledger_of(call.caller), call.caller, costs_of(costs)))
+
+
+def _largest(ledger: Ledger, caller: Caller, name: str, form: request_schemas.LargestForm) -> OfferForm:
+    like = SIZED[str(form.kind)] if form.like is None else guarantee_of(form.like)
+    found = visible_account(ledger, caller, name).largest(like, form.times)
+    return OfferForm(name, form.times, None if found is None else found.to_dict())
+
+
+def _quote(ledger: Ledger, caller: Caller, name: str, asked: list[request_schemas.CostForm]) -> Json:
+    costs = [guarantee_of(form) for form in asked]
+    quoted = visible_account(ledger, caller, name).quote(costs)
+    decisions = [
+        mask_refusal(ledger.backend, caller, {name: cost}, decision)
+        for cost, decision in zip(costs, quoted.decisions, strict=False)
+    ]
+    return replace(quoted, decisions=tuple(decisions)).to_dict()

@@ -1,0 +1,275 @@
+"""What a caller may see of accounts, entries, receipts and decisions. It is decided here and nowhere else.
+
+A caller bound to accounts cannot see that others exist. An account that it may not see is not found, like one that
+does not exist; the names of its relatives are left out; a refusal by an account above appears as one by the caller's
+own account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import UNSET, Raw
+
+from odograph.core.gate import Decision
+from odograph.core.guarantees import Guarantee
+from odograph.core.odometers import Reading
+from odograph.core.policy import Policy
+from odograph.errors import AccountNotFound
+from odograph.ledger.account import LedgerAccount, account_summary
+from odograph.ledger.backend import Backend
+from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
+from odograph.ledger.ledger import Ledger
+from odograph.ledger.lifetimes import Lifetime
+from odograph.ledger.results import Past, Receipt
+from odograph.ledger.stores.base import Balance
+from odograph.service.auth import Caller
+from odograph.service.response_schemas import (
+    AccountForm,
+    AccountRow,
+    DecisionForm,
+    EntriesForm,
+    EntryForm,
+    LifetimeForm,
+    LineForm,
+    MeterForm,
+    PromiseForm,
+    ReadingForm,
+    ReadingsForm,
+    ReceiptForm,
+)
+
+__all__ = [
+    "account_form",
+    "decide_for",
+    "decision_form",
+    "entries_form",
+    "lifetime_form",
+    "mask_refusal",
+    "new_receipt_form",
+    "readings_form",
+    "receipt_form",
+    "require_visible",
+    "row_of",
+    "visible_account",
+    "visible_reservations",
+    "visible_rows",
+]
+
+_FIRST_READ: Final = 50  # entries; later reads take more at once
+_MAX_PAGE: Final = 1 << 19  # characters of costs and notes on a page of entries
+
+
+def require_visible(caller: Caller, names: Iterable[str]) -> None:
+    """Raise `AccountNotFound` for the first account that the caller may not see, whether or not it exists."""
+    for name in names:
+        if not caller.sees(name):
+            raise AccountNotFound(f"no account {shown(name)}; nothing was charged")
+
+
+def visible_account(ledger: Ledger, caller: Caller, name: str) -> LedgerAccount:
+    """Return an account that the caller may see, or raise `AccountNotFound`."""
+    require_visible(caller, [name])
+    try:
+        return ledger.account(name)
+    except AccountNotFound:
+        # The same message as for an account that may not be seen.
+        raise AccountNotFound(f"no account {shown(name)}; nothing was charged") from None
+
+
+def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
+    """Return the accounts that the caller may see, in the order of their names."""
+    try:
+        balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
+    except AccountNotFound:  # no account was opened yet, so there is no ledger either
+        return []
+    # What remains of a population is confidential.
+    own = [name for name in sorted(balances) if ledger.backend.opened(name).population is None]
+    return [row_of(ledger.backend, caller, balances[name]) for name in own]
+
+
+def row_of(backend: Backend, caller: Caller, balance: Balance) -> AccountRow:
+    """Return the summary of an account."""
+    summary = account_summary(backend.opened(balance.head.name).compiled, balance)
+    linked = summary["linked"]
+    if linked and caller.accounts is not None:  # only if it sees all the linked accounts
+        linked = lifetime_form(backend.lifetime(balance.head.name), caller) is not None
+    return _mask_summary(summary, caller, linked=linked)
+
+
+def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
+    """Return an account with everything that its page shows."""
+    form = visible_account(ledger, caller, name).to_dict()
+    lifetime = form["lifetime"] if form["lifetime"] and _sees_all(caller, form["lifetime"]["accounts"]) else None
+    pending = [one for one in form["pending"] if _sees_all(caller, [line["account"] for line in one["accounts"]])]
+    linked = form["account"]["linked"] and (caller.accounts is None or lifetime is not None)
+    return AccountForm(
+        account=_mask_summary(form["account"], caller, linked=linked),
+        policy=form["policy"],
+        source=form["source"],
+        certification=form["certification"],
+        meters={meter: MeterForm(**amounts) for meter, amounts in form["meters"].items()},
+        reading=ReadingForm(**form["reading"]),
+        largest=form["largest"],
+        children=[*filter(caller.sees, form["children"])],
+        lifetime=None if lifetime is None else LifetimeForm(**lifetime),
+        pending=[_mask_receipt(one, caller) for one in pending],
+        voids=form["voids"],
+    )
+
+
+def _mask_summary(summary: dict[str, Any], caller: Caller, *, linked: bool) -> AccountRow:
+    relatives = {name: summary[name] if caller.sees(summary[name]) else "" for name in ("parent", "successor_of")}
+    return AccountRow(**summary | relatives | {"promise": PromiseForm(**summary["promise"]), "linked": linked})
+
+
+def _mask_receipt(receipt: dict[str, Any], caller: Caller) -> ReceiptForm:
+    lifetimes = [LifetimeForm(**one) for one in receipt["lifetimes"] if _sees_all(caller, one["accounts"])]
+    lines = [LineForm(**line) for line in receipt["accounts"]]
+    return ReceiptForm(**receipt | {"accounts": lines, "lifetimes": lifetimes})
+
+
+def _sees_all(caller: Caller, names: Iterable[str]) -> bool:
+    return all(map(caller.sees, names))
+
+
+def entries_form(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> EntriesForm:
+    """Return a page of entries; a negative `first` counts from the end.
+
+    A page of long entries ends early, but has at least one: continue with the next sequence.
+    """
+    account = visible_account(ledger, caller, name)
+    size = account.size
+    first = max(0, size + first) if first < 0 else first
+    page: list[EntryForm] = []
+    length, stride = 0, _FIRST_READ
+    while len(page) < count and length <= _MAX_PAGE:
+        pasts = account.history(first + len(page), min(stride, count - len(page)))
+        if not pasts:
+            break
+        for past in pasts:
+            length += len(past.entry.cost) + len(past.note)
+            page.append(_entry(past, caller))
+            if length > _MAX_PAGE:
+                break
+        stride *= 2
+    return EntriesForm(name, size, page)
+
+
+def readings_form(ledger: Ledger, caller: Caller, name: str, *, compare: bool) -> ReadingsForm:
+    """Return the policy's reading, and with `compare` those of other odometers, marked as not covered."""
+    account = visible_account(ledger, caller, name)
+    own, *others = account.compare() if compare else (account.reading(),)
+    beside = [_reading(other) for other in others] if compare else UNSET
+    return ReadingsForm(name, _promise(account.policy), _reading(own), beside)
+
+
+def decide_for(ledger: Ledger, caller: Caller, costs: Mapping[str, Guarantee]) -> Decision:
+    """Decide the costs of several accounts together, masked for the caller."""
+    require_visible(caller, costs)
+    return mask_refusal(ledger.backend, caller, costs, ledger.decide(costs))
+
+
+def mask_refusal(backend: Backend, caller: Caller, costs: Mapping[str, Guarantee], decision: Decision) -> Decision:
+    """Return the decision for the caller: a refusal by an account above appears as one by the caller's own."""
+    if decision.admitted or caller.sees(decision.account):
+        return decision
+    name, cost = next(
+        (name, cost)
+        for name, cost in sorted(costs.items())
+        if decision.account in backend.opened(name).names and cost == decision.request
+    )
+    compiled, totals = backend.opened(name).compiled, backend.balances([name])[name].totals
+    asked = compiled.price(cost)
+    return Decision(
+        admitted=False,
+        meters=compiled.meters,
+        totals=totals,
+        totals_after=totals,
+        price=asked,
+        request=cost,
+        largest=decision.largest,
+        account=name,
+        searched=decision.searched,
+    )
+
+
+def decision_form(decision: Decision) -> DecisionForm:
+    """Return a decision as its response."""
+    return DecisionForm(**decision.to_dict())
+
+
+def new_receipt_form(own: Sequence[Entry], uncertified: Sequence[str]) -> ReceiptForm:
+    """Return the receipt of a charge from the entries just written, which hold the costs as JSON already."""
+    first = own[0]
+    lines = [LineForm(one.account, one.sequence, Raw(one.cost.encode()), one.seal) for one in own]
+    until = first.expires if first.detail else None  # this runs for every charge, and few have a detail
+    expires = None if until is None else iso_time(until)
+    time, unsure = iso_time(first.time), [*uncertified]
+    return ReceiptForm(
+        first.place, first.verb, first.key, time, lines, expires, [], repeated=False, uncertified=unsure
+    )
+
+
+def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
+    """Return a receipt, with the lifetimes of which the caller may see every account.
+
+    The shape of `Receipt.to_dict`, with costs that are encoded already: every repeated charge comes through here.
+    """
+    lines = [
+        LineForm(account, sequence, Raw(text_of(cost.to_dict()).encode()), seal)
+        for account, sequence, cost, seal in receipt.lines
+    ]
+    lifetimes = [form for one in receipt.lifetimes if (form := lifetime_form(one, caller)) is not None]
+    return ReceiptForm(
+        id=receipt.id,
+        verb=receipt.verb,
+        key=receipt.key,
+        time=iso_time(receipt.written),
+        accounts=lines,
+        expires=None if receipt.voidable_until is None else iso_time(receipt.voidable_until),
+        lifetimes=lifetimes,
+        repeated=receipt.repeated,
+        uncertified=[*receipt.uncertified],
+    )
+
+
+def visible_reservations(ledger: Ledger, caller: Caller, name: str) -> list[ReceiptForm]:
+    """Return the pending reservations of an account of which the caller may see every account."""
+    receipts = [reservation.receipt for reservation in visible_account(ledger, caller, name).pending]
+    return [
+        receipt_form(receipt, caller)
+        for receipt in receipts
+        if _sees_all(caller, [account for account, *_ in receipt.lines])
+    ]
+
+
+def lifetime_form(lifetime: Lifetime | None, caller: Caller) -> LifetimeForm | None:
+    """Return the promise of linked accounts together, if the caller may see all of them."""
+    if lifetime is None or not _sees_all(caller, lifetime.accounts):
+        return None
+    return LifetimeForm(**lifetime.to_dict())
+
+
+def _promise(policy: Policy) -> PromiseForm:
+    return PromiseForm(float(policy.epsilon), float(policy.delta), policy.promise)
+
+
+def _reading(reading: Reading) -> ReadingForm:
+    return ReadingForm(**reading.to_dict())
+
+
+def _entry(past: Past, caller: Caller) -> EntryForm:
+    form = past.to_dict()
+    if caller.accounts is not None and not _sees_all(caller, _names(past.entry)):
+        # The key of a commit or void is its reservation's id, which may be that of another account.
+        form |= {"key": "", "sealed": None}
+    return EntryForm(**form)
+
+
+def _names(entry: Entry) -> set[str]:
+    """Return every account that an entry names."""
+    details = entry.details
+    named = {str(details.get(field) or "") for field in ("parent", "successor_of", "refused_by")} - {""}
+    return named | {name for leg in legs_from_text(entry.legs) for name, _ in leg.places}

@@ -1,0 +1,65 @@
+"""Names that a stranger understands: no private words, few public names, few files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from private_words import LEFT, ROOT, private_names
+
+import odograph
+
+# The targets are 100 files and 45 names: each limit is lowered to what is there, until it is the target.
+MOST_FILES = 124
+MOST_PUBLIC_NAMES = 69
+
+
+def test_no_name_uses_a_private_word() -> None:
+    left = LEFT.read_text().splitlines() if LEFT.exists() else []
+    found = private_names(ROOT)
+    assert [line for line in found if line not in left] == [], "new names with private words"
+    assert [line for line in left if line not in found] == [], f"gone: take these lines out of {LEFT.name}"
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "found"),
+    [
+        ("src/a/scribes.py", "", "file scribes"),
+        ("src/a.py", "class FrontDoor: ...", "class FrontDoor"),
+        ("src/a.py", "class A:\n    async def next_turn(self): ...", "function next_turn"),
+        ("src/a.py", "def f():\n    def wire(): ...", "function wire"),
+        ("src/a.py", "_WIRE_SIZE: int = 3", "constant _WIRE_SIZE"),
+        ("tests/a.py", "_PATIENCE = 60", "constant _PATIENCE"),
+        ("tests/test_a.py", "def test_a_twin_is_caught(): ...", "test test_a_twin_is_caught"),
+        ("docs/glossary.md", "| word | meaning |\n|---|---|\n| turn | whose it is |", "glossary row turn"),
+    ],
+)
+def test_a_planted_word_is_found(tmp_path: Path, path: str, content: str, found: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    assert private_names(tmp_path) == [f"{path}: {found}"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("src/placeholders.py", "def returned(): ...\nhow_many = 1\nclass Hitherto:\n    visits: int"),
+        ("tests/test_a.py", "def test_the_loop_stops_in_place(): ...\nLONG_NUMBER = 1"),
+        ("docs/decisions/0012-one-door.md", ""),
+    ],
+)
+def test_other_words_are_not_found(tmp_path: Path, path: str, content: str) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    assert private_names(tmp_path) == []
+
+
+def test_there_are_few_files() -> None:
+    assert len([*(ROOT / "src").rglob("*.py")]) <= MOST_FILES
+
+
+def test_there_are_few_public_names() -> None:
+    assert len(odograph.__all__) <= MOST_PUBLIC_NAMES
+    assert all(hasattr(odograph, name) for name in odograph.__all__)

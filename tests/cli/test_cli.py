@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from odograph import cli
+from odograph.cli.app import app, exit_code
+from odograph.compile import _remember, certified
+from odograph.core.policy import Policy
+from odograph.errors import (
+    ERROR_TABLE,
+    AccountNotFound,
+    BudgetExceeded,
+    InvalidGuarantee,
+    InvalidPolicy,
+    OdographError,
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODOGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def row(output: str, name: str) -> str:
+    return next(line.removeprefix(name).strip() for line in output.splitlines() if line.startswith(name))
+
+
+def test_the_budget_of_a_listed_target_comes_from_the_table() -> None:
+    code, output, _ = run("budget", "--epsilon", "1", "--delta", "1e-6")
+    assert code == 0
+    assert row(output, "units") == "13562"
+    assert row(output, "quantum x units").startswith("0.054248 ")
+    assert row(output, "the paper's y*") == "0.0349378"
+    assert row(output, "ratio").startswith("1.553")
+    assert row(output, "source") == "budget from the shipped table"
+    assert "refuted" not in output
+
+
+def test_the_adversary_refutes_little_more_than_is_certified() -> None:
+    code, output, _ = run("budget", "--epsilon", "1", "--delta", "1e-6", "--adversary")
+    assert code == 0
+    assert row(output, "refuted").startswith("0.0546")
+
+
+def test_another_target_is_solved_once_and_then_remembered() -> None:
+    arguments = ("budget", "--epsilon", "4", "--delta", "1e-5", "--pure-only")
+    code, solved, _ = run(*arguments)
+    assert code == 0
+    assert "for pure steps" in row(solved, "target")
+    assert row(solved, "source") == "budget solved for this policy"
+    _, again, _ = run(*arguments)
+    assert row(again, "source") == "budget solved on this machine before"
+    assert row(again, "units") == row(solved, "units")
+
+
+def test_a_budget_that_cannot_be_remembered_leaves_no_file_behind(tmp_path: Path) -> None:
+    policy = Policy(1, 1e-6)
+    need = policy.need
+    assert need is not None
+    budget, _ = certified(need)
+    taken = tmp_path / "budget.json"
+    (taken / "by another").mkdir(parents=True)  # no file takes the place of a folder with something in it
+    _remember(taken, budget)
+    assert [path.name for path in tmp_path.iterdir()] == ["budget.json"]
+    _remember(tmp_path / "free.json", budget)  # and where it can be written, it is
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["budget.json", "free.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (("--epsilon", "much", "--delta", "1e-6"), "Policy.epsilon", "'much'"),
+        (("--epsilon", "1", "--delta", "2"), "Policy.delta", "2"),
+        (("--epsilon", "1", "--delta", "-1e-6"), "Policy.delta", "'-1e-6'"),
+        (("--epsilon", "nan", "--delta", "1e-6"), "Policy.epsilon", "'nan'"),
+    ],
+)
+def test_wrong_input_is_one_line_with_field_and_value(arguments: tuple[str, ...], field: str, value: str) -> None:
+    code, output, errors = run("budget", *arguments)
+    assert code == 2
+    assert output == ""
+    (line,) = errors.splitlines()
+    assert line.startswith("odograph: ")
+    assert field in line
+    assert value in line
+
+
+def test_figures_are_written_where_they_are_wanted(tmp_path: Path) -> None:
+    code, output, _ = run("figures", "--out", str(tmp_path / "out"), "steps-admitted")
+    assert code == 0
+    assert output.split() == [str(tmp_path / "out" / f"steps-admitted.{end}") for end in ("png", "svg", "csv")]
+    assert all(Path(name).stat().st_size > 0 for name in output.split())
+
+
+def test_an_unknown_figure_is_wrong_input(tmp_path: Path) -> None:
+    code, _, errors = run("figures", "--out", str(tmp_path), "fig9")
+    assert code == 2
+    assert "'fig9'" in errors
+
+
+def test_an_unknown_command_is_wrong_input() -> None:
+    code, _, errors = run("spned")
+    assert code == 2
+    assert errors == "odograph: No such command 'spned'. Did you mean 'spend'? See odograph --help\n"
+
+
+def test_the_version() -> None:
+    assert run("--version") == (0, f"odograph {version('odograph')}\n", "")
+
+
+def test_the_commands_without_a_ledger_print_json_too(tmp_path: Path) -> None:
+    _, budget, _ = run("budget", "--epsilon", "1", "--delta", "1e-6", "--json")
+    assert json.loads(budget)["units"] == 13562
+    _, figures, _ = run("figures", "--out", str(tmp_path), "steps-admitted", "--json")
+    assert len(json.loads(figures)["files"]) == 3
+
+
+def test_every_error_has_the_exit_code_of_its_nearest_listed_class() -> None:
+    class Newer(AccountNotFound):
+        pass
+
+    assert exit_code(InvalidPolicy("no")) == exit_code(InvalidGuarantee("no")) == 2
+    assert exit_code(Newer()) == ERROR_TABLE[AccountNotFound].exit_code
+    assert exit_code(OdographError()) == 1
+    assert ERROR_TABLE[BudgetExceeded].exit_code == 3
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_the_install_line_is_printed(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from odograph.cli import main; main()"
+    done = subprocess.run(  # noqa: S603  our own code
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "odograph: the command line is not installed: pip install 'odograph[cli]', or 'odograph[demo]'\n"
+    )
+
+
+def test_without_opendp_the_demo_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp", None)
+    code, _, errors = run("demo", "--folder", str(tmp_path / "demo"))
+    assert code == 2
+    assert not (tmp_path / "demo").exists()
+    assert errors == "odograph: OpenDP is not installed: pip install 'odograph[mechanisms]'\n"
+
+
+def test_main_leaves_with_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["odograph", "budget", "--epsilon", "0", "--delta", "1e-6"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "Policy.epsilon" in capsys.readouterr().err

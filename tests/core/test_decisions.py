@@ -1,0 +1,233 @@
+"""What the gate decides, and what a decision says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from odograph import RDP, Decision, Policy, Price, PureDP, Totals, compile_policy, decide
+from odograph.core.compiled import Compiled
+from odograph.core.filters import ExactMeter, PaperMeter, ZcdpMeter
+from odograph.core.fixed_point import CEILING
+from odograph.core.meters import DeltaMeter, EpsilonMeter, IntrinsicMeter, Meter
+from odograph.core.planning import AccountState, how_many
+from odograph.core.value_iteration import FAMILIES
+from odograph.errors import InvalidPolicy
+
+METERS = (
+    DeltaMeter("delta", 10**6),
+    EpsilonMeter("epsilon", 10**15),
+    IntrinsicMeter("intrinsic", None),
+    ExactMeter("exact", CEILING, Fraction(1), FAMILIES),
+    ZcdpMeter("zcdp", CEILING - 1000),
+)
+
+
+# What a decision says.
+
+SAID = (
+    DeltaMeter("delta", 2 * 10**12),
+    EpsilonMeter("epsilon", 10**15),
+    IntrinsicMeter("intrinsic", None),
+    PaperMeter("paper", 5 * 10**14),
+)
+HALF_SPENT = Totals((10**12, 5 * 10**14, 7, 2 * 10**14), (0,) * 4, 3)
+
+
+def said(asked: tuple[int | None, ...], totals: Totals = HALF_SPENT, **changes: Any) -> Decision:
+    return decide(SAID, totals, Price(asked), PureDP("0.25"))._replace(**changes)
+
+
+def test_an_admission_says_what_is_left_on_the_meters_that_still_count() -> None:
+    decision = said((0, 25 * 10**13, 1, 10**14))
+    assert str(decision) == "admitted: PureDP(0.25); left: epsilon 0.25, paper 0.2"
+    assert str(decision._replace(request=None)) == "admitted: the request; left: epsilon 0.25, paper 0.2"
+    assert str(said((0, None, 1, 10**14))) == "admitted: PureDP(0.25); left: paper 0.2"
+    assert decision.spent == {"delta": 1e-6, "epsilon": 0.5, "paper": 0.2}
+    assert decision.asked == {"delta": 0.0, "epsilon": 0.25, "paper": 0.1}
+    assert decision.left == {"delta": 1e-6, "epsilon": 0.25, "paper": 0.2}
+    missing = said((0, None, 1, 10**14))
+    assert missing.asked == {"delta": 0.0, "epsilon": None, "paper": 0.1}
+    assert missing.left == {"delta": 1e-6, "epsilon": 0.0, "paper": 0.2}
+
+
+TOO_MUCH = (0, 6 * 10**14, 1, 4 * 10**14)
+BOTH = "epsilon 1.1 of 1, paper 0.6 of 0.5"
+NO_MORE = "no request of this kind fits any more"
+REFUSALS: list[tuple[Decision, str]] = [
+    (said(TOO_MUCH), f"refused: PureDP(0.25) needs {BOTH}; {NO_MORE}"),
+    (said(TOO_MUCH, request=None), f"refused: the request needs {BOTH}; {NO_MORE}"),
+    (
+        said(TOO_MUCH, account="us", largest=PureDP("0.1")),
+        f"refused by 'us': PureDP(0.25) needs {BOTH}; the largest request of this kind still admitted is PureDP(0.1)",
+    ),
+    (
+        said(TOO_MUCH, request=RDP((2,), (1,))),
+        f"refused: {RDP((2,), (1,))} needs {BOTH}; a curve has no one size to offer another of",
+    ),
+    (said((0, None, 1, 4 * 10**14)), f"refused: PureDP(0.25) needs paper 0.6 of 0.5; {NO_MORE}"),
+    (said((0, None, 1, None)), f"refused: PureDP(0.25) needs more than is left; {NO_MORE}"),
+    (
+        said(TOO_MUCH, HALF_SPENT._replace(unpriced=(0, 1, 0, 0))),
+        f"refused: PureDP(0.25) needs paper 0.6 of 0.5; {NO_MORE}",
+    ),
+    # What fits its meter is not named: here epsilon, to the last unit.
+    (
+        said((10**12 + 1, 5 * 10**14, 1, 4 * 10**14)),
+        f"refused: PureDP(0.25) needs delta 2e-06 of 2e-06 (over by 1e-18), paper 0.6 of 0.5; {NO_MORE}",
+    ),
+    (
+        decide((DeltaMeter("delta", 0), *SAID[1:]), Totals.zero(SAID), Price((10**9, 1, 1, 1))),
+        f"refused: the request needs delta 1e-09, and the policy sets none aside (delta_steps is 0); {NO_MORE}",
+    ),
+    (
+        decide((SAID[0], replace(SAID[1], limit=0)), Totals.zero(SAID[:2]), Price((0, 10**15))),
+        f"refused: the request needs epsilon 1 of 0; {NO_MORE}",
+    ),
+    (
+        decide((replace(SAID[0], limit=1), SAID[1]), Totals.zero(SAID[:2]), Price((10**18, 1))),
+        f"refused: the request needs delta 1 of 1e-18; {NO_MORE}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("decision", "text"), REFUSALS, ids=range(len(REFUSALS)))
+def test_a_refusal_says_what_is_short_and_what_would_fit(decision: Decision, text: str) -> None:
+    assert str(decision) == text
+    assert decision.left == {
+        meter.name: pytest.approx((meter.limit - total) / meter.scale) if not skipped else 0.0
+        for meter, total, skipped in zip(
+            decision.meters, decision.totals.amounts, decision.totals.unpriced, strict=True
+        )
+        if meter.limit is not None
+    }
+
+
+def test_what_is_left_is_never_less_than_nothing() -> None:
+    assert said(TOO_MUCH, Totals((10**12, 2 * 10**15, 7, 0), (0,) * 4)).left["epsilon"] == 0.0
+
+
+def test_a_decision_is_written_in_plain_types() -> None:
+    bare, offered = said(TOO_MUCH, request=None), said(TOO_MUCH, largest=PureDP("0.125"))
+    form = offered.to_dict()
+    assert (bare.to_dict()["request"], bare.to_dict()["largest"]) == (None, None)
+    assert (form["request"], form["largest"]) == (PureDP("0.25").to_dict(), PureDP("0.125").to_dict())
+    assert (form["admitted"], form["account"], form["message"]) == (False, "", str(offered))
+    assert (form["spent"], form["asked"], form["left"]) == (offered.spent, offered.asked, offered.left)
+
+
+def test_a_price_or_totals_of_another_policy_are_an_error() -> None:
+    """Of a longer or a shorter one; nothing is left out in silence."""
+    totals, zero = Totals.zero(METERS), Price((0,) * len(METERS))
+    for other in (Totals.zero(METERS[:-1]), Totals.zero((*METERS, METERS[-1]))):
+        with pytest.raises(ValueError, match="zip"):
+            decide(METERS, other, zero)
+        with pytest.raises(ValueError, match="zip"):
+            other.without(zero)
+        with pytest.raises(ValueError, match="zip"):
+            totals._replace(amounts=other.amounts).without(zero)
+        with pytest.raises(ValueError, match="zip"):
+            totals._replace(unpriced=other.unpriced).without(zero)
+    with pytest.raises(ValueError, match="zip"):
+        decide(METERS, totals, Price((0,)))
+
+
+def test_a_price_may_be_zero_or_missing_but_not_negative() -> None:
+    assert Price((0, None, 3)).times(4) == Price((0, None, 12))
+    with pytest.raises(InvalidPolicy, match="never negative"):
+        Price((0, None, -1))
+
+
+@st.composite
+def tight(draw: st.DrawFn) -> tuple[tuple[Meter, ...], Totals, NDArray[np.int64]]:
+    """Meters whose limits are met exactly again and again: a few units, from nothing or just under the ceiling."""
+    floors = [0, *(draw(st.sampled_from([0, CEILING - 6])) for _ in range(3))]
+    kinds: list[Callable[..., Meter]] = [
+        DeltaMeter,
+        *(draw(st.sampled_from([EpsilonMeter, PaperMeter, ZcdpMeter])) for _ in range(3)),
+    ]
+    limits = [draw(st.integers(0, 6)), *(draw(st.one_of(st.none(), st.integers(0, 6))) for _ in range(3))]
+    meters = tuple(
+        kind("a meter", None if limit is None else floor + limit)
+        for kind, limit, floor in zip(kinds, limits, floors, strict=True)
+    )[: draw(st.integers(1, 4))]
+    amounts = tuple(floor + draw(st.integers(0, 6)) for floor in floors[: len(meters)])
+    unpriced = tuple(draw(st.sampled_from([0, 0, 0, 1])) for _ in meters)
+    count = draw(st.integers(1, 6))
+    asked = st.sampled_from([0, 0, 1, 1, 2, 3, -1, CEILING])
+    rows = [[draw(asked) for _ in range(count)] for _ in meters]
+    return meters, Totals(amounts, unpriced), np.array(rows, dtype=np.int64)
+
+
+@settings(max_examples=200)
+@given(tight())
+def test_an_admission_is_charged_once_on_each_meter_and_can_be_taken_back(
+    drawn: tuple[tuple[Meter, ...], Totals, NDArray[np.int64]],
+) -> None:
+    meters, totals, prices = drawn
+    column = [None if asked == -1 else asked for asked in prices[:, 0].tolist()]
+    decision = decide(meters, totals, Price(tuple(column)))
+    charged = tuple(
+        None if asked is None or total + asked > CEILING else asked
+        for asked, total in zip(column, totals.amounts, strict=True)
+    )
+    holds = [
+        asked is not None and not skipped and meter.limit is not None and total + asked <= meter.limit
+        for meter, asked, total, skipped in zip(meters, charged, totals.amounts, totals.unpriced, strict=True)
+    ]
+    assert decision.admitted == bool(decision) == (holds[0] and any(holds[1:]))
+    assert decision.price == Price(charged)
+    after = Totals(
+        tuple(total + (asked or 0) for total, asked in zip(totals.amounts, charged, strict=True)),
+        tuple(count + (asked is None) for count, asked in zip(totals.unpriced, charged, strict=True)),
+        totals.steps + 1,
+    )
+    assert decision.totals_after == (after if decision.admitted else totals)
+    assert after.without(decision.price) == totals
+
+
+def repeated(amounts: Sequence[int | None], count: int) -> NDArray[np.int64]:
+    """The same price `count` times, without the memory of so many columns."""
+    column = np.array([[-1 if amount is None else amount] for amount in amounts], dtype=np.int64)
+    return np.broadcast_to(column, (len(amounts), count))
+
+
+def plain_sums(compiled: Compiled, cost: PureDP) -> int:
+    """Count how many of ten million equal requests a broken twin admits: running sums in int64, which wrap."""
+    holds = np.zeros(10**7, dtype=np.bool_)
+    for meter, row in zip(compiled.meters, repeated(compiled.price(cost).amounts, 10**7), strict=True):
+        if meter.limit is not None and not meter.counts_delta:
+            holds |= np.cumsum(row) <= meter.limit
+    return int(np.count_nonzero(holds))
+
+
+@pytest.mark.parametrize(("epsilon", "admitted"), [("0.001", 10**6), ("100", 10), ("999.999999999999999", 1)])
+def test_equal_requests_stop_at_the_right_one(epsilon: str, admitted: int) -> None:
+    compiled = compile_policy(Policy(1000, 1e-6, filter="basic"))
+    assert how_many(AccountState("", compiled, compiled.start), PureDP(epsilon)) == admitted
+
+
+def test_sums_that_wrap_are_caught() -> None:
+    """Negative control: with plain int64 sums requests of 100-DP are admitted again once the sum is negative."""
+    assert plain_sums(compile_policy(Policy(1000, 1e-6, filter="basic")), PureDP("100")) != 10
+
+
+def test_many_small_requests_under_the_papers_filter() -> None:
+    compiled = compile_policy(Policy(1, 1e-6, filter="paper"))
+    price = compiled.price(PureDP("0.001"))
+    totals = compiled.start
+    for _ in range(34937):  # floor(y* / 1e-6)
+        decision = decide(compiled.meters, totals, price)
+        assert decision.admitted
+        totals = decision.totals_after
+    assert totals.steps == 34937
+    assert totals.amounts[compiled.index(EpsilonMeter)] == 34937 * 10**12
+    assert not decide(compiled.meters, totals, price).admitted

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import odograph as odo
+from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP, guarantee_from_dict
+from odograph.core.guarantees import exact_of
+from odograph.errors import InvalidGuarantee
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits() -> Iterator[None]:
+    with mpmath.workdps(60):
+        yield
+
+
+CURVE = RDP((2, "2.5", 32), (0.1, "1/3", 1))
+SAMPLES: list[Guarantee] = [
+    PureDP(0.1),
+    PureDP(0),
+    PureDP("1/3"),
+    ApproxDP(0.5, 1e-9),
+    ApproxDP(0.5, 0),
+    ProbDP("1/7", "1e-12"),
+    ZCDP(0.05),
+    ZCDP(0.05, 1e-9),
+    ZCDP(0, 0),
+    GDP(0.04),
+    CURVE,
+    RDP((2,), (0.1,), 1e-9),
+    Mechanism("a name with 'quotes' and \u00e9"),
+    Mechanism("m", 7),
+    Mechanism("m", 7, CURVE),
+]
+
+
+def numbers(most: int | None = None) -> st.SearchStrategy[Any]:
+    """Numbers in every notation that a caller may use."""
+    limit = {} if most is None else {"max_value": most}
+    floats = st.floats(0, most, allow_nan=False, allow_infinity=False, exclude_max=most is not None)
+    fractions = st.fractions(0, **limit).filter(lambda x: most is None or x < most)
+    return st.one_of(floats, fractions, floats.map(repr), fractions.map(str), floats.map(lambda x: Decimal(repr(x))))
+
+
+def positive(most: int) -> st.SearchStrategy[Any]:
+    return numbers(most).filter(lambda value: Fraction(value) > 0)
+
+
+GUARANTEES: st.SearchStrategy[Guarantee] = st.one_of(
+    st.builds(PureDP, numbers()),
+    st.builds(ApproxDP, numbers(), positive(1)),
+    st.builds(ProbDP, numbers(), positive(1)),
+    st.builds(ZCDP, numbers(), numbers(1)),
+    st.builds(GDP, numbers()),
+    st.builds(RDP, st.just((2, 3)), st.tuples(numbers(), numbers()), numbers(1)),
+    st.builds(Mechanism, st.text(min_size=1, max_size=20), st.integers(1, 10**20), st.sampled_from([None, CURVE])),
+)
+
+
+@given(GUARANTEES)
+def test_printed_and_stored_forms_give_the_same_guarantee(guarantee: Guarantee) -> None:
+    assert eval(repr(guarantee), vars(odo)) == guarantee  # noqa: S307  the text is our own repr
+    form = json.loads(json.dumps(guarantee.to_dict()))
+    again = guarantee_from_dict(form)
+    assert again == guarantee
+    assert type(again) is type(guarantee)
+    assert hash(again) == hash(guarantee)
+    assert again.to_dict() == guarantee.to_dict()
+
+
+@pytest.mark.parametrize("guarantee", [ApproxDP(0.5, 0), ProbDP(0.5, 0)], ids=["approx", "prob"])
+def test_a_delta_of_zero_is_printed_where_it_has_no_default(guarantee: Guarantee) -> None:
+    assert eval(repr(guarantee), vars(odo)) == guarantee  # noqa: S307  the text is our own repr
+
+
+def test_a_guarantee_that_stores_floats_is_caught() -> None:
+    """Negative control: one third written as a float does not come back."""
+    guarantee = PureDP("1/3")
+    lossy = {"form": 1, "kind": "pure", "epsilon": float(Fraction(1, 3))}
+    assert guarantee_from_dict(json.loads(json.dumps(lossy))) != guarantee
+
+
+@pytest.mark.parametrize("tenth", [0.1, "0.1", "1e-1", "1/10", Decimal("0.10"), Fraction(1, 10), np.float64(0.1)])
+def test_the_notation_of_a_number_does_not_matter(tenth: Any) -> None:  # noqa: ANN401
+    makers: list[tuple[Callable[[Any], Guarantee], Guarantee]] = [
+        (PureDP, PureDP(0.1)),
+        (GDP, GDP(0.1)),
+        (ZCDP, ZCDP(0.1)),
+        (lambda x: ZCDP(0, x), ZCDP(0, 0.1)),
+        (lambda x: ApproxDP(x, x), ApproxDP(0.1, 0.1)),
+        (lambda x: ProbDP(x, x), ProbDP(0.1, 0.1)),
+        (lambda x: RDP((2,), (x,), x), RDP([2.0], np.array([0.1]), 0.1)),  # type: ignore[arg-type]
+    ]
+    for make, same in makers:
+        assert make(tenth) == same
+        assert hash(make(tenth)) == hash(same)
+        assert repr(make(tenth)) == repr(same)
+
+
+def test_kinds_with_the_same_numbers_differ() -> None:
+    kinds: list[Guarantee] = [PureDP(0.1), GDP(0.1), ZCDP(0.1), ApproxDP(0.1, 0), ProbDP(0.1, 0), RDP((2,), (0.1,))]
+    assert len(set(kinds)) == len(kinds)
+    assert PureDP(0.1) != PureDP(np.float32(0.1))  # type: ignore[arg-type]  # widened, it is another number
+
+
+BAD = [-1, -5e-324, True, None, float("nan"), float("inf"), "abc", "", "1_0", 1j, [0.1], np.array([0.1])]
+FIELDS: list[tuple[str, Callable[[Any], Guarantee]]] = [
+    ("PureDP.epsilon", PureDP),
+    ("ApproxDP.epsilon", lambda x: ApproxDP(x, 0)),
+    ("ApproxDP.delta", lambda x: ApproxDP(1, x)),
+    ("ProbDP.epsilon", lambda x: ProbDP(x, 0)),
+    ("ProbDP.delta", lambda x: ProbDP(1, x)),
+    ("ZCDP.rho", ZCDP),
+    ("ZCDP.delta", lambda x: ZCDP(1, x)),
+    ("GDP.mu", GDP),
+    ("RDP.orders[0]", lambda x: RDP((x,), (1,))),
+    ("RDP.values[1]", lambda x: RDP((2, 3), (1, x))),
+    ("RDP.delta", lambda x: RDP((2,), (1,), x)),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+@pytest.mark.parametrize(("field", "make"), FIELDS, ids=[name for name, _ in FIELDS])
+def test_a_bad_number_is_refused_with_its_field(
+    field: str,
+    make: Callable[[Any], Guarantee],
+    bad: Any,  # noqa: ANN401
+) -> None:
+    with pytest.raises(InvalidGuarantee) as caught:
+        make(bad)
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize("delta", [1, 1.0, "1", 2, "1e300"])
+@pytest.mark.parametrize("make", [ApproxDP, ProbDP, ZCDP, lambda x, d: RDP((2,), (x,), d)])
+def test_delta_is_a_probability_below_one(make: Callable[[Any, Any], Guarantee], delta: object) -> None:
+    with pytest.raises(InvalidGuarantee, match="delta must be below 1"):
+        make(0.1, delta)
+
+
+@pytest.mark.parametrize(
+    ("orders", "values"),
+    [((), ()), ((2, 3), (1,)), ((2,), (1, 2)), ((1,), (1,)), ((0.5,), (1,)), ((3, 2), (1, 2)), ((2, 2), (1, 2))],
+)
+def test_a_curve_has_ascending_orders_above_one_and_as_many_values(orders: Any, values: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidGuarantee, match="RDP"):
+        RDP(orders, values)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "curve"),
+    [
+        *[(name, 1, None) for name in ("", 5, "n" * 201)],
+        *[("m", steps, None) for steps in (0, -1, True, 1.0, "1")],
+        *[("m", 1, curve) for curve in (PureDP(1), "curve")],
+    ],
+)
+def test_a_mechanism_is_a_name_and_whole_steps(name: Any, steps: Any, curve: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidGuarantee, match="Mechanism"):
+        Mechanism(name, steps, curve)
+
+
+@pytest.mark.parametrize("guarantee", SAMPLES, ids=lambda g: repr(g)[:40])
+def test_guarantees_cannot_be_changed(guarantee: Guarantee) -> None:
+    field = guarantee.__match_args__[0]
+    with pytest.raises(AttributeError):
+        setattr(guarantee, field, 0)
+
+
+NO_NUMBERS: list[Any] = [None, True, "x", "-1", float("nan"), {}, [[]], [None], ["x"]]
+MISCOUNTS: list[Any] = [None, True, "1", 0, 1.5, -1]
+MISNOMERS: list[Any] = [None, True, "", 5, []]
+NO_CURVES: list[Any] = ["x", 5, {}, [], PureDP(1).to_dict()]
+
+
+def damaged(form: dict[str, Any]) -> list[Any]:
+    """Ways in which a stored guarantee gets damaged."""
+    forms: list[Any] = [{}, None, [], "text", 5, {**form, "form": 2}, {**form, "form": None}]
+    forms += [{**form, "kind": kind} for kind in ("nothing", None, 5)]
+    forms += [{**form, "more": 1}]
+    forms += [{k: v for k, v in form.items() if k != name} for name in form]
+    for name in form:
+        if name not in ("form", "kind", "name", "curve", "steps"):
+            forms += [{**form, name: value} for value in NO_NUMBERS]
+    if form["kind"] == "mechanism":
+        forms += [{**form, "steps": steps} for steps in MISCOUNTS]
+        forms += [{**form, "name": name} for name in MISNOMERS]
+        forms += [{**form, "curve": curve} for curve in NO_CURVES]
+    return forms
+
+
+@pytest.mark.parametrize("guarantee", SAMPLES, ids=lambda g: repr(g)[:40])
+def test_damaged_forms_are_refused(guarantee: Guarantee) -> None:
+    for form in damaged(guarantee.to_dict()):
+        with pytest.raises(InvalidGuarantee):
+            guarantee_from_dict(form)
+
+
+def test_a_kind_that_is_a_list_is_refused() -> None:
+    with pytest.raises(InvalidGuarantee):
+        guarantee_from_dict({"form": 1, "kind": [], "epsilon": "1"})
+
+
+def response_divergence(epsilon: mpmath.mpf, order: mpmath.mpf) -> mpmath.mpf:
+    """Randomized response, straight from the definition of the Rényi divergence."""
+    odds = mpmath.exp(epsilon)
+    p, q = odds / (1 + odds), 1 / (1 + odds)
+    return mpmath.log(p**order * q ** (1 - order) + q**order * p ** (1 - order)) / (order - 1)
+
+
+def gaussian_divergence(mu: mpmath.mpf, order: mpmath.mpf) -> mpmath.mpf:
+    return order * mu**2 / 2
+
+
+Divergence = Callable[[mpmath.mpf, mpmath.mpf], mpmath.mpf]
+CURVES = [(response_divergence, "0.3"), (response_divergence, "3"), (gaussian_divergence, "0.7")]
+ORDERS = (Fraction(3, 2), Fraction(2), Fraction(7, 2), Fraction(8), Fraction(32))
+
+
+def big(value: Fraction) -> mpmath.mpf:
+    return mpmath.mpf(value.numerator) / value.denominator
+
+
+def sampled(true: Divergence, size: str) -> RDP:
+    """The true curve at a few orders, rounded up at the thirtieth digit."""
+    values = [true(mpmath.mpf(size), big(order)) * (1 + mpmath.mpf("1e-30")) for order in ORDERS]
+    return RDP(ORDERS, tuple(Fraction(mpmath.nstr(value, 40)) for value in values))
+
+
+def too_low(at: Callable[[RDP, Fraction], Fraction | None], true: Divergence, size: str, order: Fraction) -> bool:
+    """The checker: whether a way to read a curve between its orders gives less than the truth."""
+    value = at(sampled(true, size), order)
+    return value is not None and big(value) < true(mpmath.mpf(size), big(order))
+
+
+@pytest.mark.parametrize(("true", "size"), CURVES)
+@given(order=st.fractions(Fraction(1001, 1000), 40))
+def test_a_curve_is_never_read_below_the_truth(true: Divergence, size: str, order: Fraction) -> None:
+    assert not too_low(RDP.at, true, size, order)
+    value = sampled(true, size).at(order)
+    assert (value is None) == (order > 32)
+    if value is not None and order >= ORDERS[0]:
+        # A chord between orders is not far above either.
+        assert big(value) <= true(mpmath.mpf(size), mpmath.mpf(32)) * (1 + mpmath.mpf("1e-20"))
+
+
+@pytest.mark.parametrize(("true", "size"), CURVES)
+def test_at_its_own_orders_a_curve_is_as_given(true: Divergence, size: str) -> None:
+    curve = sampled(true, size)
+    for order, value in zip(ORDERS, curve.values, strict=True):
+        assert curve.at(order) == value
+
+
+@pytest.mark.parametrize(("true", "size"), CURVES)
+def test_reading_the_nearest_lower_order_or_the_largest_for_all_is_caught(true: Divergence, size: str) -> None:
+    """Negative controls: the value of a smaller order is too low, and so is the last one beyond its order."""
+
+    def nearest_below(curve: RDP, order: Fraction) -> Fraction:
+        return max(v for o, v in zip(ORDERS, map(exact_of, curve.values), strict=True) if o <= order)
+
+    assert too_low(nearest_below, true, size, Fraction(3))
+    assert too_low(nearest_below, true, size, Fraction(33))
+
+
+def test_curves_of_different_orders_are_not_composed_at_the_larger_one() -> None:
+    """A known bug elsewhere: the value at order 2 was added to one at order 32 as if it held there."""
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter="renyi"))
+    small = compiled.price(RDP((2,), ("0.01",)))
+    large = compiled.price(RDP((1000,), ("0.01",)))
+    for meter, a, b in zip(compiled.meters, small.amounts, large.amounts, strict=True):
+        if isinstance(meter, odo.filters.RenyiMeter):
+            assert (a is None) == (meter.order > 2)
+            assert (b is None) == (meter.order > 1000)
+            # Only (a-1) D_a is known at 1000: at a lower order the chord from (1, 0) has the slope of the last value.
+            assert b is None or b == 10**13

@@ -1,0 +1,93 @@
+"""Prices are the exact ceilings, though most are found without exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from odograph import GDP, Parallel, Policy, PureDP, compile_policy, parallel
+from odograph.core.conversions import pure_to_intrinsic
+from odograph.core.filters import ExactMeter
+from odograph.core.fixed_point import SCALE
+from odograph.core.planning import AccountState, largest, quote
+
+COMPILED = compile_policy(Policy(1, 1e-6))
+EXACT = COMPILED.meter(ExactMeter)
+UNIT = EXACT.quantum
+
+SIZES = st.one_of(
+    st.floats(1e-9, 100),
+    st.integers(1, 10**6).map(lambda n: n / 1000),
+    st.integers(1, 20_000).map(lambda units: math.sqrt(units * UNIT)),  # next to whole units
+)
+
+
+def amounts(guarantee: PureDP | GDP) -> dict[str, int | None]:
+    return dict(zip((meter.name for meter in COMPILED.meters), COMPILED.price(guarantee).amounts, strict=True))
+
+
+@given(SIZES)
+@example(0.002)  # its square is one unit, nearly
+def test_a_gaussian_costs_its_square_rounded_up(mu: float) -> None:
+    square = Fraction(repr(mu)) ** 2
+    found = amounts(GDP(mu))
+    assert found["intrinsic"] == math.ceil(square * SCALE)
+    assert found["exact"] == max(4, math.ceil(square / UNIT))
+
+
+@given(SIZES)
+def test_a_pure_step_costs_its_epsilon_and_its_intrinsic_time_rounded_up(epsilon: float) -> None:
+    time = Fraction(pure_to_intrinsic(epsilon))
+    found = amounts(PureDP(epsilon))
+    assert found["epsilon"] == math.ceil(Fraction(repr(epsilon)) * SCALE)
+    assert found["intrinsic"] == max(1, math.ceil(time * SCALE))
+    assert found["exact"] == max(1, math.ceil(time / UNIT))
+
+
+def test_a_price_rounded_in_floats_would_be_caught() -> None:
+    wrong = [mu for mu in (math.sqrt(n * UNIT) for n in range(1, 2000)) if math.ceil(mu * mu / UNIT) > 4]
+    naive = [math.ceil(mu * mu * float(1 / UNIT)) for mu in wrong]
+    assert naive != [math.ceil(Fraction(repr(mu)) ** 2 / UNIT) for mu in wrong]
+
+
+PARTS = st.lists(st.sampled_from([PureDP(0.1), PureDP(0.25), GDP(0.2), GDP(0.05)]), min_size=1, max_size=6)
+REPLACED = compile_policy(Policy(1, 1e-6, neighbors="replace-one"))
+
+
+@given(PARTS, st.booleans())
+def test_parts_cost_the_dearest_or_the_dearest_two_also_if_they_are_the_same_object(
+    parts: list[PureDP | GDP],
+    again: bool,  # noqa: FBT001  drawn
+) -> None:
+    made = [replace(part) for part in parts] if again else parts
+    for compiled, affected in ((COMPILED, 1), (REPLACED, 2)):
+        rows = zip(*(compiled.price(part).amounts for part in parts), strict=True)
+        expected = tuple(
+            None if None in row else sum(sorted(amount or 0 for amount in row)[-affected:]) for row in rows
+        )
+        assert compiled.price(parallel(made)).amounts == expected
+
+
+@given(PARTS, st.integers(1, 5))
+def test_an_offer_for_parts_keeps_their_proportions_and_is_admitted(parts: list[PureDP | GDP], times: int) -> None:
+    offer = largest(AccountState("", COMPILED, COMPILED.start), parallel(parts), times)
+    assert isinstance(offer, Parallel)
+    assert [type(part) for part in offer.parts] == [type(part) for part in parts]
+    sizes = [float(part.epsilon if isinstance(part, PureDP) else part.mu) for part in parts]
+    offered = [float(getattr(part, "epsilon", 0) or getattr(part, "mu", 0)) for part in offer.parts]
+    assert offered == pytest.approx([offered[0] / sizes[0] * size for size in sizes])
+    assert quote(AccountState("", COMPILED, COMPILED.start), [offer] * times).admitted
+    more = Parallel(tuple(PureDP(9) if isinstance(part, PureDP) else GDP(9) for part in offer.parts))
+    assert not quote(AccountState("", COMPILED, COMPILED.start), [more] * times).admitted
+
+
+def test_an_offer_for_parts_of_very_different_sizes_is_made_too() -> None:
+    parts = parallel([PureDP(5e-324), PureDP(Fraction(3**200 + 2, 3**199)), GDP(1 / 3)])
+    offer = largest(AccountState("", COMPILED, COMPILED.start), parts)
+    assert isinstance(offer, Parallel)
+    assert quote(AccountState("", COMPILED, COMPILED.start), [offer]).admitted

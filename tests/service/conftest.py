@@ -1,0 +1,66 @@
+"""Fixtures: an owner's HTTP client, the ledger over HTTP, and a browser that can reach nothing but this machine.
+
+A page that requests anything elsewhere, or writes to its console, fails the test that opened it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attacks
+import httpx
+import pytest
+from browser_window import FLAGS, PAGE_TIMEOUT, Opener, Window, chromium_path
+from playwright.sync_api import Browser, expect, sync_playwright
+from service_server import ServiceThread
+
+import odograph as odo
+from odograph.ledger.ledger import Ledger
+
+SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+
+
+@pytest.fixture
+def owner(service: ServiceThread) -> Iterator[httpx.Client]:
+    """An HTTP client with the owner's key; there is an account `census`."""
+    with attacks.owner_of(service) as client:
+        attacks.open_account(client, "census")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """Chromium, for the tests of one module: Playwright's event loop must not run in those of others."""
+    path = chromium_path()
+    if path is None:
+        pytest.skip("there is no Chromium: install Debian's chromium, or set CHROMIUM to where it is")
+    expect.set_options(timeout=PAGE_TIMEOUT)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Browser, service: ServiceThread) -> Iterator[Opener]:
+    """Return a function that opens windows; at the end none has requested anything elsewhere or logged a problem."""
+    windows: list[Window] = []
+
+    def open_window(size: str = "wide", **options: Any) -> Window:
+        options.setdefault("reduced_motion", "reduce")  # pictures without half of an animation
+        windows.append(Window(chromium.new_context(viewport=SIZES[size], **options), service.url))  # type: ignore[arg-type]
+        return windows[-1]
+
+    yield open_window
+    for window in windows:
+        window.context.close()
+    assert [one for window in windows for one in window.strangers] == []
+    assert [one for window in windows for one in window.complaints] == []
+
+
+@pytest.fixture
+def remote(service: ServiceThread) -> Iterator[Ledger]:
+    """The ledger over HTTP."""
+    with odo.connect(service.url, token=service.token("bot")) as connected:
+        yield connected
