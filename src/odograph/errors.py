@@ -1,15 +1,19 @@
 """Everything Odograph raises, as one tree and one table.
 
-OdographError
-├── InvalidGuarantee       something in a request is not usable (the field and the value are named)
-├── InvalidPolicy          something to be set up contradicts itself or asks for the impossible
-├── UnprovenComposition    no theorem covers the request under this policy (the rule that would is named)
+OdographError              `.charged` says what became of the charge that was asked for
+├── InvalidArgument        an argument is not usable (the field and the value are named)
+│   ├── InvalidGuarantee   ... and it is a guarantee, or something that must be one
+│   └── InvalidPolicy      ... and it is a policy that contradicts itself or asks for the impossible
+├── UnprovenComposition    no theorem covers the request under this policy (the filter that would is named)
 ├── BudgetExceeded         the request does not fit; `.decision` says what would
 ├── MissingExtra           an optional dependency is not installed (the install line is printed)
+├── OutcomeUnknown         the connection or disk was lost during the commit; ask again with the same key
 ├── LedgerError
+│   ├── LedgerNotFound
 │   ├── AccountNotFound
 │   ├── AccountExists
 │   ├── AccountClosed
+│   ├── EntryNotFound
 │   ├── ReservationNotFound
 │   ├── ReservationResolved
 │   ├── IdempotencyConflict
@@ -27,7 +31,7 @@ OdographError
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from odograph.core.gate import Decision
@@ -39,18 +43,22 @@ __all__ = [
     "AccountNotFound",
     "BadRequest",
     "BudgetExceeded",
+    "EntryNotFound",
     "ErrorRow",
     "IdempotencyConflict",
+    "InvalidArgument",
     "InvalidGuarantee",
     "InvalidPolicy",
     "KeyNotFound",
     "LedgerBusy",
     "LedgerCorrupt",
     "LedgerError",
+    "LedgerNotFound",
     "MissingExtra",
     "NotAuthenticated",
     "NotPermitted",
     "OdographError",
+    "OutcomeUnknown",
     "RateLimited",
     "RemoteError",
     "ReservationNotFound",
@@ -63,23 +71,33 @@ __all__ = [
 
 
 class OdographError(Exception):
-    """The base of every error that Odograph raises on purpose."""
+    """The base of every error that Odograph raises on purpose.
+
+    `charged` says what became of the charge that was asked for: False, nothing was charged; True, it is charged;
+    None, that is not known. It is False for everything but `OutcomeUnknown`, and for calls that charge nothing.
+    """
+
+    charged: bool | None = False
 
 
-class InvalidGuarantee(OdographError, ValueError):
-    """Something in a request is not usable: a number out of range, another type, an argument too many."""
+class InvalidArgument(OdographError, ValueError):
+    """An argument is not usable: out of range, of another type, or in contradiction to another."""
 
 
-class InvalidPolicy(OdographError, ValueError):
-    """Something to be set up, mostly a policy, contradicts itself or promises what nothing can keep."""
+class InvalidGuarantee(InvalidArgument):
+    """A guarantee, or the cost of a mechanism, is not usable."""
+
+
+class InvalidPolicy(InvalidArgument):
+    """A policy contradicts itself or promises what nothing can keep."""
 
 
 class UnprovenComposition(OdographError):
-    """No theorem covers this request under this policy. Nothing was charged."""
+    """No theorem covers this request under this policy."""
 
 
 class BudgetExceeded(OdographError):
-    """The request does not fit what is left. Nothing was charged; the account stays usable."""
+    """The request does not fit what is left; the account stays usable."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(str(decision))
@@ -94,8 +112,35 @@ class MissingExtra(OdographError, ImportError):
     """An optional dependency is not installed."""
 
 
+class OutcomeUnknown(OdographError):
+    """The disk, the database or the connection was lost during the commit, so it may or may not have happened.
+
+    The same request with the same `key` tells which, and charges nothing twice. `charged` is None, or True where the
+    charge is known to be written and only its receipt could not be read.
+    """
+
+    charged: bool | None = None
+
+    def __init__(self, message: str, *, key: str = "", charged: bool | None = None) -> None:
+        super().__init__(f"{message} (key {key!r})" if key else message)
+        self.message = message
+        self.key = key
+        self.charged = charged
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _outcome_unknown, (self.message, self.key, self.charged)
+
+
+def _outcome_unknown(message: str, key: str, charged: bool | None) -> OutcomeUnknown:  # noqa: FBT001  for pickle
+    return OutcomeUnknown(message, key=key, charged=charged)
+
+
 class LedgerError(OdographError):
     """The base of errors about durable accounts."""
+
+
+class LedgerNotFound(LedgerError):
+    """There is no ledger at this place, or it holds no accounts yet."""
 
 
 class AccountNotFound(LedgerError):
@@ -108,6 +153,10 @@ class AccountExists(LedgerError):
 
 class AccountClosed(LedgerError):
     """The account takes no new charges."""
+
+
+class EntryNotFound(LedgerError):
+    """There is no entry of that id."""
 
 
 class ReservationNotFound(LedgerError):
@@ -123,7 +172,7 @@ class IdempotencyConflict(LedgerError):
 
 
 class LedgerBusy(LedgerError):
-    """The store could not be reached in time. Nothing was charged; try again."""
+    """The store could not be reached in time; try again."""
 
 
 class LedgerCorrupt(LedgerError):
@@ -135,7 +184,7 @@ class RemoteError(OdographError):
 
 
 class BadRequest(RemoteError):
-    """The service could not read the request. Nothing was changed."""
+    """The service could not read the request."""
 
 
 class KeyNotFound(RemoteError):
@@ -151,15 +200,15 @@ class NotPermitted(RemoteError):
 
 
 class RateLimited(RemoteError):
-    """The key was used too often in a short time. Nothing was changed; try again later."""
+    """The key was used too often in a short time; try again later."""
 
 
 class ServiceUnavailable(RemoteError):
-    """The service did not answer; the outcome is unknown until the same key is asked again."""
+    """The service could not be reached, so the request was not sent; try again."""
 
 
 def told(problem: Exception) -> str:
-    """Say what was wrong with a document: in our own words, never in those of an error that nobody wrote for it."""
+    """Return what was wrong with a document; the text of an error that is not Odograph's is not passed on."""
     return str(problem) if isinstance(problem, OdographError) else "a field is missing or of the wrong kind"
 
 
@@ -175,15 +224,19 @@ class ErrorRow:
 # Exit codes: 2 wrong input, 3 refused, 4 no theorem or no permission, 5 state of the ledger, 6 try again.
 ERROR_TABLE: dict[type[OdographError], ErrorRow] = {
     OdographError: ErrorRow(status=500, exit_code=1, retryable=False),
+    InvalidArgument: ErrorRow(status=422, exit_code=2, retryable=False),
     InvalidGuarantee: ErrorRow(status=422, exit_code=2, retryable=False),
     InvalidPolicy: ErrorRow(status=422, exit_code=2, retryable=False),
     UnprovenComposition: ErrorRow(status=422, exit_code=4, retryable=False),
     BudgetExceeded: ErrorRow(status=409, exit_code=3, retryable=False),
     MissingExtra: ErrorRow(status=501, exit_code=2, retryable=False),
+    OutcomeUnknown: ErrorRow(status=504, exit_code=6, retryable=True),
     LedgerError: ErrorRow(status=500, exit_code=5, retryable=False),
+    LedgerNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
     AccountNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
     AccountExists: ErrorRow(status=409, exit_code=5, retryable=False),
     AccountClosed: ErrorRow(status=409, exit_code=5, retryable=False),
+    EntryNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
     ReservationNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
     ReservationResolved: ErrorRow(status=409, exit_code=5, retryable=False),
     IdempotencyConflict: ErrorRow(status=409, exit_code=5, retryable=False),
