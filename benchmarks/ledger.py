@@ -31,10 +31,10 @@ from urllib.parse import urlsplit
 import psycopg
 
 import odograph as odo
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Author, Charge
 from odograph.ledger.engine import carry_out
 from odograph.ledger.entries import Entry
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.sql import queries
 from odograph.ledger.stores.sqlite import SqliteStore
 from timing import row
@@ -224,7 +224,7 @@ def verify(folder: Path, rounds: int, entries: int) -> None:
     with odo.connect(f"sqlite:///{folder}/many.db") as ledger:
         ledger.open_account("many", POLICY)
         backend = LocalBackend(store, "benchmark")
-        asks = backend.asks({"many": COST})
+        asks = backend.price({"many": COST})
         for start in range(0, entries, 2000):
             authors = [Author(backend.identity(), f"key-{i}") for i in range(start, start + 2000)]
             carry_out(store, [Charge(author, "spend", asks) for author in authors])

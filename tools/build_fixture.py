@@ -11,9 +11,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import odograph as odo
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.commands import MovePopulation, Pointer
 from odograph.ledger.entries import text_of
-from odograph.ledger.local_backend import LocalBackend
-from odograph.ledger.steps import Pointer, Step
 from odograph.ledger.stores.base import Head
 from odograph.ledger.stores.sql import SCHEMA
 
@@ -58,7 +58,9 @@ def take_a_step(ledger: odo.Ledger) -> None:
     backend.open(Head("telemetry", "", "", "", policy.privacy_unit, policy.neighbors), policy, "made", "", about)
     origin, cost = backend.opened("telemetry").origin, text_of(odo.PureDP("0.1").to_dict())
     pointer = Pointer(1, "00000001-second")
-    backend.submit(Step(backend.author("monday"), "telemetry", origin, 0, "0" * 64, cost, "charge", pointer))
+    backend.engine.submit(
+        MovePopulation(backend.author("monday"), "telemetry", origin, 0, "0" * 64, cost, "charge", pointer)
+    )
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ from urllib.parse import unquote
 
 from odograph.errors import LedgerError
 from odograph.extras import load
-from odograph.ledger.backend import Backend
+from odograph.ledger.backend import Backend, LocalBackend
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.base import Store
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.sqlite import SqliteStore

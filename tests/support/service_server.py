@@ -17,14 +17,14 @@ from odograph.service.app import App
 from odograph.service.key_store import connect_keys
 from odograph.service.server import HttpProtocol
 from odograph.service.settings import Settings
-from odograph.service.writer_client import Ended
-from odograph.service.writer_process import write_for
+from odograph.service.writer_client import Wait
+from odograph.service.writer_process import serve_worker
 
 
-async def start_thread(settings: Settings, its_end: socket.socket) -> Ended:
+async def start_thread(settings: Settings, its_end: socket.socket) -> Wait:
     """Start the writer in a thread of this process, which is faster to start than a process."""
     store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
-    thread = threading.Thread(target=write_for, args=(its_end.dup(), store), daemon=True)
+    thread = threading.Thread(target=serve_worker, args=(its_end.dup(), store), daemon=True)
     thread.start()
     return partial(asyncio.to_thread, thread.join)
 

@@ -146,7 +146,7 @@ class LedgerAccount:
 
         The same key with the same cost returns the first receipt and charges nothing more: it pays for one run.
         """
-        return self._backend.charge("spend", {self.name: cost}, key, note)
+        return self._backend.charge("spend", {self._opened.head.name: cost}, key, note)
 
     def reserve(
         self,

@@ -17,6 +17,7 @@ from odograph.core.compiled import Compiled, too_low
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
 from odograph.errors import LedgerCorrupt, OdographError, told
+from odograph.ledger.commands import POPULATION_ACTS, read_opening, read_pointer, read_population
 from odograph.ledger.entries import (
     AHEAD,
     CHARGES,
@@ -30,9 +31,7 @@ from odograph.ledger.entries import (
     note_digest,
     price_from_text,
 )
-from odograph.ledger.openings import opening_of
 from odograph.ledger.results import Checkpoint, Verification
-from odograph.ledger.steps import ACTS, pointer_of, population_of
 from odograph.ledger.stores.base import Balance, Head, Snapshot
 from odograph.progress import Progress, paced
 
@@ -150,12 +149,12 @@ class Auditor:
         self._end_account()
         if entry.account in self._accounts or entry.verb != "open":
             raise _bad(entry, "an account begins with one open entry")
-        head, compiled = opening_of(entry)
+        head, compiled = read_opening(entry)
         policy = compiled.policy
         if (head.name, head.privacy_unit, head.neighbors) != (entry.account, policy.privacy_unit, policy.neighbors):
             raise _bad(entry, "it opens another account, or for another privacy unit or neighbors than its policy's")
         own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False))
-        own.version = None if population_of(entry) is None else 0
+        own.version = None if read_population(entry) is None else 0
         self._accounts[head.name] = self._current = own
         return own
 
@@ -273,7 +272,7 @@ def _step(own: _Account, entry: Entry) -> None:
     if own.version is None or own.balance.closed:
         raise _bad(entry, "only a population that is not closed makes steps")
     own.version += 1
-    if pointer_of(entry).version != own.version or entry.details.get("act") not in ACTS or entry.price:
+    if read_pointer(entry).version != own.version or entry.details.get("act") not in POPULATION_ACTS or entry.price:
         raise _bad(entry, f"it is not how step {own.version} of a population is written")
     own.balance.totals = own.balance.totals._replace(steps=own.version)
 

@@ -1,37 +1,83 @@
 """Backend: what `Ledger`, `LedgerAccount` and `Reservation` stand on, whether the ledger is here or behind a service.
 
 Behind those three is one `Backend` per principal: `LocalBackend` over a store, or `RemoteBackend` over HTTP. So the
-verbs are the same wherever a ledger is kept.
+verbs are the same wherever a ledger is kept. A local backend reads accounts, prices what is asked for, submits
+commands to the engine and makes receipts of the results.
 """
 
 from __future__ import annotations
 
+import getpass
+import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from odograph.compile import Certification, certification
+from odograph.compile import Certification, certification, compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision, decide
 from odograph.core.guarantees import Guarantee
-from odograph.core.planning import AccountState, G, Quote, with_offer
+from odograph.core.planning import AccountState, G, Quote, largest, quote, with_offer
 from odograph.core.policy import Policy
-from odograph.errors import InvalidGuarantee, LedgerError, UnprovenComposition
-from odograph.ledger.commands import Ask, Refused, Stop
-from odograph.ledger.entries import price_to_text, text_of
-from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import Checkpoint, Past, Receipt, Verification
-from odograph.ledger.stores.base import Balance, Head
+from odograph.errors import (
+    AccountClosed,
+    AccountNotFound,
+    BudgetExceeded,
+    InvalidArgument,
+    InvalidGuarantee,
+    LedgerCorrupt,
+    LedgerError,
+    OutcomeUnknown,
+    ReservationNotFound,
+    ReservationResolved,
+    UnprovenComposition,
+)
+from odograph.ledger import transfer
+from odograph.ledger.audit import audit
+from odograph.ledger.commands import (
+    Ask,
+    Author,
+    Charge,
+    ChargeTarget,
+    Close,
+    Command,
+    Open,
+    Refused,
+    Repeated,
+    Resolve,
+    Result,
+    read_opening,
+    read_population,
+)
+from odograph.ledger.engine import LedgerEngine
+from odograph.ledger.entries import (
+    Entry,
+    Leg,
+    check_key,
+    check_name,
+    check_note,
+    legs_from_text,
+    parse_entry_id,
+    price_to_text,
+    shown,
+    text_of,
+)
+from odograph.ledger.lifetimes import Lifetime, linked, together
+from odograph.ledger.results import Checkpoint, Line, Past, Receipt, Verification
+from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, State, Store, Wants
+from odograph.ledger.stores.memory import MemoryStore
 from odograph.progress import Progress
 
-__all__ = ["Backend", "Opened", "check_costs", "offered"]
+__all__ = ["Backend", "Engine", "LocalBackend", "Opened", "check_costs", "check_reason", "with_counter_offer"]
 
-_REMEMBERED: Final = 1024  # priced requests per account
-_LONG: Final = 16384  # characters of a guarantee that is not remembered: a thousand of those would fill the memory
+_MAX_REMEMBERED: Final = 1024  # priced requests per account
+_MAX_REMEMBERED_LENGTH: Final = 16384  # characters of a guarantee that is remembered: longer ones fill the memory
+_ERASED: Final = "erased"
 
 
 class Opened:
-    """What an account was opened with. It never changes, so it is read once."""
+    """What an account was opened with. It never changes, so it is read once per process."""
 
     __slots__ = ("_asks", "_certified", "compiled", "head", "origin", "path", "population")
 
@@ -69,30 +115,30 @@ class Opened:
         if known is not None and known.cost is cost:
             return known
         if not isinstance(cost, Guarantee):
-            raise InvalidGuarantee(f"{cost!r} is not a guarantee; pass one such as PureDP(0.1). Nothing was charged")
+            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got {cost!r})")
         self.require_own()
-        stops = []
+        targets = []
         for one in self.path:
-            asked = one.compiled.price(cost)
-            stops.append(Stop(one.head.name, one.compiled, asked, price_to_text(asked), one.origin))
+            price = one.compiled.price(cost)
+            targets.append(ChargeTarget(one.head.name, one.compiled, price, price_to_text(price), one.origin))
         text = text_of(cost.to_dict())
-        made = Ask((self.head.name, text), cost, tuple(stops), frozenset(self.names))
-        if len(text) > _LONG:
+        made = Ask((self.head.name, text), cost, tuple(targets), frozenset(self.names), self.certified)
+        if len(text) > _MAX_REMEMBERED_LENGTH:
             return made
-        if len(self._asks) >= _REMEMBERED:
+        if len(self._asks) >= _MAX_REMEMBERED:
             self._asks.clear()
         self._asks[id(cost)] = made  # holding the object keeps its identity from being used again
         return made
 
     def require_own(self) -> None:
-        """Raise unless the account is charged as a whole: in a population everybody has a filter of their own."""
+        """Raise unless the account is charged as a whole: in a population each person has a filter of their own."""
         if self.population is not None:
             raise UnprovenComposition(
-                f"{self.head.name!r} is a population: everybody in it has a filter of their own, and what is left is"
-                f" nobody's to see. It is charged by Population.open({self.head.name!r}, ...).charge(...)"
+                f"{self.head.name!r} is a population: each person in it has a filter of their own, whose balance is"
+                f" secret. It is charged by Population.open({self.head.name!r}, ...).charge(...)"
             )
 
-    def stations(self, balances: Mapping[str, Balance]) -> list[AccountState]:
+    def states(self, balances: Mapping[str, Balance]) -> list[AccountState]:
         """Return the path with what was read of it, if it is still the path that was opened."""
         self.require_own()
         for one in self.path:
@@ -103,11 +149,9 @@ class Opened:
 
 
 def check_costs(costs: object) -> None:
-    """Raise unless it says what is asked of at least one account."""
+    """Raise unless costs are a mapping from at least one account to what is asked of it."""
     if not isinstance(costs, Mapping) or not costs:
-        raise InvalidGuarantee(
-            f"costs must name at least one account, as in {{'jan': PureDP(0.1)}}, and {costs!r} does not"
-        )
+        raise InvalidArgument(f"costs must name at least one account, as in {{'jan': PureDP(0.1)}} (got {costs!r})")
 
 
 class Backend(Protocol):
@@ -168,7 +212,7 @@ class Backend(Protocol):
         ...
 
     def pending(self, name: str) -> Sequence[Receipt]:
-        """Return the reservations of an account that nobody has resolved."""
+        """Return the reservations of an account that are neither committed nor voided."""
         ...
 
     def voids(self, name: str) -> int:
@@ -176,7 +220,7 @@ class Backend(Protocol):
         ...
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
-        """Say whether the accounts would admit their costs together; spend nothing."""
+        """Return whether the accounts would admit their costs together; spend nothing."""
         ...
 
     def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
@@ -200,7 +244,7 @@ class Backend(Protocol):
         ...
 
     def checkpoint(self) -> Checkpoint:
-        """Say where every account stands."""
+        """Return the last sequence and seal of every account."""
         ...
 
     def export(self, file: IO[str], progress: Progress | None) -> Checkpoint:
@@ -220,29 +264,381 @@ class Backend(Protocol):
         ...
 
     def erase_note(self, entry: str) -> bool:
-        """Erase the note of an entry; say whether there was one."""
+        """Erase the note of an entry; return whether there was one."""
         ...
 
     def erase_principal(self, name: str) -> bool:
-        """Erase a principal's name; say whether there was one."""
+        """Erase a principal's name; return whether there was one."""
         ...
 
     def leave(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         ...
 
 
-def offered(asks: tuple[Ask, ...], refused: Refused) -> Decision:
+class Engine(Protocol):
+    """Where commands are submitted: a `LedgerEngine` in this process, or a way to one in another."""
+
+    def submit(self, command: Command) -> Result:
+        """Carry a command out durably and return its result, or raise its error."""
+        ...
+
+
+class LocalBackend:
+    """A ledger in a store, for one principal: the operating system's user, if none is named."""
+
+    resolves = True
+
+    def __init__(self, store: Store, principal: str | None = None, engine: Engine | None = None) -> None:
+        self.store = store
+        self.engine: Engine = engine or LedgerEngine(store)
+        self._shared = False  # whether the store belongs to the backend that this one was made from
+        self.principal = check_key(_user() if principal is None else principal, "principal")
+        self._identity = ""
+        self._known: dict[str, Opened] = {}
+
+    @property
+    def url(self) -> str:
+        """Where the ledger is, without a password."""
+        return self.store.url
+
+    def acting_as(self, principal: str) -> LocalBackend:
+        """Return the backend of another principal, sharing the connection, the engine and what was read."""
+        other = LocalBackend(self.store, principal, self.engine)
+        other._known = self._known
+        other._shared = True
+        return other
+
+    def open(
+        self,
+        head: Head,
+        policy: Policy | Compiled,
+        key: str | None,
+        note: str,
+        population: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Open an account; relatives that are missing are found before anything is made, even the file."""
+        for relative in filter(None, (head.parent, head.successor_of)):
+            self.opened(relative).require_own()
+        compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
+        Compiled.from_dict(compiled.to_dict())  # what cannot be read back must never be written
+        self.store.create()
+        self.engine.submit(Open(self.author(key, note), head, compiled, population))
+
+    def close(self, name: str, note: str) -> None:
+        """Close an account and everything below it."""
+        self.engine.submit(Close(self.author(None, note), name))
+
+    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+        """Read balances at one moment."""
+        return self.store.balances(names)
+
+    def opened(self, name: str) -> Opened:
+        """Return what an account was opened with, or raise `AccountNotFound`."""
+        known = self._known.get(name)
+        if known is None:
+            check_name(name)
+            found = self.store.entries(name, 0, 1)
+            if not found:
+                raise AccountNotFound(f"there is no account {name!r} in {self.store.url}")
+            head, compiled = read_opening(found[0])
+            above = self.opened(head.parent).path if head.parent else ()
+            known = self._known[name] = Opened(head, compiled, found[0].seal, above, read_population(found[0]))
+        return known
+
+    def author(self, key: str | None = None, note: str = "") -> Author:
+        """Return who writes; without a key a random one is made, so that a lost answer can be asked for again."""
+        key = secrets.token_hex(16) if key is None else check_key(key)
+        identity = self._identity or self.identity()
+        return Author(identity, key) if note == "" else Author(identity, key, check_note(note), secrets.token_hex(16))
+
+    def identity(self) -> str:
+        """Return the random identity that entries carry for this principal."""
+        if not self._identity:
+            self._identity = self.store.principal(self.principal)
+        return self._identity
+
+    @property
+    def identified(self) -> bool:
+        """Whether `author` knows the identity without reading the store."""
+        return self._identity != ""
+
+    def forget(self) -> None:
+        """Look the identity up again: the name was erased."""
+        self._identity = ""
+
+    def charge(
+        self,
+        verb: str,
+        costs: Mapping[str, Guarantee],
+        key: str | None,
+        note: str,
+        expires: int | None = None,
+    ) -> Receipt:
+        """Charge all or nothing and return the receipt, or raise `BudgetExceeded` with what would fit."""
+        author, asks = self.author(key, note), self.price(costs)
+        result = self.engine.submit(Charge(author, verb, asks, expires))
+        return self.receipt(result, verb, author.key, asks)
+
+    def price(self, costs: Mapping[str, Guarantee]) -> tuple[Ask, ...]:
+        """Price what is asked of each account, in the order of their names, so that a request has one form."""
+        if type(costs) is not dict or not costs:
+            check_costs(costs)
+        known = self._known
+        if len(costs) == 1:
+            ((name, cost),) = costs.items()
+            return ((known[name] if name in known else self.opened(name)).ask(cost),)
+        for name in costs:
+            if name not in known:
+                check_name(name, "account")
+        return tuple([self.opened(name).ask(costs[name]) for name in sorted(costs)])
+
+    def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
+        """Commit or void a reservation."""
+        check_reason(verb, note)
+        reserved, legs = self.reserved(reservation)
+        author = self.author(reservation, note)
+        return self.receipt(self.engine.submit(Resolve(author, verb, reserved, legs)), verb, author.key)
+
+    def find_key(self, owner: str, key: str) -> IdempotencyRecord | None:
+        """Return where a key was used; None if it is free."""
+        found: dict[tuple[str, str], IdempotencyRecord] = {}
+
+        def look(state: State) -> Changes:
+            found.update(state.keys)
+            return Changes()
+
+        self.store.write(Wants(keys=frozenset([(owner, key)])), look)
+        return found.get((owner, key))
+
+    def receipt(self, result: Result, verb: str, key: str, asks: tuple[Ask, ...] = ()) -> Receipt:
+        """Return the receipt of a command; raise `BudgetExceeded` with what would fit, if it was refused.
+
+        `asks` are what a charge was priced to: without them they are read from its entries. A repeated request has
+        the receipt of the first time.
+        """
+        if isinstance(result, Refused):
+            raise BudgetExceeded(with_counter_offer(asks, result))
+        if isinstance(result, Repeated):
+            return self._first_receipt(result.record, verb, key)
+        own, linked, _ = result
+        try:
+            if linked or not asks:
+                return self._receipt_of(own, linked)
+        except LedgerError as problem:  # it was written all the same
+            raise OutcomeUnknown(
+                "this is written, and its receipt could not be read; ask again with the same key to have it",
+                key=own[0].key,
+                charged=True,
+            ) from problem
+        first = own[0]
+        lines = tuple([Line(one.account, one.sequence, asks[i].cost, one.seal) for i, one in enumerate(own)])
+        expires = first.expires if first.detail else None
+        unsure = tuple([ask.asked[0] for ask in asks if not ask.certified])
+        return Receipt(first.verb, first.key, first.time, lines, expires, (), repeated=False, uncertified=unsure)
+
+    def _receipt_of(self, own: Sequence[Entry], linked: Iterable[str]) -> Receipt:
+        """Return the receipt of some entries, reading what they do not hold."""
+        first = own[0]
+        lines = tuple([Line(one.account, one.sequence, _guarantee_of(one), one.seal) for one in own])
+        unsure = tuple([one.account for one in own if not self.opened(one.account).certified])
+        lifetimes = self._lifetimes(linked)
+        return Receipt(first.verb, first.key, first.time, lines, first.expires, lifetimes, False, unsure)  # noqa: FBT003
+
+    def _first_receipt(self, record: IdempotencyRecord, verb: str, key: str) -> Receipt:
+        """Return the receipt of a request that was carried out before."""
+        if verb == "reserve":
+            self._refuse_voided(key, f"{record.account}#{record.sequence}")
+        legs = legs_from_text(self.entry(record.account, record.sequence).legs)
+        own = [self.entry(*leg.own) for leg in legs]
+        balances = self.store.balances([entry.account for entry in own])
+        linked = [name for name, balance in balances.items() if balance.linked]
+        return self._receipt_of(own, linked)._replace(repeated=True)
+
+    def _refuse_voided(self, key: str, reservation: str) -> None:
+        """Raise if the reservation that a key was used for was voided: it pays for nothing any more."""
+        record = self.find_key("", reservation)
+        if record is not None and record.verb == "void":
+            raise ReservationResolved(
+                f"key {key!r} was used for reservation {reservation}, which was voided, so nothing is charged for it;"
+                " a run needs another key"
+            )
+
+    def entry(self, account: str, sequence: int) -> Entry:
+        """Read one entry that must be there."""
+        found = self.store.entries(account, sequence, 1)
+        if not found or found[0].sequence != sequence:
+            raise LedgerCorrupt(f"entry {account}#{sequence} is missing")
+        return found[0]
+
+    def reserved(self, reservation: str) -> tuple[tuple[Entry, ...], tuple[Leg, ...]]:
+        """Read every entry of a reservation, in the order in which they were written, and its legs."""
+        name, sequence = parse_entry_id(reservation)
+        found = self.store.entries(name, sequence, 1)
+        if not found or found[0].verb != "reserve" or found[0].called != reservation:
+            raise ReservationNotFound(f"there is no reservation {shown(reservation)} in {self.store.url}")
+        legs = legs_from_text(found[0].legs)
+        return tuple(self.entry(*one) for leg in legs for one in reversed(leg.places)), legs
+
+    def reservation(self, reservation: str) -> Receipt:
+        """Return the receipt of a reservation."""
+        entries, legs = self.reserved(reservation)
+        asked = {leg.own for leg in legs}
+        own = [entry for entry in entries if (entry.account, entry.sequence) in asked]
+        return self._receipt_of(own, ())
+
+    def pending(self, name: str) -> list[Receipt]:
+        """Return the reservations of an account that are neither committed nor voided."""
+        ids = dict.fromkeys(entry.called for entry in self.store.pending(name))
+        return [self.reservation(one) for one in ids]
+
+    def voids(self, name: str) -> int:
+        """Count the reservations charged to an account that were voided."""
+        return self.store.voids(name)
+
+    def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
+        """Return whether the accounts would admit their costs together, each with all above it; spend nothing."""
+        asks = self.price(costs)
+        totals = {state.name: state.totals for state in self._account_states(*costs)}
+        after = dict(totals)
+        for i, ask in enumerate(asks):
+            for name, compiled, price, *_ in ask.targets:
+                decision = decide(compiled.meters, after[name], price, ask.cost)
+                if not decision.admitted:
+                    return with_counter_offer(asks, Refused(i, decision._replace(account=name), totals))
+                after[name] = decision.totals_after
+        return decision
+
+    def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
+        """Decide several costs in order, all or nothing, spending nothing."""
+        return quote(self._account_states(name), costs)
+
+    def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+        try:
+            return largest(self._account_states(name), kind, times)
+        except AccountClosed:
+            return None
+
+    def _account_states(self, *names: str) -> list[AccountState]:
+        """Read the paths at one moment; an account that is closed, here or above, admits nothing."""
+        paths = [self.opened(name) for name in names]
+        balances = self.store.balances({one for opened in paths for one in opened.names})
+        states = [state for opened in paths for state in opened.states(balances)]
+        for state in states:
+            if balances[state.name].closed:
+                raise AccountClosed(f"{state.name!r} is closed and takes no new charges")
+        return states
+
+    def lifetime(self, name: str) -> Lifetime | None:
+        """Return what an account and those linked to it, before and after, promise together; None if it is alone."""
+        names = linked([balance.head for balance in self.store.balances().values()], name)
+        return together({one: self.opened(one).compiled.policy for one in names}) if len(names) > 1 else None
+
+    def _lifetimes(self, names: Iterable[str]) -> tuple[Lifetime, ...]:
+        found = [self.lifetime(name) for name in names]
+        return tuple(dict.fromkeys(lifetime for lifetime in found if lifetime is not None))
+
+    def history(self, name: str, first: int, count: int) -> list[Past]:
+        """Return a page of entries, with the names and notes that were not erased."""
+        entries = self.store.entries(name, first, count)  # before what stands beside them, which is there by then
+        notes, names = self.store.notes(name, first, count), self.store.principals()
+        return [
+            Past(
+                entry,
+                names.get(entry.principal, _ERASED),
+                (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",
+            )
+            for entry in entries
+        ]
+
+    def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
+        """Replay everything, at one moment."""
+        transfer.check_checkpoint(checkpoint)
+        with self.store.snapshot() as snapshot:
+            return audit(snapshot, checkpoint, progress)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return the last sequence and seal of every account."""
+        return Checkpoint({name: (b.sequence, b.seal) for name, b in self.store.balances().items()})
+
+    def export(self, file: IO[str], progress: Progress | None) -> Checkpoint:
+        """Write the whole ledger as JSON Lines."""
+        with self.store.snapshot() as snapshot:
+            return transfer.export(snapshot, file, progress)
+
+    def import_(self, file: IO[str], checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
+        """Read a copy in."""
+        found = transfer.take_in(self.store, transfer.lines(file), self.principal, checkpoint, progress)
+        self.forget()
+        return found
+
+    def backup(self, path: Path, progress: Progress | None) -> Checkpoint:
+        """Copy the whole ledger into a new SQLite file."""
+        with self.store.snapshot() as snapshot:
+            return transfer.backup(transfer.pieces(snapshot), path, progress)
+
+    def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
+        """Read a backup in."""
+        with transfer.opened_backup(path) as snapshot:
+            found = transfer.take_in(self.store, transfer.pieces(snapshot), self.principal, checkpoint, progress)
+        self.forget()
+        return found
+
+    def erase_note(self, entry: str) -> bool:
+        """Erase the note of an entry."""
+        return self.store.erase_note(*parse_entry_id(entry))
+
+    def erase_principal(self, name: str) -> bool:
+        """Erase a principal's name; one's own is looked up again."""
+        erased = self.store.erase_principal(check_key(name, "principal"))
+        if name == self.principal:
+            self.forget()
+        return erased
+
+    def leave(self) -> None:
+        """Close files and connections; those of the backend that this one was made from stay open."""
+        if self._shared:
+            self.store = MemoryStore(self.store.url)  # an empty one, which is closed, in its place
+            self.engine = LedgerEngine(self.store)
+        self.store.close()
+
+
+def _guarantee_of(entry: Entry) -> Guarantee:
+    guarantee = entry.guarantee
+    if guarantee is None:
+        raise LedgerCorrupt(f"entry {entry.place} charges for nothing")
+    return guarantee
+
+
+def _user() -> str:
+    """Return the name of the operating system's user: the default principal."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        return f"uid-{os.getuid()}"
+
+
+def check_reason(verb: str, note: object) -> None:
+    """Raise if a void has no reason."""
+    if verb == "void" and (not isinstance(note, str) or not note.strip()):
+        raise InvalidArgument(
+            f"reason must be a string that is not empty (got {note!r}): a void says that the mechanism was not run,"
+            " and an auditor will ask why"
+        )
+
+
+def with_counter_offer(asks: tuple[Ask, ...], refused: Refused) -> Decision:
     """Return a refusal with the largest request that would fit there, if the others stay as they are."""
     decision = refused.decision
     totals = dict(refused.totals)
     for i, ask in enumerate(asks):
         if i == refused.leg:
             continue
-        for name, compiled, asked, *_ in ask.stops:
-            other = decide(compiled.meters, totals[name], asked)
+        for name, compiled, price, *_ in ask.targets:
+            other = decide(compiled.meters, totals[name], price)
             if not other.admitted:
                 return decision  # no offer for one account makes the whole request fit
             totals[name] = other.totals_after
-    path = [AccountState(stop.name, stop.compiled, totals[stop.name]) for stop in asks[refused.leg].stops]
+    path = [AccountState(target.name, target.compiled, totals[target.name]) for target in asks[refused.leg].targets]
     return with_offer(path, decision, decision.account)

@@ -1,28 +1,35 @@
-"""The writing verbs as pure steps: each looks at the state of a transaction and moves it on, or changes nothing.
+"""The writing verbs as commands: each looks at the state of a transaction and moves it on, or changes nothing. Pure.
 
-Every store runs the same steps in the order of arrival, so every store decides identically. The gate is asked here,
-with totals that were read inside the transaction, and nowhere else.
+Every store applies the same commands in the order of arrival, so every store decides identically. The gate is asked
+here, with totals that were read inside the transaction, and nowhere else. A command can be pickled: the process that
+asks need not be the one that writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
+from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
+    AccountExists,
     AccountNotFound,
     IdempotencyConflict,
+    InvalidPolicy,
+    LedgerBusy,
+    LedgerCorrupt,
     LedgerError,
     OdographError,
     ReservationResolved,
-    ServiceUnavailable,
+    told,
 )
 from odograph.ledger.entries import (
+    START,
     Entry,
     Leg,
     digest_of,
@@ -33,42 +40,48 @@ from odograph.ledger.entries import (
     stamp,
     text_of,
 )
-from odograph.ledger.stores.base import ERASED, Balance, Changes, IdempotencyRecord, Note, State, Wants
+from odograph.ledger.stores.base import ERASED, Balance, Changes, Head, IdempotencyRecord, Note, State, Wants
 
 __all__ = [
+    "POPULATION_ACTS",
     "Ask",
     "Author",
     "Charge",
+    "ChargeTarget",
+    "Close",
+    "Command",
     "Made",
+    "MovePopulation",
+    "Open",
     "Outcome",
+    "Pointer",
     "Refused",
     "Repeated",
-    "Request",
     "Resolve",
-    "Settled",
-    "Stop",
-    "keep_note",
-    "remember",
-    "repeated",
-    "settled",
-    "time_of",
+    "Result",
+    "check_repeated",
+    "read_opening",
+    "read_pointer",
+    "read_population",
 ]
 
-
+POPULATION_ACTS: Final = ("charge", "join", "remove")
 _ASKED: Final = attrgetter("asked")
+_WORDS_OF_0_1: Final = {"privacy_unit": "unit", "neighbors": "neighbours"}
 
 
 class Made(NamedTuple):
-    """The request was carried out: the entries of the accounts that were asked; those above them have more."""
+    """The command was carried out: the entries of the accounts that were asked; those above them have more."""
 
     own: tuple[Entry, ...]
     linked: tuple[str, ...] = ()  # those of the accounts that have predecessors or successors
+    decision: Decision | None = None  # of the account that was asked last, for a charge
 
 
 class Repeated(NamedTuple):
     """The same request was carried out before, under the same key."""
 
-    hit: IdempotencyRecord
+    record: IdempotencyRecord
 
 
 class Refused(NamedTuple):
@@ -79,13 +92,13 @@ class Refused(NamedTuple):
     totals: dict[str, Totals]
 
 
-# What became of a request, if that was no error.
-Settled: TypeAlias = Made | Repeated | Refused
-Outcome: TypeAlias = Settled | OdographError
+# What became of a command that raised no error.
+Result: TypeAlias = Made | Repeated | Refused
+Outcome: TypeAlias = Result | OdographError
 
 
 class Author(NamedTuple):
-    """Who writes, under which key, with which note: the part that all requests have in common."""
+    """Who writes, under which key, with which note: what all commands have in common."""
 
     principal: str
     key: str
@@ -93,12 +106,12 @@ class Author(NamedTuple):
     salt: str = ""
 
 
-class Request(Protocol):
-    """A writing verb with everything it needs; what it reads is wanted, what it does is one step."""
+class Command(Protocol):
+    """A writing verb with everything that it needs."""
 
     @property
     def author(self) -> Author:
-        """Who asks."""
+        """The principal, its key and its note."""
         ...
 
     @property
@@ -106,35 +119,36 @@ class Request(Protocol):
         """What must be read and locked."""
         ...
 
-    def step(self, state: State, changes: Changes) -> Outcome:
-        """Carry the request out on the state and add to the changes, or raise and leave both as they were."""
+    def apply(self, state: State, changes: Changes) -> Result:
+        """Carry the command out on the state and add to the changes, or raise and leave both as they were."""
         ...
 
 
-class Stop(NamedTuple):
-    """One account on the way of a charge, and what it is to be charged."""
+class ChargeTarget(NamedTuple):
+    """One account on the path of a charge, and its price there."""
 
     name: str
     compiled: Compiled
     price: Price
-    text: str  # the price, written
+    text: str  # the price, as it is written into an entry
     origin: str  # the account that it was priced for
 
 
 class Ask(NamedTuple):
-    """What is asked of one account: the guarantee, and the stops from the top down to the account."""
+    """What is asked of one account: the guarantee, and the targets from the top of its path down to itself."""
 
-    asked: tuple[str, str]  # the account, and the guarantee as it is written
+    asked: tuple[str, str]  # the account, and the guarantee as it is written into an entry
     cost: Guarantee
-    stops: tuple[Stop, ...]
-    names: frozenset[str]  # of the stops
+    targets: tuple[ChargeTarget, ...]
+    names: frozenset[str]  # of the targets
+    certified: bool  # whether this installation knows that the account's limits keep its promise
 
 
 class Charge(NamedTuple):
-    """Spend or reserve: charge every stop of every leg, all or nothing.
+    """Spend or reserve: charge every target of every ask, all or nothing.
 
-    This is what every spend runs, between waiting for the disk and waiting for it again, when nothing of it is in the
-    processor's caches. So it is written in plain loops: a call here takes several times as long as elsewhere.
+    Every spend runs this between two waits for the disk, when nothing of it is in the processor's caches, so it is
+    written in plain loops: a call here takes several times as long as elsewhere.
 
     Theorem: several accounts at once: each account on the way keeps its promise about what was charged to it.
     Assumes: each cost bounds the mechanism for one person's data in that account, and nobody's are in two of them.
@@ -152,53 +166,53 @@ class Charge(NamedTuple):
         names = asks[0].names if len(asks) == 1 else frozenset[str]().union(*[ask.names for ask in asks])
         return Wants(names, frozenset([(author.principal, author.key)]))
 
-    def step(self, state: State, changes: Changes) -> Outcome:
+    def apply(self, state: State, changes: Changes) -> Result:
         """Charge, or record the refusal; a refusal leaves the key free."""
         author, verb, asks, _ = self
         request = digest_of(verb, tuple(map(_ASKED, asks)))
-        hit = state.keys.get((author.principal, author.key))
-        if hit is not None:
-            return repeated(hit, author, request)
+        record = state.keys.get((author.principal, author.key))
+        if record is not None:
+            return check_repeated(record, author, request)
         balances = state.balances
         after: dict[str, Totals] = {}
         prices: list[str] = []
         for ask in asks:
-            for stop in ask.stops:
-                balance = balances.get(stop.name)
-                if balance is None or balance.closed or balance.origin != stop.origin:
-                    raise _unable(balance, stop)
+            for target in ask.targets:
+                balance = balances.get(target.name)
+                if balance is None or balance.closed or balance.origin != target.origin:
+                    raise _unable(balance, target)
         for i, ask in enumerate(asks):
-            for name, compiled, price, text, _ in ask.stops:
+            for name, compiled, price, text, _ in ask.targets:
                 totals = after[name] if name in after else balances[name].totals
                 decision = decide(compiled.meters, totals, price, ask.cost)
                 if not decision.admitted:
                     refused = Refused(i, decision._replace(account=name), _totals(state, asks))
-                    self._record(state, changes, request, name)
+                    self._record_refusal(state, changes, request, name)
                     return refused
                 after[name] = decision.totals_after
                 # As charged: without what would have passed the ceiling.
                 prices.append(text if decision.price is price else price_to_text(decision.price))
         for name, totals in after.items():
             balances[name].totals = totals
-        return self._write(state, changes, request, prices)
+        return self._write(state, changes, request, prices, decision)
 
-    def _write(self, state: State, changes: Changes, request: str, prices: list[str]) -> Made:
+    def _write(self, state: State, changes: Changes, request: str, prices: list[str], decision: Decision) -> Made:
         author, verb, asks, expires = self
         balances, time = state.balances, state.now
         later: list[int] = []
         following: dict[str, int] = {}
-        places: list[str] = []
+        ids: list[str] = []
         for ask in asks:
             leg: list[str] = []
-            for stop in ask.stops:
-                name, balance = stop.name, balances[stop.name]
+            for target in ask.targets:
+                name, balance = target.name, balances[target.name]
                 if balance.time > time:
                     later.append(balance.time)
                 following[name] = number = following.get(name, balance.sequence) + 1
                 leg.append(f"{name}#{number}")
             leg.reverse()
-            places.append("/".join(leg))
-        legs = " ".join(places)
+            ids.append("/".join(leg))
+        legs = " ".join(ids)
         if later:
             time = stamp(time, later)  # one time for all the entries of a request
         detail = "" if expires is None else text_of({"expires": str(time + expires)})
@@ -207,40 +221,59 @@ class Charge(NamedTuple):
         written = iter(prices)
         for ask in asks:
             account, text = ask.asked
-            for stop in ask.stops:
-                balance = changes.moved[stop.name] = balances[stop.name]
-                note = keep_note(changes, balance, author) if author.note and stop.name == account else ""
-                fields = (verb, legs, text, next(written), author.key, request, note, detail)
-                entry = balance.write(time, author.principal, fields)
+            for target in ask.targets:
+                balance = changes.moved[target.name] = balances[target.name]
+                entry = balance.append(
+                    time=time,
+                    principal=author.principal,
+                    verb=verb,
+                    legs=legs,
+                    cost=text,
+                    price=next(written),
+                    key=author.key,
+                    request=request,
+                    note=_keep_note(changes, balance, author) if author.note and target.name == account else "",
+                    detail=detail,
+                )
                 changes.entries.append(entry)
             own.append(entry)
             if balance.linked:
                 linked.append(account)
         used = (author.principal, author.key)
         changes.keys[used] = state.keys[used] = IdempotencyRecord(own[0].account, own[0].sequence, verb, request)
-        return Made(tuple(own), tuple(linked))
+        return Made(tuple(own), tuple(linked), decision)
 
-    def _record(self, state: State, changes: Changes, request: str, refuser: str) -> None:
+    def _record_refusal(self, state: State, changes: Changes, request: str, refuser: str) -> None:
         """Write the refusal into the history of each account that was asked; it costs nothing."""
         paths = [[ask.asked[0]] for ask in self.asks]
-        time, legs = time_of(state, paths), _legs(state, paths)
+        time, legs = _time_of(state, paths), _legs(state, paths)
         detail = text_of({"refused_by": refuser, "verb": self.verb})
         for ask in self.asks:
             account, text = ask.asked
             balance = changes.moved[account] = state.balances[account]
-            note = keep_note(changes, balance, self.author)
-            fields = ("refuse", legs, text, ask.stops[-1].text, self.author.key, request, note, detail)
-            changes.entries.append(balance.write(time, self.author.principal, fields))
+            entry = balance.append(
+                time=time,
+                principal=self.author.principal,
+                verb="refuse",
+                legs=legs,
+                cost=text,
+                price=ask.targets[-1].text,
+                key=self.author.key,
+                request=request,
+                note=_keep_note(changes, balance, self.author),
+                detail=detail,
+            )
+            changes.entries.append(entry)
 
 
 class Resolve(NamedTuple):
     """Commit or void a reservation: void takes back what was charged, and means that the mechanism was not run.
 
     Theorem: reservations: a step that never happened costs nothing, so its price may be taken back exactly.
-    Assumes: whoever voids did not run the mechanism.
+    Assumes: the mechanism of a voided reservation was not run.
     """
 
-    author: Author  # its key is the reservation's place
+    author: Author  # its key is the reservation's id
     verb: str
     reserved: tuple[Entry, ...]  # every entry of the reservation, in the order in which they were written
     legs: tuple[Leg, ...]
@@ -250,120 +283,350 @@ class Resolve(NamedTuple):
         """Every account that the reservation charged, and whether it was resolved."""
         return Wants(frozenset(entry.account for entry in self.reserved), frozenset([("", self.author.key)]))
 
-    def step(self, state: State, changes: Changes) -> Outcome:
+    def apply(self, state: State, changes: Changes) -> Result:
         """Resolve the reservation once; the same again is the same, the other way round is an error."""
-        request = digest_of(self.verb, ((self.author.key, ""),))
-        hit = state.keys.get(("", self.author.key))
-        if hit is not None:
-            if hit.verb == self.verb:
-                return Repeated(hit)
-            done = "committed" if hit.verb == "commit" else "voided"
-            raise ReservationResolved(
-                f"reservation {self.author.key} was {done} before, by {hit.account}#{hit.sequence}"
-            )
+        author, verb = self.author, self.verb
+        request = digest_of(verb, ((author.key, ""),))
+        record = state.keys.get(("", author.key))
+        if record is not None:
+            return self._check_resolved(record)
         paths = [[name for name, _ in reversed(leg.places)] for leg in self.legs]
-        time = time_of(state, paths)
+        time = _time_of(state, paths)
+        self._require_voidable(state, time)
+        legs = _legs(state, paths)
+        asked = {leg.own for leg in self.legs}
+        own: list[Entry] = []
+        for before in self.reserved:
+            balance = state.balances[before.account]
+            if verb == "void":
+                balance.totals = balance.totals.without(price_from_text(before.price))
+            is_own = (before.account, before.sequence) in asked
+            entry = balance.append(
+                time=time,
+                principal=author.principal,
+                verb=verb,
+                legs=legs,
+                cost=before.cost,
+                price=before.price,
+                key=author.key,
+                request=request,
+                note=_keep_note(changes, balance, author) if is_own else "",
+            )
+            changes.entries.append(entry)
+            changes.moved[before.account] = balance
+            if is_own:
+                own.append(entry)
+        _use_key(state, changes, "", author.key, IdempotencyRecord(own[0].account, own[0].sequence, verb, request))
+        return Made(tuple(own), tuple(name for name, _ in asked if state.balances[name].linked))
+
+    def _check_resolved(self, record: IdempotencyRecord) -> Repeated:
+        if record.verb == self.verb:
+            return Repeated(record)
+        done = "committed" if record.verb == "commit" else "voided"
+        raise ReservationResolved(
+            f"reservation {self.author.key} was {done} before, by {record.account}#{record.sequence}"
+        )
+
+    def _require_voidable(self, state: State, time: int) -> None:
+        """Raise if a reservation that is to be voided has expired: its mechanism may have run by then."""
         expires = self.reserved[0].expires
-        # By the latest of the times, even if the clock has been set back since: it may have run by then.
+        # By the latest of the times, even if the clock has been set back since.
         latest = max(time, *[state.balances[entry.account].time for entry in self.reserved])
         if self.verb == "void" and expires is not None and latest > expires:
             raise ReservationResolved(
                 f"reservation {self.author.key} expired at {moment(expires):%Y-%m-%d %H:%M:%S} UTC: its"
                 " mechanism may have run, so it can be committed and no longer voided"
             )
-        legs = _legs(state, paths)
-        author = self.author
-        asked = {leg.own for leg in self.legs}
-        own: list[Entry] = []
-        for before in self.reserved:
-            balance = state.balances[before.account]
-            if self.verb == "void":
-                balance.totals = balance.totals.without(price_from_text(before.price))
-            is_own = (before.account, before.sequence) in asked
-            note = keep_note(changes, balance, author) if is_own else ""
-            fields = (self.verb, legs, before.cost, before.price, author.key, request, note, "")
-            entry = balance.write(time, author.principal, fields)
-            changes.entries.append(entry)
-            changes.moved[before.account] = balance
-            if is_own:
-                own.append(entry)
-        remember(
-            state, changes, "", author.key, IdempotencyRecord(own[0].account, own[0].sequence, self.verb, request)
+
+
+class Open(NamedTuple):
+    """Open an account: the compiled policy is its first entry."""
+
+    author: Author
+    head: Head
+    compiled: Compiled
+    population: Mapping[str, Any] | None = None  # where the filters of its people are, if it is one
+
+    @property
+    def detail(self) -> str:
+        """The document from which the account is read ever after."""
+        form = {**self.head._asdict(), "compiled": self.compiled.to_dict()}
+        return text_of(form if self.population is None else form | {"population": {**self.population}})
+
+    @property
+    def digest(self) -> str:
+        """The digest of the policy as it was asked for: a later version may compile it otherwise."""
+        return self._digest(self.compiled.policy)
+
+    def _digest(self, policy: Policy) -> str:
+        # In the words of 0.1.0, so that a key that was used then finds the same request.
+        head = {_WORDS_OF_0_1.get(name, name): value for name, value in self.head._asdict().items()}
+        asked = text_of({**head, "policy": policy.to_form_1()})
+        return digest_of("open", ((self.head.name, asked),))
+
+    def _same_in_0_1(self, record: IdempotencyRecord) -> bool:
+        """Whether the key was used for the same request in 0.1.0, which had another default odometer."""
+        policy = self.compiled.policy.with_first_default()
+        return policy is not None and record.request == self._digest(policy)
+
+    @property
+    def wants(self) -> Wants:
+        """The account itself, its relatives, and a block of the same dataset."""
+        head = self.head
+        names = frozenset(filter(None, (head.name, head.parent, head.successor_of)))
+        datasets = frozenset(filter(None, [head.dataset]))
+        keys = frozenset([(self.author.principal, self.author.key)])
+        return Wants(names, keys, datasets=datasets, opens=True)
+
+    def apply(self, state: State, changes: Changes) -> Result:
+        """Open the account, if its name is free and its relatives protect the same."""
+        head, author, request = self.head, self.author, self.digest
+        record = state.keys.get((author.principal, author.key))
+        if record is not None:
+            asked = record.request if record.request != request and self._same_in_0_1(record) else request
+            return check_repeated(record, author, asked, "open" if self.population is None else "")
+        self._require_relatives(state)
+        balance = Balance(head, -1, START, 0, self.compiled.start, closed=False, linked=bool(head.successor_of))
+        if head.successor_of:
+            before = changes.moved[head.successor_of] = state.balances[head.successor_of]
+            before.linked = True
+        entry = balance.append(
+            time=state.now,
+            principal=author.principal,
+            verb="open",
+            legs=f"{head.name}#0",
+            key=author.key,
+            request=request,
+            note=_keep_note(changes, balance, author),
+            detail=self.detail,
         )
-        return Made(tuple(own), tuple(name for name, _ in asked if state.balances[name].linked))
+        balance.origin = entry.seal
+        state.balances[head.name] = balance
+        changes.opened.append(balance)
+        changes.entries.append(entry)
+        _use_key(state, changes, author.principal, author.key, IdempotencyRecord(head.name, 0, "open", request))
+        return Made((entry,))
+
+    def _require_relatives(self, state: State) -> None:
+        """Raise if the name is taken, or a relative is missing, closed or protects something else."""
+        head = self.head
+        if head.name in state.balances:
+            raise AccountExists(
+                f"there is an account {head.name!r} already: use ledger.account({head.name!r}). A new policy is a new"
+                f" account, opened with successor_of={head.name!r}"
+            )
+        for relative in filter(None, (head.parent, head.successor_of)):
+            if relative not in state.balances:
+                raise AccountNotFound(f"there is no account {relative!r}, so {head.name!r} was not opened")
+        if head.parent and state.balances[head.parent].closed:
+            raise AccountClosed(f"{head.parent!r} is closed, so nothing can be opened below it")
+        for other in state.balances.values():
+            same_dataset = head.dataset and other.head.dataset == head.dataset
+            if same_dataset or other.head.name in {head.parent, head.successor_of}:
+                _check_unit(head, other.head)
 
 
-def settled(author: Author, outcome: Outcome) -> Settled:
-    """Return what became of a request, or raise its error; an unknown outcome names the key to ask again with."""
-    if isinstance(outcome, ServiceUnavailable):
-        raise ServiceUnavailable(f"{outcome} (key {author.key!r})") from outcome
-    if isinstance(outcome, OdographError):
-        raise outcome
-    return outcome
+class Close(NamedTuple):
+    """Close an account and everything below it; closing what is closed changes nothing."""
+
+    author: Author
+    name: str
+
+    @property
+    def wants(self) -> Wants:
+        """The account and everything below it."""
+        return Wants(trees=frozenset([self.name]), opens=True)
+
+    def apply(self, state: State, changes: Changes) -> Result:
+        """Close from the top down; reservations stay as they are."""
+        if self.name not in state.balances:
+            raise AccountNotFound(f"there is no account {self.name!r} in this ledger")
+        below = [self.name]
+        for name in below:
+            below += sorted(b.head.name for b in state.balances.values() if b.head.parent == name)
+        request = digest_of("close", ((self.name, ""),))
+        written: list[Entry] = []
+        for balance in (state.balances[name] for name in below):
+            if balance.closed:
+                continue
+            name = balance.head.name
+            entry = balance.append(
+                time=_time_of(state, [[name]]),
+                principal=self.author.principal,
+                verb="close",
+                legs=f"{name}#{balance.sequence + 1}",
+                request=request,
+                note=_keep_note(changes, balance, self.author) if name == self.name else "",
+            )
+            written.append(entry)
+            balance.closed = True
+            changes.moved[name] = balance
+        changes.entries += written
+        return Made(tuple(written))
 
 
-def repeated(hit: IdempotencyRecord, author: Author, request: str, verb: str = "") -> Repeated:
-    """Answer a key that was used before, or raise `IdempotencyConflict` if that was for another request."""
-    if hit.request == ERASED:
+class Pointer(NamedTuple):
+    """Which files of a population are current: how many rounds there were, and the folder's name."""
+
+    version: int
+    state: str
+
+
+class MovePopulation(NamedTuple):
+    """Point a population to its next version, whose files are on the disk already.
+
+    A population is an account that takes no charges of its own: the filters of its people are kept in files. Its
+    first entry says where those are and which folder holds the first version; every round after that names the next.
+    """
+
+    author: Author
+    name: str
+    origin: str  # of the account that was read
+    before: int  # the sequence of the entry whose version the round began from
+    request: str  # a digest that says nothing without the population's secret
+    cost: str  # the guarantee as text, if everybody was asked for the same
+    act: str
+    pointer: Pointer
+
+    @property
+    def wants(self) -> Wants:
+        """The population and the key."""
+        return Wants(frozenset([self.name]), frozenset([(self.author.principal, self.author.key)]))
+
+    def apply(self, state: State, changes: Changes) -> Result:
+        """Write the entry, unless another process has moved the population meanwhile."""
+        author, name = self.author, self.name
+        record = state.keys.get((author.principal, author.key))
+        if record is not None:
+            return check_repeated(record, author, self.request)
+        balance = state.balances.get(name)
+        if balance is None:
+            raise AccountNotFound(f"there is no population {name!r} in this ledger")
+        if balance.origin != self.origin:
+            raise LedgerError(f"{name!r} is no longer the population that was opened; open it again")
+        if balance.closed:
+            raise AccountClosed(f"{name!r} is closed and takes no new rounds")
+        if balance.sequence != self.before:
+            raise LedgerBusy(f"another process has moved {name!r} on meanwhile; try again")
+        entry = balance.append(
+            time=stamp(state.now, [balance.time]),
+            principal=author.principal,
+            verb="step",
+            legs=f"{name}#{balance.sequence + 1}",
+            cost=self.cost,
+            key=author.key,
+            request=self.request,
+            note=_keep_note(changes, balance, author),
+            detail=text_of({"act": self.act, **self.pointer._asdict()}),
+        )
+        balance.totals = balance.totals._replace(steps=self.pointer.version)
+        changes.moved[name] = balance
+        changes.entries.append(entry)
+        record = IdempotencyRecord(name, entry.sequence, "step", self.request)
+        _use_key(state, changes, author.principal, author.key, record)
+        return Made((entry,))
+
+
+def read_opening(entry: Entry) -> tuple[Head, Compiled]:
+    """Read what `Open` wrote: an account's head and its policy, or raise `LedgerCorrupt`."""
+    try:
+        form = entry.details
+        words = _WORDS_OF_0_1 if form["compiled"].get("form") == 1 else {}
+        return Head(*(form[words.get(name, name)] for name in Head._fields)), Compiled.from_dict(form["compiled"])
+    except (OdographError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({told(problem)})") from problem
+
+
+def read_population(entry: Entry) -> Mapping[str, Any] | None:
+    """Return what an account's first entry says of its population; None if it is not one."""
+    form = entry.details.get("population")
+    if form is None:
+        return None
+    if not isinstance(form, dict) or not isinstance(form.get("state"), str):
+        raise LedgerCorrupt(f"entry {entry.place}: its population cannot be read")
+    return form
+
+
+def read_pointer(entry: Entry) -> Pointer:
+    """Return the version to which the first entry of a population, or a round of it, points."""
+    form = read_population(entry) if entry.verb == "open" else entry.details
+    form = {} if form is None else form
+    version, state = form.get("version", 0), form.get("state")
+    if entry.verb not in ("open", "step") or not isinstance(version, int) or not isinstance(state, str):
+        raise LedgerCorrupt(f"entry {entry.place} points to no version of a population")
+    return Pointer(version, state)
+
+
+def check_repeated(record: IdempotencyRecord, author: Author, request: str, verb: str = "") -> Repeated:
+    """Return the outcome for a key that was used before, or raise if that was for another request."""
+    used = f"{record.verb}, {record.account}#{record.sequence}"
+    if record.request == ERASED:
         raise IdempotencyConflict(
-            f"key {author.key!r} was used before, by a principal whose name was erased, or since yours was"
-            f" ({hit.verb}, {hit.account}#{hit.sequence}); nothing was charged. If that was this request, it is"
-            " written there; another one needs another key"
+            f"key {author.key!r} was used before, by a principal whose name was erased, or since yours was ({used})."
+            " If that was this request, it is written there; another one needs another key"
         )
-    if hit.request != request:
-        if hit.verb == verb == "open":
+    if record.request != request:
+        if record.verb == verb == "open":
             raise IdempotencyConflict(
-                f"key {author.key!r} opened {hit.account!r} before, with another name, policy, parent, successor_of"
-                f" or dataset; nothing was opened. Use ledger.account({hit.account!r}), or another name and key"
+                f"key {author.key!r} opened {record.account!r} before, with another name, policy, parent,"
+                f" successor_of or dataset. Use ledger.account({record.account!r}), or another name and key"
             )
         raise IdempotencyConflict(
-            f"key {author.key!r} was used before for another request ({hit.verb}, {hit.account}#{hit.sequence});"
-            " nothing was charged. The same key must come with the same verb, accounts and guarantees"
+            f"key {author.key!r} was used before for another request ({used}). The same key must come with the same"
+            " verb, accounts and guarantees"
         )
-    return Repeated(hit)
+    return Repeated(record)
 
 
-def _unable(balance: Balance | None, stop: Stop) -> OdographError:
+def _check_unit(own: Head, other: Head) -> None:
+    if (own.privacy_unit, own.neighbors) != (other.privacy_unit, other.neighbors):
+        raise InvalidPolicy(
+            f"{own.name!r} must protect the same privacy unit and neighbors as {other.name!r}:"
+            f" {other.privacy_unit!r}, {other.neighbors!r} (got {own.privacy_unit!r}, {own.neighbors!r})"
+        )
+
+
+def _unable(balance: Balance | None, target: ChargeTarget) -> OdographError:
     if balance is None:
-        return AccountNotFound(f"there is no account {stop.name!r} in this ledger; nothing was charged")
-    if balance.origin != stop.origin:
+        return AccountNotFound(f"there is no account {target.name!r} in this ledger; nothing was charged")
+    if balance.origin != target.origin:
         return LedgerError(
-            f"{stop.name!r} is no longer the account that was opened; connect again. Nothing was charged"
+            f"{target.name!r} is no longer the account that was opened; connect again. Nothing was charged"
         )
-    return AccountClosed(f"{stop.name!r} is closed and takes no new charges; nothing was charged")
+    return AccountClosed(f"{target.name!r} is closed and takes no new charges; nothing was charged")
 
 
 def _totals(state: State, asks: Sequence[Ask]) -> dict[str, Totals]:
-    return {stop.name: state.balances[stop.name].totals for ask in asks for stop in ask.stops}
+    return {target.name: state.balances[target.name].totals for ask in asks for target in ask.targets}
 
 
-def time_of(state: State, paths: Sequence[Sequence[str]]) -> int:
+def _time_of(state: State, paths: Sequence[Sequence[str]]) -> int:
     """Return one time for all the entries of a request: the store's, or the last entry's where that is later."""
     return stamp(state.now, [state.balances[name].time for path in paths for name in path])
 
 
 def _legs(state: State, paths: Sequence[Sequence[str]]) -> str:
-    """Write where the next entries will be: an account that two legs pass gets two entries."""
+    """Write the ids of the next entries; an account on two paths gets two entries."""
     following: dict[str, int] = {}
     legs = []
     for path in paths:
-        places = []
+        ids = []
         for name in path:
             following[name] = number = following.get(name, state.balances[name].sequence) + 1
-            places.append(f"{name}#{number}")
-        legs.append("/".join(reversed(places)))
+            ids.append(f"{name}#{number}")
+        legs.append("/".join(reversed(ids)))
     return " ".join(legs)
 
 
-def keep_note(changes: Changes, balance: Balance, author: Author) -> str:
-    """Keep the note beside the entry that the account will write next; return what the entry says of it."""
+def _keep_note(changes: Changes, balance: Balance, author: Author) -> str:
+    """Keep the note beside the next entry of the account; return the digest that goes into the entry."""
     if not author.note:
         return ""
     changes.notes.append(Note(balance.head.name, balance.sequence + 1, author.salt, author.note))
     return note_digest(author.salt, author.note)
 
 
-def remember(state: State, changes: Changes, owner: str, key: str, hit: IdempotencyRecord) -> None:
-    """Use a key up, for the requests behind this one and for ever."""
-    state.keys[owner, key] = hit
-    changes.keys[owner, key] = hit
+def _use_key(state: State, changes: Changes, owner: str, key: str, record: IdempotencyRecord) -> None:
+    """Use a key up: for the commands behind this one, and permanently."""
+    state.keys[owner, key] = record
+    changes.keys[owner, key] = record

@@ -1,8 +1,9 @@
-"""Group commit: many requests, one durable transaction.
+"""LedgerEngine: the one way into a store. Every writing verb is a command that is submitted here.
 
-Whoever finds nobody writing becomes the writer: it takes what is waiting, carries it out in one transaction on its
-own thread, and answers everyone only after the commit. What arrived meanwhile is the next group, and one of those who
-wait for it becomes its writer. So a lone caller commits on its own thread, and under load a commit is shared.
+Commands are committed in groups, each group one durable transaction. A thread that finds no group being written leads
+one: it takes what is queued, carries it out on its own thread, and hands out the outcomes only after the commit. What
+arrived meanwhile is the next group, and one of the threads that wait for it becomes its leader. So a lone caller
+commits on its own thread, and under load a commit is shared.
 """
 
 from __future__ import annotations
@@ -15,212 +16,230 @@ from copy import copy
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
-from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
-from odograph.ledger.commands import Outcome, Request
-from odograph.ledger.fair_queue import GROUP, FairQueue
+from odograph.errors import LedgerBusy, OdographError, OutcomeUnknown
+from odograph.ledger.commands import Command, Outcome, Result
+from odograph.ledger.fair_queue import GROUP_SIZE, FairQueue
 from odograph.ledger.reentry import is_reentry, reentered
 from odograph.ledger.stores.base import OPENING, Changes, RowLocked, State, Store, Wants, together
 
-__all__ = ["FIRST_PAUSE", "LONGEST_PAUSE", "Writer", "carry_out"]
+__all__ = ["FIRST_RETRY_DELAY", "LONGEST_RETRY_DELAY", "LedgerEngine", "carry_out", "result_of"]
 
-_PLACES: Final = 4096  # for requests that wait
-_GLANCE: Final = 0.5  # seconds until one who waits looks for itself: whoever was to wake it may have been interrupted
+_CAPACITY: Final = 4096  # commands that may be queued
+_POLL_INTERVAL: Final = (
+    0.5  # seconds until a thread checks for itself: the one that was to wake it may be interrupted
+)
 
-FIRST_PAUSE: Final = 0.002  # seconds until a request is tried again whose account another client holds; doubled,
-LONGEST_PAUSE: Final = 0.1  # up to this; and so much for each that waits so: many of them must not fill the queue
+# A command whose account another client of the database holds is tried again after the first delay, which doubles up
+# to the longest; with many such commands each waits longer, so that they do not fill the queue.
+FIRST_RETRY_DELAY: Final = 0.002  # seconds
+LONGEST_RETRY_DELAY: Final = 0.1  # seconds
 
-# Told of every transaction: how long it took, and how many requests were in it.
-Watch: TypeAlias = Callable[[float, int], None]
+# Called after every transaction with its seconds and the number of commands in it.
+Observer: TypeAlias = Callable[[float, int], None]
 
 
-class _Ticket:
-    """A request that waits: for its outcome, or for its turn to write."""
+class _Pending:
+    """A command without an outcome, and the lock that its thread sleeps on."""
 
-    __slots__ = ("awake", "outcome", "request")
+    __slots__ = ("awake", "command", "outcome")
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, command: Command) -> None:
+        self.command = command
         self.outcome: Outcome | None = None
-        self.awake = threading.Lock()  # held until there is something to wake up for: the cheapest event there is
+        self.awake = threading.Lock()  # held until there is a reason to wake up: the cheapest event there is
         self.awake.acquire()
 
 
-class _Inside(threading.local):
-    """Of each thread: a lock that it holds while it waits or writes. No other thread asks for it."""
+class _ThreadState(threading.local):
+    """A lock per thread, held while the thread has a command here; no other thread takes it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
 
-class Writer:
-    """The one way into a store. Safe to use from many threads; one process may have one per store."""
+class LedgerEngine:
+    """Carries commands out on a store. Safe to use from many threads; a process needs one per store."""
 
-    _leader: _Ticket | None
-    _writing: list[_Ticket]  # the leader's group
+    _leader: _Pending | None
+    _group: list[_Pending]  # that the leader writes
 
     def __init__(
         self,
         store: Store,
         *,
-        group: int = GROUP,
-        places: int = _PLACES,
-        watch: Watch | None = None,
-        patient: bool = True,
+        group_size: int = GROUP_SIZE,
+        capacity: int = _CAPACITY,
+        observer: Observer | None = None,
     ) -> None:
-        self._store = store
-        self._patient = patient
-        self._group = group
-        self._places = places
-        self._watch = watch
-        self.renew()
-        _WRITERS.add(self)
+        self.store = store
+        self._group_size = group_size
+        self._capacity = capacity
+        self._observer = observer
+        self.reset()
+        _ENGINES.add(self)
 
-    def submit(self, request: Request) -> Outcome:
-        """Carry a request out durably and return its outcome; raise `LedgerBusy` if too many wait, and interrupts.
+    def submit(self, command: Command) -> Result:
+        """Carry a command out durably and return its result, or raise its error.
 
-        One whose account another client holds waits here, outside the queue, so that no other request waits with it;
-        if the writer is not `patient`, its outcome is `RowLocked` at once.
+        Raises `LedgerBusy` if too many are queued, and `OutcomeUnknown`, with the key, if the store was lost during
+        the commit. A command whose account another client holds waits outside the queue, so that no other waits with
+        it, up to the store's timeout.
         """
-        inside = self._inside.lock
-        if inside.locked():  # by this thread: it would wait for itself
+        running = self._running.lock
+        if running.locked():  # by this thread, which would wait for itself
             raise reentered()
-        with inside:
-            begun = time.monotonic()
-            outcome = self._submit(request)
-            if self._patient and isinstance(outcome, RowLocked):
-                return self._try_again(request, outcome, begun)
-            return outcome
+        with running:
+            deadline = time.monotonic() + self.store.timeout
+            outcome = self._submit(command)
+            if isinstance(outcome, RowLocked):
+                outcome = self._retry(command, outcome, deadline)
+        if isinstance(outcome, OdographError):
+            return result_of(outcome, command.author.key)
+        return outcome
 
-    def _try_again(self, request: Request, outcome: Outcome, begun: float) -> Outcome:
-        deadline = begun + self._store.timeout
-        pause = FIRST_PAUSE
-        self._held_up.add(threading.get_ident())
+    def _retry(self, command: Command, outcome: Outcome, deadline: float) -> Outcome:
+        delay = FIRST_RETRY_DELAY
+        self._retrying.add(threading.get_ident())
         try:
             while isinstance(outcome, RowLocked):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return LedgerBusy(str(outcome))
-                time.sleep(min(left, max(pause, FIRST_PAUSE * len(self._held_up))))
-                pause = min(2 * pause, LONGEST_PAUSE)
-                outcome = self._submit(request)
+                time.sleep(min(left, max(delay, FIRST_RETRY_DELAY * len(self._retrying))))
+                delay = min(2 * delay, LONGEST_RETRY_DELAY)
+                outcome = self._submit(command)
         finally:
-            self._held_up.discard(threading.get_ident())
+            self._retrying.discard(threading.get_ident())
         return outcome
 
-    def _submit(self, request: Request) -> Outcome:
-        mine = _Ticket(request)
+    def _submit(self, command: Command) -> Outcome:
+        mine = _Pending(command)
         try:
             with self._lock:
                 if self._leader is None:
-                    self._leader, self._writing = mine, [mine]
+                    self._leader, self._group = mine, [mine]
                 else:
-                    self._queue.add(mine.request.author.principal, mine)
+                    self._queue.add(command.author.principal, mine)
             while mine.outcome is None:
                 if self._leader is mine:
                     self._lead()
                     self._leave(mine)
                 else:
-                    mine.awake.acquire(timeout=_GLANCE)
+                    mine.awake.acquire(timeout=_POLL_INTERVAL)
         except BaseException:  # an interrupt, at any moment: what this thread had to do for others is done
             self._leave(mine)
             raise
         return mine.outcome
 
     @property
-    def waiting(self) -> int:
-        """How many requests wait."""
+    def queued(self) -> int:
+        """How many commands are queued."""
         return len(self._queue)
 
-    def renew(self) -> None:
-        """Forget what waits: this is a new writer, or one in a forked process, where nobody else is left."""
+    def reset(self) -> None:
+        """Forget what is queued: the engine is new, or in a forked process, where no other thread is left."""
         self._lock = threading.Lock()
-        self._inside = _Inside()
+        self._running = _ThreadState()
         self._leader = None
-        self._writing = []
-        self._queue: FairQueue[_Ticket] = FairQueue(self._places)
-        self._held_up: set[int] = set()  # threads whose request waits for what another client holds
+        self._group = []
+        self._queue: FairQueue[_Pending] = FairQueue(self._capacity)
+        self._retrying: set[int] = set()  # threads whose command waits for an account that another client holds
 
     def _lead(self) -> None:
-        """Write a group: one's own request if nobody else was there, else all that wait, one's own first."""
-        if not self._writing:
+        """Write a group: one's own command if the queue was empty, else all that is queued, one's own first."""
+        if not self._group:
             with self._lock:
-                self._queue.take(self._writing, self._group)
-        group = self._writing
+                self._queue.take(self._group, self._group_size)
+        group = self._group
         outcomes: Sequence[Outcome]
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
-            outcomes = carry_out(self._store, [ticket.request for ticket in group])
+            outcomes = carry_out(self.store, [pending.command for pending in group])
         except OdographError as error:
             if is_reentry(error):  # raised by a handler, at any moment: it says nothing of this group
                 raise
             outcomes = [copy(error) for _ in group]  # raised in as many threads, each with its own traceback
-        for ticket, outcome in zip(group, outcomes, strict=True):
-            ticket.outcome = outcome
-        if self._watch is not None:
-            self._watch(time.perf_counter() - begun, len(group))
+        for pending, outcome in zip(group, outcomes, strict=True):
+            pending.outcome = outcome
+        if self._observer is not None:
+            self._observer(time.perf_counter() - started, len(group))
 
-    def _leave(self, mine: _Ticket) -> None:
-        """Take back a request that nobody has begun; a leader answers its group and lets the next one lead."""
+    def _leave(self, mine: _Pending) -> None:
+        """Withdraw a command that was not begun; a leader hands out the outcomes and wakes the next leader."""
         with self._lock:
             if self._leader is not mine:
-                self._queue.remove(mine.request.author.principal, mine)
+                self._queue.remove(mine.command.author.principal, mine)
                 return
-            group, self._writing = self._writing, []
-            # Without an outcome the writer itself was interrupted, and what it did or did not do is in the store.
-            for ticket in group:
-                ticket.outcome = ticket.outcome or ServiceUnavailable(
+            group, self._group = self._group, []
+            # Without an outcome the leader was interrupted, and what it did or did not do is in the store.
+            for pending in group:
+                pending.outcome = pending.outcome or OutcomeUnknown(
                     "the thread that was writing was interrupted; ask again with the same key to know the outcome"
                 )
-            for ticket in {mine, *group[-1:]}:  # the last one still waits, if the interrupt came while it was taken
-                self._queue.remove(ticket.request.author.principal, ticket)
-            following = self._leader = self._queue.first()
+            queue = self._queue
+            if not queue.clients:
+                queue.count = 0  # an interrupt in `take` may have left it wrong
+                following = self._leader = None
+            else:
+                for pending in {mine, *group[-1:]}:  # the last one is still queued, if the interrupt came in `take`
+                    queue.remove(pending.command.author.principal, pending)
+                following = self._leader = queue.first()
         if following is not None:
             following.awake.release()
-        for ticket in group:
-            if ticket is not mine:
-                ticket.awake.release()
+        for pending in group:
+            if pending is not mine:
+                pending.awake.release()
 
 
-_WRITERS: WeakSet[Writer] = WeakSet()
+_ENGINES: WeakSet[LedgerEngine] = WeakSet()
 
 
 def _after_fork() -> None:  # pragma: no cover  in a forked process, which is not measured
-    for writer in _WRITERS:
-        writer.renew()
+    for engine in _ENGINES:
+        engine.reset()
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def carry_out(store: Store, requests: Sequence[Request]) -> list[Outcome]:
-    """Carry requests out in their order, in one durable transaction; what one raises is its own outcome.
+def carry_out(store: Store, commands: Sequence[Command]) -> list[Outcome]:
+    """Carry commands out in their order, in one durable transaction; what one raises is its own outcome.
 
-    A request whose account another client holds is left out; its outcome is `RowLocked`.
+    A command whose account another client holds is left out; its outcome is `RowLocked`.
     """
     outcomes: list[Outcome] = []
 
-    def work(state: State) -> Changes:
+    def apply_all(state: State) -> Changes:
         outcomes.clear()  # a store that lost a race asks again
         changes = Changes()
-        for request in requests:
+        for command in commands:
             try:
                 if state.held:
-                    _require_free(request.wants, state.held)
-                outcomes.append(request.step(state, changes))
+                    _require_free(command.wants, state.held)
+                outcomes.append(command.apply(state, changes))
             except OdographError as error:
-                if is_reentry(error):  # raised by a handler, perhaps in the middle of a step
+                if is_reentry(error):  # raised by a handler, perhaps in the middle of a command
                     raise
                 outcomes.append(error)
         return changes
 
-    wants = requests[0].wants if len(requests) == 1 else together([request.wants for request in requests])
-    store.write(wants, work)
+    wants = commands[0].wants if len(commands) == 1 else together([command.wants for command in commands])
+    store.write(wants, apply_all)
     return outcomes
 
 
+def result_of(outcome: Outcome, key: str) -> Result:
+    """Return the result of a command, or raise its error; an unknown outcome names the key to ask again with."""
+    if isinstance(outcome, OutcomeUnknown) and not outcome.key:
+        raise OutcomeUnknown(outcome.message, key=key, charged=outcome.charged) from outcome
+    if isinstance(outcome, OdographError):
+        raise outcome
+    return outcome
+
+
 def _require_free(wants: Wants, held: frozenset[str]) -> None:
-    """Raise if a request wants what another client holds; of a tree it is not known which accounts are in it."""
+    """Raise if a command wants what another client holds; of a tree it is not known which accounts are in it."""
     if wants.trees or not held.isdisjoint(wants.accounts) or (wants.opens and OPENING in held):
         names = ", ".join(map(repr, sorted(held & wants.accounts))) or "the accounts"
-        raise RowLocked(f"another client of the database holds {names}; nothing was charged. Try again")
+        raise RowLocked(f"another client of the database holds {names}; try again")

@@ -1,4 +1,4 @@
-"""Those who wait to be written, client by client: everybody has a turn, and nobody can fill the queue alone."""
+"""A bounded queue that serves clients round-robin; one client may use at most half of it."""
 
 from __future__ import annotations
 
@@ -7,69 +7,65 @@ from typing import Final, Generic, TypeVar
 
 from odograph.errors import LedgerBusy
 
-__all__ = ["GROUP", "FairQueue"]
+__all__ = ["GROUP_SIZE", "FairQueue"]
 
-GROUP: Final = 512  # requests in one transaction: more are hardly cheaper each, and all of them wait for the last
+GROUP_SIZE: Final = 512  # commands in one transaction: more are hardly cheaper each, and all wait for the last
 
 T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """A queue of at most `places`, of which one client may fill half. Whoever shares it between threads locks it.
+    """A queue of at most `capacity` items. It has no lock of its own.
 
-    An interrupt after any call in it loses nobody: at worst somebody is both in a group and in the queue, and the
-    count is wrong by one, until `remove` is called.
+    An interrupt after any call in it loses no item: at worst one is both in a group and in the queue, and the count
+    is wrong by one, until `remove` is called.
     """
 
-    def __init__(self, places: int) -> None:
-        self._places = places
-        self._count = 0
-        self._clients: OrderedDict[str, deque[T]] = OrderedDict()  # in the order of their turns, and none is empty
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.count = 0
+        self.clients: OrderedDict[str, deque[T]] = (
+            OrderedDict()
+        )  # in the order in which they are served; none is empty
 
     def __len__(self) -> int:
-        """Return how many wait."""
-        return self._count
+        """Return how many items are queued."""
+        return self.count
 
-    def __bool__(self) -> bool:
-        """Say whether anybody waits; not by the count, as an interrupt may come between the two."""
-        return bool(self._clients)
-
-    def add(self, client: str, one: T) -> None:
-        """Let one more wait, or raise `LedgerBusy`."""
-        own = self._clients.get(client)
-        if self._count >= self._places or (own is not None and 2 * len(own) >= self._places):
-            raise LedgerBusy(
-                f"{self._count} requests are waiting to be written, as many as may; nothing was charged. Try again"
-            )
+    def add(self, client: str, item: T) -> None:
+        """Queue an item of a client, or raise `LedgerBusy`."""
+        own = self.clients.get(client)
+        if self.count >= self._capacity or (own is not None and 2 * len(own) >= self._capacity):
+            raise LedgerBusy(f"the queue is full: {self.count} requests are queued to be written. Try again")
         if own is None:
-            self._clients[client] = deque([one])
+            self.clients[client] = deque([item])
         else:
-            own.append(one)
-        self._count += 1
+            own.append(item)
+        self.count += 1
 
-    def take(self, group: list[T], most: int = GROUP) -> None:
-        """Fill a group by turns: one of each client, and again, so that nobody waits for a busy one's whole queue."""
-        clients = self._clients
+    def take(self, group: list[T], most: int = GROUP_SIZE) -> None:
+        """Fill a group round-robin: one item of each client, then another, so that no client waits for a busy one."""
+        clients = self.clients
         while clients and len(group) < most:
             client, own = next(iter(clients.items()))
-            group.append(own[0])  # before it is out of the queue: an interrupt may not lose it
+            group.append(own[0])  # before it is out of the queue: an interrupt must not lose it
             if len(own) == 1:
                 del clients[client]
             else:
                 own.popleft()
                 clients.move_to_end(client)
-            self._count -= 1
+            self.count -= 1
 
-    def remove(self, client: str, one: T) -> None:
-        """Let one wait no more, if it does, and count afresh."""
-        own = self._clients.get(client)
-        if own is not None and one in own:
+    def remove(self, client: str, item: T) -> None:
+        """Remove an item, if it is queued, and count afresh."""
+        own = self.clients.get(client)
+        if own is not None and item in own:
             if len(own) == 1:
-                del self._clients[client]
+                del self.clients[client]
             else:
-                own.remove(one)
-        self._count = sum(map(len, self._clients.values()))
+                own.remove(item)
+        self.count = sum(map(len, self.clients.values()))
 
     def first(self) -> T | None:
-        """Return the one whose turn is next."""
-        return next((own[0] for own in self._clients.values()), None)
+        """Return the item that is served next."""
+        return next((own[0] for own in self.clients.values()), None)

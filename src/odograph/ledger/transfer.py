@@ -281,10 +281,15 @@ class _Intake:
         now = time.time_ns() // 1000
         for name, balance in self._balances.items():
             if not balance.closed:
-                place = f"{name}#{balance.sequence + 1}"
-                request = digest_of("close", ((name, ""),))
-                fields = ("close", place, "", "", "", request, "", text_of({"copy": "without a checkpoint"}))
-                part.entries.append(balance.write(stamp(now, [balance.time]), identity, fields))
+                entry = balance.append(
+                    time=stamp(now, [balance.time]),
+                    principal=identity,
+                    verb="close",
+                    legs=f"{name}#{balance.sequence + 1}",
+                    request=digest_of("close", ((name, ""),)),
+                    detail=text_of({"copy": "without a checkpoint"}),
+                )
+                part.entries.append(entry)
                 balance.closed = True
                 self._entries += 1
 

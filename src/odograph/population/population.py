@@ -26,16 +26,21 @@ from odograph.errors import (
     LedgerBusy,
     LedgerError,
     OdographError,
-    ServiceUnavailable,
+    OutcomeUnknown,
 )
 from odograph.integrations.opendp import noisy
-from odograph.ledger.backend import Opened
-from odograph.ledger.commands import Author, Repeated, repeated
+from odograph.ledger.backend import LocalBackend, Opened
+from odograph.ledger.commands import (
+    Author,
+    MovePopulation,
+    Pointer,
+    Repeated,
+    check_repeated,
+    read_pointer,
+)
 from odograph.ledger.entries import Entry, check_name, shown, text_of
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.results import Past
-from odograph.ledger.steps import Pointer, Step, pointer_of
 from odograph.ledger.stores.base import Head
 from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
 from odograph.population.gate import gate_of
@@ -154,7 +159,7 @@ class Population:
             raise
         try:
             backend.open(head, compiled, key, note, about)
-        except ServiceUnavailable:
+        except OutcomeUnknown:
             raise  # the ledger may point to it
         except OdographError:
             versions.undo(folder)
@@ -328,14 +333,14 @@ class Population:
 
     def _find_update(self, author: Author, request: str) -> Participants | None:
         """Return the result of the update that was made under a key, if there is one."""
-        hit = self._backend.found(author.principal, author.key)
-        return None if hit is None else self._repeat(repeated(hit, author, request).hit.sequence)
+        record = self._backend.find_key(author.principal, author.key)
+        return None if record is None else self._repeat(check_repeated(record, author, request).record.sequence)
 
     def _try_update(  # noqa: PLR0913, PLR0917  the parts of an update
         self, last: Entry, act: str, cost: str, request: str, work: _WriteVersion, author: Author
     ) -> Participants | None:
         """Write the next version and make it current; None if another process was first."""
-        versions, before = self._context.versions, pointer_of(last)
+        versions, before = self._context.versions, read_pointer(last)
         folder = versions.begin(before.version + 1)
         try:
             work(self._folder(before), folder)
@@ -351,7 +356,7 @@ class Population:
                     f" {problem.strerror}; nothing was charged"
                 ) from problem
             raise
-        step = Step(
+        step = MovePopulation(
             author,
             self.name,
             self._opened.origin,
@@ -362,8 +367,8 @@ class Population:
             Pointer(before.version + 1, folder.name),
         )
         try:
-            outcome = self._backend.submit(step)
-        except ServiceUnavailable:
+            outcome = self._backend.engine.submit(step)
+        except OutcomeUnknown:
             raise  # the ledger may point to it
         except OdographError:
             versions.discard(folder)
@@ -372,7 +377,7 @@ class Population:
             raise
         if isinstance(outcome, Repeated):  # by another process, a moment ago
             versions.discard(folder)
-            return self._repeat(outcome.hit.sequence)
+            return self._repeat(outcome.record.sequence)
         versions.clean(before.version + 1, {before.state, folder.name})
         return self._participants(self._backend.entry(self.name, last.sequence + 1), again=False)
 
@@ -387,7 +392,7 @@ class Population:
         """Return the folder of the current version; raises what `_folder` raises."""
         last = self._last_entry()
         try:
-            return self._folder(pointer_of(last))
+            return self._folder(read_pointer(last))
         except LedgerError:
             # Another process may have written the next version, and removed this one.
             if self._last_entry() == last:
@@ -408,7 +413,7 @@ class Population:
         return self._participants(self._backend.entry(self.name, sequence), again=True)
 
     def _participants(self, entry: Entry, *, again: bool) -> Participants:
-        pointer = pointer_of(entry)
+        pointer = read_pointer(entry)
         receipt = RoundReceipt(self.name, pointer.version, entry.key, again, entry)
         return Participants(receipt, self._engine, self._context, self._context.versions.folder(pointer.state))
 

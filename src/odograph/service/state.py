@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from odograph.connect import store_at
 from odograph.errors import AccountNotFound, LedgerBusy, NotAuthenticated, OdographError
-from odograph.ledger.engine import FIRST_PAUSE, LONGEST_PAUSE, Writer
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.base import RowLocked
 from odograph.service import logs
 from odograph.service.auth import ApiKey, Caller, RateLimit, digest_of_token, equal_in_constant_time, looks_like_token
@@ -69,12 +69,12 @@ class AppState:
         store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
         with suppress(LedgerBusy):  # a database that is away now may come back; until then nothing is ready
             store.create()
-        self._backend = LocalBackend(store, _SERVICE, Writer(store, watch=self.metrics.count_commit, patient=False))
-        self._books_of: dict[str, LocalBackend] = {}
+        self.writer = WriterClient(settings, self.metrics.count_commit, self.metrics.set_queue_depth, start)
+        self._backend = LocalBackend(store, _SERVICE, self.writer)
+        self._backends: dict[str, LocalBackend] = {}  # by principal
         self.keys: KeyStore = connect_keys(
             settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off
         )
-        self.writer = WriterClient(settings, self._watch_frames, start)
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
         self._readers = Threads("readers", _READERS)
@@ -86,18 +86,13 @@ class AppState:
         self._checking: asyncio.Task[None] | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._failed = 0
-        self._held_up = 0  # calls that wait for what another client of the database holds
+        self._retrying = 0  # calls that wait for what another client of the database holds
         self._closing = False
         self._ready_at = -math.inf
         self._unready = ""
         self._places = _places(self._backend.url)
         self._known: dict[str, _Known] = {}
         self._looking: dict[str, _Look] = {}
-
-    def _watch_frames(self, seconds: float, orders: int, waiting: int) -> None:
-        if orders:
-            self.metrics.count_commit(seconds, orders)
-        self.metrics.set_queue_depth(waiting)
 
     @property
     def ledger(self) -> Ledger:
@@ -106,9 +101,9 @@ class AppState:
 
     def backend_of(self, caller: Caller) -> LocalBackend:
         """Return the caller's way into the ledger; a principal keeps it when its keys change."""
-        found = self._books_of.get(caller.principal)
+        found = self._backends.get(caller.principal)
         if found is None:
-            found = self._books_of[caller.principal] = self._backend.acting_as(caller.principal)
+            found = self._backends[caller.principal] = self._backend.acting_as(caller.principal)
         return found
 
     def ledger_of(self, caller: Caller) -> Ledger:
@@ -122,7 +117,7 @@ class AppState:
         outside the threads, which are few and everybody's.
         """
         deadline = self._loop.time() + self.settings.timeout
-        pause = FIRST_PAUSE
+        delay = FIRST_RETRY_DELAY
         while True:
             try:
                 return await self._readers.run(function, *args, **kwargs)
@@ -130,12 +125,12 @@ class AppState:
                 left = deadline - self._loop.time()
                 if left <= 0:
                     raise
-            self._held_up += 1
+            self._retrying += 1
             try:
-                await asyncio.sleep(min(left, max(pause, FIRST_PAUSE * self._held_up)))
+                await asyncio.sleep(min(left, max(delay, FIRST_RETRY_DELAY * self._retrying)))
             finally:
-                self._held_up -= 1
-            pause = min(2 * pause, LONGEST_PAUSE)
+                self._retrying -= 1
+            delay = min(2 * delay, LONGEST_RETRY_DELAY)
 
     async def compute(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call what may take the processor for a while, one after the other; raises as `run` does."""
@@ -247,7 +242,7 @@ class AppState:
         key = self.keys.find(digest)
         if key is None or not key.valid_at(self.keys.now()):
             return None
-        backend = self._books_of.get(key.principal)
+        backend = self._backends.get(key.principal)
         if (
             backend is not None
             and backend.identified
@@ -263,7 +258,7 @@ class AppState:
 
     def forget_principals(self) -> None:
         """Look every principal's identity up again: a name was erased here, or a copy was read in."""
-        self._books_of.clear()
+        self._backends.clear()
 
     def problem(self, error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
         """Return an error as it is told to this caller, without where the ledger is."""

@@ -19,6 +19,7 @@ from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound
 from odograph.ledger.account import LedgerAccount, account_summary
 from odograph.ledger.backend import Backend
+from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.lifetimes import Lifetime
@@ -63,9 +64,12 @@ _MAX_PAGE: Final = 1 << 19  # characters of costs and notes on a page of entries
 
 def require_visible(caller: Caller, names: Iterable[str]) -> None:
     """Raise `AccountNotFound` for the first account that the caller may not see, whether or not it exists."""
+    bound = caller.accounts
+    if bound is None:
+        return
     for name in names:
-        if not caller.sees(name):
-            raise AccountNotFound(f"no account {shown(name)}; nothing was charged")
+        if name not in bound:
+            raise AccountNotFound(f"no account {shown(name)}")
 
 
 def visible_account(ledger: Ledger, caller: Caller, name: str) -> LedgerAccount:
@@ -75,7 +79,7 @@ def visible_account(ledger: Ledger, caller: Caller, name: str) -> LedgerAccount:
         return ledger.account(name)
     except AccountNotFound:
         # The same message as for an account that may not be seen.
-        raise AccountNotFound(f"no account {shown(name)}; nothing was charged") from None
+        raise AccountNotFound(f"no account {shown(name)}") from None
 
 
 def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
@@ -200,15 +204,21 @@ def decision_form(decision: Decision) -> DecisionForm:
     return DecisionForm(**decision.to_dict())
 
 
-def new_receipt_form(own: Sequence[Entry], uncertified: Sequence[str]) -> ReceiptForm:
+def new_receipt_form(own: Sequence[Entry], asks: Sequence[Ask]) -> ReceiptForm:
     """Return the receipt of a charge from the entries just written, which hold the costs as JSON already."""
     first = own[0]
     lines = [LineForm(one.account, one.sequence, Raw(one.cost.encode()), one.seal) for one in own]
     until = first.expires if first.detail else None  # this runs for every charge, and few have a detail
-    expires = None if until is None else iso_time(until)
-    time, unsure = iso_time(first.time), [*uncertified]
     return ReceiptForm(
-        first.place, first.verb, first.key, time, lines, expires, [], repeated=False, uncertified=unsure
+        id=f"{first.account}#{first.sequence}",
+        verb=first.verb,
+        key=first.key,
+        time=iso_time(first.time),
+        accounts=lines,
+        expires=None if until is None else iso_time(until),
+        lifetimes=[],
+        repeated=False,
+        uncertified=[ask.asked[0] for ask in asks if not ask.certified],
     )
 
 

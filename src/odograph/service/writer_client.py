@@ -1,7 +1,7 @@
-"""The client of the writer process: charges that arrive together are sent together, and the event loop never waits.
+"""WriterClient: the engine of a service, in another process. Commands that arrive together are sent together.
 
-The scribe is a process, and a process may die: what it had not answered is answered as unknown, with the advice to
-ask again under the same key, and the next scribe is started. What had not been sent yet waits for that one.
+A process may die: a command that it had not answered has an unknown outcome, and the next process is started.
+Commands that had not been sent yet wait for that one. The event loop never waits for the ledger.
 """
 
 from __future__ import annotations
@@ -16,37 +16,47 @@ from contextlib import suppress
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias, cast
 
-import msgspec
-
-from odograph.errors import LedgerBusy, LedgerCorrupt, OdographError, ServiceUnavailable
-from odograph.ledger.engine import FIRST_PAUSE, LONGEST_PAUSE
+from odograph.errors import LedgerBusy, LedgerCorrupt, OdographError, OutcomeUnknown
+from odograph.ledger.commands import Command, Outcome, Result
+from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, result_of
 from odograph.ledger.fair_queue import FairQueue
 from odograph.service import logs
 from odograph.service.settings import Settings
-from odograph.service.writer_protocol import HEAD, PROBE, Answer, Packed, answers_in, framed, outcome_in
+from odograph.service.writer_protocol import (
+    LENGTH,
+    LOCKED,
+    PROBE,
+    Answer,
+    Message,
+    decode_answers,
+    decode_outcome,
+    encode_batch,
+    encode_command,
+)
 
-__all__ = ["PROGRAM", "Ended", "Start", "WriterClient", "start_process"]
+__all__ = ["PROGRAM", "Start", "Wait", "WriterClient", "start_process"]
 
-_PLACES: Final = 16_384  # for orders that wait
-_AHEAD: Final = 2  # frames: while one is written, the next is on its way
-_PATIENCE: Final = 60.0  # seconds until a scribe that does not begin has failed
-_MARGIN: Final = 5.0  # seconds for an order beyond those for which the scribe itself waits for the ledger
-_OFTEN: Final = 0.25  # seconds between two looks at whose time is over
-_PAUSE: Final = 1.0  # seconds between two tries to start one
-_GRACE: Final = 20.0  # seconds in which a scribe that is not needed any more has ended, or is ended
-# The working folder is no place to import from.
+_CAPACITY: Final = 16_384  # commands that may be queued
+_BATCHES_AHEAD: Final = 2  # while one is written, the next is on its way
+_START_TIMEOUT: Final = 60.0  # seconds until a process that is not ready has failed
+_ANSWER_MARGIN: Final = 5.0  # seconds for a command beyond those for which the process waits for the ledger
+_CHECK_INTERVAL: Final = 0.25  # seconds between two checks of deadlines
+_RESTART_DELAY: Final = 1.0  # seconds between two attempts to start a process
+_STOP_TIMEOUT: Final = 20.0  # seconds after which a process that should have ended is killed
+# The working folder must not be imported from.
 PROGRAM: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "odograph.service.writer_process")
 
-Ended: TypeAlias = Callable[[], Awaitable[object]]
-# Starts a scribe at its end of a socket, and returns how to wait until it has ended, once the other end is closed.
-Start: TypeAlias = Callable[[Settings, socket.socket], Awaitable[Ended]]
-# Told of every frame: how long it took, how many charges were in it, and how many orders have no answer; and now and
-# then of the last alone.
-Watch: TypeAlias = Callable[[float, int, int], None]
+Wait: TypeAlias = Callable[[], Awaitable[object]]
+# Starts a process at its end of a socket, and returns how to wait until it has ended, once the other end is closed.
+Start: TypeAlias = Callable[[Settings, socket.socket], Awaitable[Wait]]
+# Called after every batch with its seconds and the number of commands in it.
+Observer: TypeAlias = Callable[[float, int], None]
+# Called now and then with the number of commands that have no answer.
+DepthObserver: TypeAlias = Callable[[int], None]
 
 
-async def start_process(settings: Settings, its_end: socket.socket) -> Ended:
-    """Start a scribe as a process; it ends when the other end of its socket is closed."""
+async def start_process(settings: Settings, its_end: socket.socket) -> Wait:
+    """Start a writer process; it ends when the other end of its socket is closed."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         str(its_end.fileno()),
@@ -56,297 +66,318 @@ async def start_process(settings: Settings, its_end: socket.socket) -> Ended:
         start_new_session=True,
     )
 
-    async def ended() -> None:
+    async def wait() -> None:
         try:
             # Not `asyncio.timeout`: before Python 3.11.4 it raises no TimeoutError in a task that is being cancelled.
-            await asyncio.wait_for(process.wait(), _GRACE)
+            await asyncio.wait_for(process.wait(), _STOP_TIMEOUT)
         except TimeoutError:
-            # It is stopped, or waits for what does not answer; a charge is written whole or not at all.
+            # It is stopped, or waits for something that does not answer; a charge is written whole or not at all.
             process.kill()
             await process.wait()
 
-    return ended
+    return wait
 
 
-class _Asked:
-    """Orders of one request, and the answers that have come; none come after its time is over."""
+class _Request:
+    """The commands of one call and the answers so far; after its deadline no more are accepted."""
 
-    __slots__ = ("answers", "due", "future", "left")
+    __slots__ = ("answers", "deadline", "done", "unanswered")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, count: int, due: float) -> None:
-        self.future: asyncio.Future[None] = loop.create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop, count: int, deadline: float) -> None:
+        self.done: asyncio.Future[None] = loop.create_future()
         self.answers: list[Answer | OdographError | None] = [None] * count
-        self.left = count
-        self.due = due
+        self.unanswered = count
+        self.deadline = deadline
 
     def answer(self, number: int, answer: Answer | OdographError) -> None:
-        if self.answers[number] is not None:  # its time was over
+        if self.answers[number] is not None:  # the deadline has passed
             return
         self.answers[number] = answer
-        self.left -= 1
-        if not self.left and not self.future.done():  # whoever asked may have gone; what was written stays written
-            self.future.set_result(None)
+        self.unanswered -= 1
+        if not self.unanswered and not self.done.done():  # the caller may have gone; what was written stays written
+            self.done.set_result(None)
 
 
-class _Ticket(NamedTuple):
-    """One order that waits for its answer."""
+class _Pending(NamedTuple):
+    """One command without an answer."""
 
-    asked: _Asked
-    number: int
-    order: msgspec.Raw
+    request: _Request
+    number: int  # in its request
+    message: Message
     client: str
 
 
-class _Frame(NamedTuple):
-    """Orders that were sent together, and when; or since when no others are in front of them."""
+class _Batch(NamedTuple):
+    """Commands that were sent together, and when, or since when no other batch is in front of them."""
 
-    at: float
-    tickets: list[_Ticket]
+    since: float
+    pending: list[_Pending]
 
 
 class WriterClient:
     """One per worker, made in its event loop."""
 
-    def __init__(self, settings: Settings, watch: Watch, start: Start = start_process) -> None:
+    def __init__(
+        self, settings: Settings, observer: Observer, depth_observer: DepthObserver, start: Start = start_process
+    ) -> None:
         self._settings = settings
-        self._watch = watch
+        self._observer = observer
+        self._depth_observer = depth_observer
         self._start = start
         self._loop = asyncio.get_running_loop()
-        self._queue: FairQueue[_Ticket] = FairQueue(_PLACES)
-        self._sent: deque[_Frame] = deque()  # without an answer
-        self._called = False
-        self._held_up = 0  # orders that wait for what another client of the database holds
-        self._time = settings.timeout + _MARGIN
-        self._asked: deque[_Asked] = deque()  # in the order in which their time is over
-        self._look: asyncio.TimerHandle | None = None
-        self._link: _Link | None = None
-        self._keeper = self._loop.create_task(self._keep())
+        self._queue: FairQueue[_Pending] = FairQueue(_CAPACITY)
+        self._sent: deque[_Batch] = deque()  # without an answer
+        self._send_scheduled = False
+        self._retrying = 0  # commands that wait for an account that another client of the database holds
+        self._time_limit = settings.timeout + _ANSWER_MARGIN
+        self._requests: deque[_Request] = deque()  # in the order of their deadlines
+        self._timer: asyncio.TimerHandle | None = None
+        self._connection: _Connection | None = None
+        self._supervisor = self._loop.create_task(self._supervise())
 
     @property
     def ready(self) -> bool:
-        """Whether there is a scribe; whether it writes, `probe` asks."""
-        return self._link is not None
+        """Whether there is a process; `probe` tests whether it writes."""
+        return self._connection is not None
 
     @property
-    def waiting(self) -> int:
-        """How many orders have no answer, sent or not."""
-        return len(self._queue) + self._held_up + sum(len(frame.tickets) for frame in self._sent)
+    def unanswered(self) -> int:
+        """How many commands have no answer, sent or not."""
+        return len(self._queue) + self._retrying + sum(len(batch.pending) for batch in self._sent)
+
+    def submit(self, command: Command) -> Result:
+        """Carry a command out durably, for a thread, which waits; raises as the engine does.
+
+        Raises `RowLocked` at once if another client holds the account, so that the wait need not take the thread.
+        """
+        writing = self._write(command.author.principal, (encode_command(command),))
+        (answer,) = asyncio.run_coroutine_threadsafe(writing, self._loop).result()
+        return result_of(_outcome_of(answer), command.author.key)
 
     async def probe(self) -> None:
-        """Have the scribe write something that changes nothing, after all that waits; or raise why it could not."""
-        (answer,) = await self.write((Packed("", PROBE),))
-        if isinstance(answer, OdographError):
-            raise answer
-        if not isinstance(answer, bytes):
-            outcome = outcome_in(answer)
-            raise outcome if isinstance(outcome, OdographError) else LedgerCorrupt("a probe has charged something")
+        """Have something written that changes nothing, after all that is queued; or raise why it could not."""
+        (answer,) = await self.write("", (PROBE,))
+        if answer == b"":
+            return
+        outcome = _outcome_of(answer)
+        raise outcome if isinstance(outcome, OdographError) else LedgerCorrupt("a probe has charged something")
 
-    async def write(self, orders: Sequence[Packed]) -> list[Answer | OdographError]:
-        """Carry independent orders out durably: a receipt as it is sent to the caller, or what else became of it.
+    async def write(self, client: str, messages: Sequence[Message]) -> list[Answer | OdographError]:
+        """Carry independent commands of a client out durably; return the answer to each, or an error.
 
-        An order that has no answer in time is answered by an error: if it was not sent to the scribe, nothing was
-        charged; else that is not known.
+        A command without an answer before its deadline has an error: if it was not sent to the process, nothing was
+        charged; else the outcome is unknown.
         """
-        if not orders:
-            return []
         deadline = self._loop.time() + self._settings.timeout
-        answers = await self._write(orders)
-        pause = FIRST_PAUSE
-        # Those whose account another client holds are sent again, and no others wait for them.
-        while held := [number for number, one in enumerate(answers) if isinstance(one, tuple) and one[1]]:
+        answers = await self._write(client, messages)
+        delay = FIRST_RETRY_DELAY
+        # Those whose account another client of the database holds are sent again; no others wait for them.
+        while held := [number for number, one in enumerate(answers) if isinstance(one, tuple) and one[1] == LOCKED]:
             left = deadline - self._loop.time()
             if left <= 0:
                 break
-            self._held_up += len(held)
+            self._retrying += len(held)
             try:
-                await asyncio.sleep(min(left, max(pause, FIRST_PAUSE * self._held_up)))
+                await asyncio.sleep(min(left, max(delay, FIRST_RETRY_DELAY * self._retrying)))
             finally:
-                self._held_up -= len(held)
-            pause = min(2 * pause, LONGEST_PAUSE)
-            for number, one in zip(held, await self._write([orders[number] for number in held]), strict=True):
+                self._retrying -= len(held)
+            delay = min(2 * delay, LONGEST_RETRY_DELAY)
+            again = await self._write(client, [messages[number] for number in held])
+            for number, one in zip(held, again, strict=True):
                 answers[number] = one
         return answers
 
-    async def _write(self, orders: Sequence[Packed]) -> list[Answer | OdographError]:
-        asked = _Asked(self._loop, len(orders), self._loop.time() + self._time)
-        self._asked.append(asked)
-        if self._look is None:
-            self._look = self._loop.call_later(_OFTEN, self._look_at_time)
-        for number, (client, order) in enumerate(orders):
+    async def _write(self, client: str, messages: Sequence[Message]) -> list[Answer | OdographError]:
+        if not messages:
+            return []
+        request = _Request(self._loop, len(messages), self._loop.time() + self._time_limit)
+        self._requests.append(request)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_CHECK_INTERVAL, self._check_deadlines)
+        for number, message in enumerate(messages):
             try:
-                self._queue.add(client, _Ticket(asked, number, order, client))
+                self._queue.add(client, _Pending(request, number, message, client))
             except LedgerBusy as busy:
-                asked.answer(number, busy)
-        if not self._called:
-            self._called = True
-            self._loop.call_soon(self._send)  # when the loop has read all that is there
-        await asked.future
-        return cast("list[Answer | OdographError]", asked.answers)
+                request.answer(number, busy)
+        if not self._send_scheduled:
+            self._send_scheduled = True
+            self._loop.call_soon(self._send)  # when the loop has read all that has arrived
+        await request.done
+        return cast("list[Answer | OdographError]", request.answers)
 
-    def take_in(self, frame: bytes) -> None:
-        """Hand out the answers to the first frame that has none."""
-        found = answers_in(frame)
-        group = self._sent.popleft().tickets
+    def receive(self, content: bytes) -> None:
+        """Hand out the answers to the first batch that has none."""
+        found = decode_answers(content)
+        batch = self._sent.popleft().pending
         if self._sent:
-            self._sent[0] = self._sent[0]._replace(at=self._loop.time())  # it is begun now
-        for (asked, number, *_), answer in zip(group, found.answers, strict=True):
-            asked.answer(number, answer)
-        self._watch(found.seconds, sum(ticket.order is not PROBE for ticket in group), self.waiting)
+            self._sent[0] = self._sent[0]._replace(since=self._loop.time())  # the process begins it now
+        for (request, number, *_), answer in zip(batch, found.answers, strict=True):
+            request.answer(number, answer)
+        self._observer(found.seconds, len(batch))
         self._send()
 
     async def close(self) -> None:
-        """End the scribe after what it has begun. Nobody asks any more."""
-        if self._look is not None:
-            self._look.cancel()
-        self._keeper.cancel()
+        """End the process after what it has begun. No more commands come."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._supervisor.cancel()
         with suppress(asyncio.CancelledError):
-            await self._keeper
+            await self._supervisor
 
     def _send(self) -> None:
-        self._called = False
-        while self._link is not None and self._queue and len(self._sent) < _AHEAD:
-            group: list[_Ticket] = []
-            self._queue.take(group)
-            self._sent.append(_Frame(self._loop.time(), group))
-            self._link.send(framed([ticket.order for ticket in group]))
+        self._send_scheduled = False
+        while self._connection is not None and self._queue.clients and len(self._sent) < _BATCHES_AHEAD:
+            batch: list[_Pending] = []
+            self._queue.take(batch)
+            self._sent.append(_Batch(self._loop.time(), batch))
+            self._connection.send(encode_batch([pending.message for pending in batch]))
 
-    def _look_at_time(self) -> None:
-        """Answer those whose time is over, and give up a scribe that has not answered a frame for twice as long."""
-        now, over = self._loop.time(), False
-        asked = self._asked
-        while asked and (not asked[0].left or asked[0].due <= now):
-            if asked[0].left:
-                self._give_up(asked[0])
-                over = True
-            asked.popleft()
-        if over:
-            self._forget_answered()
-        self._watch(0.0, 0, self.waiting)
-        if self._link is not None and self._sent and self._sent[0].at + 2 * self._time <= now:
-            self._link.give_up()
-        self._look = self._loop.call_later(_OFTEN, self._look_at_time) if asked or self._sent else None
+    def _check_deadlines(self) -> None:
+        """Answer the requests whose deadline has passed, and give up a process that has not answered for long."""
+        now, expired = self._loop.time(), False
+        requests = self._requests
+        while requests and (not requests[0].unanswered or requests[0].deadline <= now):
+            if requests[0].unanswered:
+                self._expire(requests[0])
+                expired = True
+            requests.popleft()
+        if expired:
+            self._drop_expired()
+        self._depth_observer(self.unanswered)
+        # A batch may take as long as its commands may wait, twice: it may have been sent while another was written.
+        if self._connection is not None and self._sent and self._sent[0].since + 2 * self._time_limit <= now:
+            self._connection.give_up()
+        active = requests or self._sent
+        self._timer = self._loop.call_later(_CHECK_INTERVAL, self._check_deadlines) if active else None
 
-    def _give_up(self, asked: _Asked) -> None:
-        sent = {ticket.number for frame in self._sent for ticket in frame.tickets if ticket.asked is asked}
-        for number, answer in enumerate(asked.answers):
+    def _expire(self, request: _Request) -> None:
+        sent = {one.number for batch in self._sent for one in batch.pending if one.request is request}
+        for number, answer in enumerate(request.answers):
             if answer is None and number in sent:
-                unknown = "the process that writes does not answer; ask again with the same key to know the outcome"
-                asked.answer(number, ServiceUnavailable(unknown))
+                unknown = "the writer process does not answer; ask again with the same key to know the outcome"
+                request.answer(number, OutcomeUnknown(unknown))
             elif answer is None:
-                busy = "the process that writes has not come to this in time; nothing was charged. Try again"
-                asked.answer(number, LedgerBusy(busy))
+                request.answer(number, LedgerBusy("the writer process did not reach this in time; try again"))
 
-    def _forget_answered(self) -> None:
-        """Take those out of the queue that were given up: they were answered that nothing is charged for them."""
-        waiting: list[_Ticket] = []
-        self._queue.take(waiting, len(self._queue))
-        for ticket in waiting:
-            if ticket.asked.left:
-                self._queue.add(ticket.client, ticket)
+    def _drop_expired(self) -> None:
+        """Remove from the queue what was answered that nothing is charged for it."""
+        queued: list[_Pending] = []
+        self._queue.take(queued, len(self._queue))
+        for pending in queued:
+            if pending.request.unanswered:
+                self._queue.add(pending.client, pending)
 
-    async def _keep(self) -> None:
-        """Keep a scribe at work: start one, and the next when that has ended."""
+    async def _supervise(self) -> None:
+        """Keep a process running: start one, and the next when that has ended."""
         while True:
             try:
-                link, ended = await self._begin()
+                connection, wait = await self._connect()
             except OSError as problem:
                 logs.failure(problem)
-                self._turn_away()
-                await asyncio.sleep(_PAUSE)
+                self._refuse_queued()
+                await asyncio.sleep(_RESTART_DELAY)
                 continue
-            self._link = link
+            self._connection = connection
             try:
                 self._send()
-                await link.lost
-                logs.failure(ConnectionError("the scribe has ended"))
+                await connection.lost
+                logs.failure(ConnectionError("the writer process has ended"))
             finally:
-                self._link = None
-                link.close()
-                self._tell_unknown()
-                await ended()
+                self._connection = None
+                connection.close()
+                self._answer_unknown()
+                await wait()
 
-    async def _begin(self) -> tuple[_Link, Ended]:
-        """Start a scribe and wait until it is ready, or raise `OSError`."""
+    async def _connect(self) -> tuple[_Connection, Wait]:
+        """Start a process and wait until it is ready, or raise `OSError`."""
         ours, its_end = socket.socketpair()
-        link = _Link(self.take_in)
-        ended: Ended | None = None
+        connection = _Connection(self.receive)
+        wait: Wait | None = None
         try:
             with its_end:
-                ended = await self._start(self._settings, its_end)
-            await self._loop.create_connection(lambda: link, sock=ours)
-            async with asyncio.timeout(_PATIENCE):
-                await link.ready
+                wait = await self._start(self._settings, its_end)
+            await self._loop.create_connection(lambda: connection, sock=ours)
+            async with asyncio.timeout(_START_TIMEOUT):
+                await connection.ready
         except BaseException:
-            if not link.close():
+            if not connection.close():
                 ours.close()
-            if ended is not None:
-                await ended()
+            if wait is not None:
+                await wait()
             raise
-        return link, ended
+        return connection, wait
 
-    def _tell_unknown(self) -> None:
-        """Answer what was sent to a scribe that is gone."""
+    def _answer_unknown(self) -> None:
+        """Answer what was sent to a process that has ended."""
         sent, self._sent = self._sent, deque()
-        for asked, number, *_ in chain.from_iterable(frame.tickets for frame in sent):
-            unknown = "the process that was writing has ended; ask again with the same key to know the outcome"
-            asked.answer(number, ServiceUnavailable(unknown))
+        for request, number, *_ in chain.from_iterable(batch.pending for batch in sent):
+            unknown = "the writer process has ended; ask again with the same key to know the outcome"
+            request.answer(number, OutcomeUnknown(unknown))
 
-    def _turn_away(self) -> None:
-        """Answer those who wait: nobody writes for them."""
-        group: list[_Ticket] = []
-        self._queue.take(group, len(self._queue))
-        for asked, number, *_ in group:
-            asked.answer(
-                number, LedgerBusy("no process could be started to write this; nothing was charged. Try again")
-            )
+    def _refuse_queued(self) -> None:
+        """Answer what is queued when no process can be started."""
+        queued: list[_Pending] = []
+        self._queue.take(queued, len(self._queue))
+        for request, number, *_ in queued:
+            request.answer(number, LedgerBusy("no writer process could be started; try again"))
 
 
-class _Link(asyncio.Protocol):
-    """The worker's end of the socket; every frame after the first goes to `take_in`."""
+def _outcome_of(answer: Answer | OdographError) -> Outcome:
+    """Return the outcome of a command that was sent pickled, or the error of one that was not answered."""
+    if isinstance(answer, OdographError):
+        return answer
+    if isinstance(answer, bytes):
+        raise LedgerCorrupt("the writer process answered with a receipt where an outcome was expected")
+    return decode_outcome(answer)
 
-    def __init__(self, take_in: Callable[[bytes], None]) -> None:
+
+class _Connection(asyncio.Protocol):
+    """The worker's end of the socket; every batch after the first is passed to `receive`."""
+
+    def __init__(self, receive: Callable[[bytes], None]) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
-        self._take_in = take_in
+        self._receive = receive
         self._received = bytearray()
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  it is gone, however that was
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  it has ended, with or without an error
         if not self.ready.done():
-            self.ready.set_exception(ConnectionError("the scribe ended before it was ready"))
+            self.ready.set_exception(ConnectionError("the writer process ended before it was ready"))
         if not self.lost.done():
             self.lost.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         received = self._received
         received += data
-        while len(received) >= HEAD.size:
-            (size,) = HEAD.unpack_from(received)
-            end = HEAD.size + size
+        while len(received) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(received)
+            end = LENGTH.size + size
             if len(received) < end:
                 return
-            frame = bytes(received[HEAD.size : end])
+            content = bytes(received[LENGTH.size : end])
             del received[:end]
             if self.ready.done():
-                self._take_in(frame)
+                self._receive(content)
             else:
                 self.ready.set_result(None)
 
-    def send(self, frame: bytes) -> None:
+    def send(self, content: bytes) -> None:
+        """Send a batch."""
         if self._transport is not None:
-            self._transport.write(frame)
+            self._transport.write(LENGTH.pack(len(content)) + content)
 
     def give_up(self) -> None:
-        """Take the scribe for lost: it is ended, and another is started."""
+        """Treat the process as lost: it is ended, and another is started."""
         if not self.lost.done():
             self.lost.set_result(None)
 
     def close(self) -> bool:
-        """Close the socket, and say whether it was this one's to close."""
+        """Close the socket; return whether this object had it."""
         if self._transport is None:
             return False
         self._transport.close()

@@ -1,7 +1,7 @@
-"""Scribe: the process beside a worker that writes its charges, so that neither waits for the other's interpreter.
+"""The writer process of a worker: it carries the worker's commands out, so that neither waits for the other's GIL.
 
-A frame of orders is priced, carried out as one durable group, and answered as one frame. It ends when the worker
-does, after what it has begun; what was not answered can be asked for again under its key.
+A batch of commands is priced where needed, carried out as one durable group, and answered as one batch. The process
+ends when its worker does, after what it has begun; what was not answered can be asked for again with its key.
 
     python -m odograph.service.writer_process FILE_DESCRIPTOR
 """
@@ -13,147 +13,162 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from time import perf_counter
 from typing import IO, Final
 
 import msgspec
 
 from odograph.connect import store_at
-from odograph.errors import OdographError, ServiceUnavailable
-from odograph.ledger.commands import Ask, Charge, Made, Outcome
+from odograph.errors import OdographError, OutcomeUnknown
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.commands import Ask, Charge, Command, Made, Outcome, Refused
 from odograph.ledger.engine import carry_out
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.base import RowLocked, Store
 from odograph.service import logs
 from odograph.service.request_schemas import costs_of
 from odograph.service.settings import Settings, tune_garbage_collector
 from odograph.service.visibility import new_receipt_form
 from odograph.service.writer_protocol import (
-    HEAD,
+    LENGTH,
+    LOCKED,
     PROBE,
     READY,
+    REFUSED,
+    SETTLED,
     Answer,
     Answers,
-    costs_in,
-    framed,
-    order_in,
-    orders_in,
+    Message,
+    decode_costs,
+    decode_message,
+    decode_messages,
+    encode_batch,
 )
 
-__all__ = ["main", "write_for"]
+__all__ = ["main", "serve_worker"]
 
 _ENCODER: Final = msgspec.json.Encoder()
-_REMEMBERED: Final = 4096  # costs
-_SHORT: Final = 512  # bytes of costs that are remembered
+_MAX_REMEMBERED: Final = 4096  # costs
+_MAX_REMEMBERED_LENGTH: Final = 512  # bytes of costs that are remembered
 
 
 def main() -> None:
-    """Write for the worker at the other end of the socket."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the worker's business: it ends when that has
+    """Serve the worker at the other end of the socket."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # for the worker: this process ends when the worker has
         signal.signal(number, signal.SIG_IGN)
     settings = Settings.from_environment()
     logs.configure(settings.log_level)
     store = store_at(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
     tune_garbage_collector()
-    write_for(socket.socket(fileno=int(sys.argv[1])), store)
+    serve_worker(socket.socket(fileno=int(sys.argv[1])), store)
 
 
-def write_for(worker: socket.socket, store: Store) -> None:
-    """Carry out what comes until nothing comes any more."""
-    prices = _Prices(LocalBackend(store, "scribe"))  # it writes under the identities that the orders have
-    with worker, worker.makefile("rb") as orders:
+def serve_worker(worker: socket.socket, store: Store) -> None:
+    """Carry out batches until the worker closes the socket."""
+    prices = _Prices(LocalBackend(store, "writer"))  # commands carry the identities of their own principals
+    with worker, worker.makefile("rb") as batches:
         try:
             worker.sendall(READY)
-            while (frame := _frame(orders)) is not None:
-                worker.sendall(framed(_carried_out(prices, orders_in(frame))))
-        except OSError:  # the worker is gone
+            while (batch := _read_batch(batches)) is not None:
+                content = encode_batch(_carry_out_batch(prices, decode_messages(batch)))
+                worker.sendall(LENGTH.pack(len(content)) + content)
+        except OSError:  # the worker has ended
             return
         finally:
             store.close()
 
 
-def _frame(orders: IO[bytes]) -> bytes | None:
-    """Read a frame; None if the worker has ended, perhaps in the middle of one."""
-    head = orders.read(HEAD.size)
-    if len(head) < HEAD.size:
+def _read_batch(batches: IO[bytes]) -> bytes | None:
+    """Read a batch; None if the worker has ended, perhaps in the middle of one."""
+    head = batches.read(LENGTH.size)
+    if len(head) < LENGTH.size:
         return None
-    (size,) = HEAD.unpack(head)
-    frame = orders.read(size)
-    return frame if len(frame) == size else None
+    (size,) = LENGTH.unpack(head)
+    batch = batches.read(size)
+    return batch if len(batch) == size else None
 
 
 class _Prices:
-    """What was asked for before, and its price, by the bytes in which it came: an account's prices never change."""
+    """The prices of costs that came before, by their bytes: an account's prices never change."""
 
     def __init__(self, backend: LocalBackend) -> None:
-        self.backend = backend
-        self._known: dict[bytes, tuple[Ask, ...]] = {}
         self.store = backend.store
+        self._backend = backend
+        self._known: dict[bytes, tuple[Ask, ...]] = {}
 
-    def of(self, costs: bytes) -> tuple[Ask, ...]:
+    def price(self, costs: bytes) -> tuple[Ask, ...]:
         """Return what is asked of each account, priced."""
         asks = self._known.get(costs)
         if asks is None:
-            asks = self.backend.asks(costs_of(costs_in(costs)))
-            if len(self._known) >= _REMEMBERED:
+            asks = self._backend.price(costs_of(decode_costs(costs)))
+            if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
-            if len(costs) <= _SHORT:
+            if len(costs) <= _MAX_REMEMBERED_LENGTH:
                 self._known[costs] = asks
         return asks
 
 
-def _carried_out(prices: _Prices, orders: Sequence[msgspec.Raw]) -> Answers:
-    begun = perf_counter()
-    requests = [_priced(prices, order) for order in orders if order != PROBE]
-    outcomes = iter(_written(prices.store, [one for one in requests if isinstance(one, Charge)]))
-    answers = iter([_answer(prices.backend, next(outcomes) if isinstance(one, Charge) else one) for one in requests])
-    probed = _probed(prices.store) if len(requests) < len(orders) else b""
-    return Answers(perf_counter() - begun, [probed if order == PROBE else next(answers) for order in orders])
+def _carry_out_batch(prices: _Prices, messages: Sequence[Message]) -> Answers:
+    """Carry a batch out; a message that cannot be read, or an error of one command, concerns no other."""
+    started = perf_counter()
+    decoded = [_decode(prices, message) for message in messages if message != PROBE]
+    outcomes = iter(_write(prices.store, [one for one, _ in decoded if not isinstance(one, OdographError)]))
+    answers = iter(
+        [_answer(one if isinstance(one, OdographError) else next(outcomes), asks) for one, asks in decoded]
+    )
+    probed = _probe(prices.store) if len(decoded) < len(messages) else b""
+    return Answers(perf_counter() - started, [probed if one == PROBE else next(answers) for one in messages])
 
 
-def _probed(store: Store) -> Answer:
-    """Try whether a charge could be written now: nothing if so, else the error that it would have met."""
+def _decode(prices: _Prices, message: Message) -> tuple[Command | OdographError, tuple[Ask, ...]]:
+    """Return the command of a message, or the error that is its outcome; and what a charge was priced to here."""
+    try:
+        read = decode_message(message)
+        if isinstance(read, bytes):
+            command: Command = pickle.loads(read)  # noqa: S301  from our own worker
+            return command, ()
+        asks = prices.price(bytes(read.costs))
+        return Charge(read.author, read.verb, asks, read.expires), asks
+    except OdographError as error:
+        return error, ()
+    except Exception as error:  # noqa: BLE001  it must not end the other commands
+        logs.failure(error)
+        return OdographError("an unexpected error occurred while this was priced"), ()
+
+
+def _write(store: Store, commands: Sequence[Command]) -> Sequence[Outcome]:
+    """Write a group; what is raised for all of it is the outcome of each."""
+    try:
+        return carry_out(store, commands) if commands else ()
+    except OdographError as error:
+        return [error] * len(commands)
+    except Exception as error:  # noqa: BLE001  it may have been written
+        logs.failure(error)
+        unknown = OutcomeUnknown("an unexpected error occurred while this was written; ask again with the same key")
+        return [unknown] * len(commands)
+
+
+def _answer(outcome: Outcome, asks: tuple[Ask, ...]) -> Answer:
+    """Return the JSON of the receipt of a charge that was priced here, if nothing must be read for it.
+
+    Everything else is answered with the pickled outcome.
+    """
+    if asks and isinstance(outcome, Made) and not outcome.linked:
+        return _ENCODER.encode(new_receipt_form(outcome.own, asks))
+    if isinstance(outcome, Refused):
+        return pickle.dumps(outcome), REFUSED
+    return pickle.dumps(outcome), LOCKED if isinstance(outcome, RowLocked) else SETTLED
+
+
+def _probe(store: Store) -> Answer:
+    """Test whether a charge could be written now: empty if so, else the error that it would have raised."""
     try:
         store.probe()
     except OdographError as error:
-        return pickle.dumps(error), False
+        return pickle.dumps(error), SETTLED
     except Exception as error:  # noqa: BLE001  as for a charge
         logs.failure(error)
-        return pickle.dumps(ServiceUnavailable("something went wrong while this was tried")), False
+        return pickle.dumps(OdographError("an unexpected error occurred while this was tried")), SETTLED
     return b""
-
-
-def _priced(prices: _Prices, order: msgspec.Raw) -> Charge | OdographError:
-    """Return the request that an order asks for, or why there is none: that is its outcome."""
-    try:
-        read = order_in(order)
-        return Charge(read.author, read.verb, prices.of(bytes(read.costs)), read.expires)
-    except OdographError as error:
-        return error
-    except Exception as error:  # noqa: BLE001  one order is not to end the others
-        logs.failure(error)
-        return OdographError("something went wrong while this was priced; nothing was charged")
-
-
-def _written(store: Store, charges: Sequence[Charge]) -> Sequence[Outcome]:
-    """Write a group; what is raised for all of it is the outcome of each."""
-    try:
-        return carry_out(store, charges) if charges else ()
-    except OdographError as error:
-        return [error] * len(charges)
-    except Exception as error:  # noqa: BLE001  what was written is in the store, and nobody here knows it
-        logs.failure(error)
-        unknown = ServiceUnavailable("something went wrong while this was written; ask again with the same key")
-        return [unknown] * len(charges)
-
-
-def _answer(backend: LocalBackend, outcome: Outcome) -> Answer:
-    """Return the receipt of a charge, if nothing needs to be looked up for it; else its outcome."""
-    if isinstance(outcome, Made) and not outcome.linked:
-        with suppress(OdographError):  # an account that was forgotten here is read again, and that may fail
-            return _ENCODER.encode(new_receipt_form(outcome.own, backend.uncertified(outcome.own)))
-    return pickle.dumps(outcome), isinstance(outcome, RowLocked)
 
 
 if __name__ == "__main__":

@@ -1,49 +1,59 @@
-"""What a worker and its scribe tell each other: frames of orders one way, frames of answers the other.
+"""The protocol between a worker and its writer process: batches of commands one way, batches of answers the other.
 
-A frame is four bytes of length and that many of MessagePack. The first frame of a scribe is empty: it is ready.
+A batch is four bytes of length and that many bytes of MessagePack. The writer's first batch is empty: it is ready.
+Most charges are sent unpriced and are priced by the writer, which remembers the prices of costs that it has seen; all
+other commands are pickled.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Final, TypeAlias
 
 import msgspec
 
-from odograph.ledger.commands import Author, Outcome
-from odograph.service.request_schemas import CostForm
+from odograph.ledger.commands import Author, Command, Outcome
+from odograph.service.request_schemas import QUICK, CostForm
 
 __all__ = [
-    "HEAD",
+    "LENGTH",
+    "LOCKED",
     "PROBE",
     "READY",
+    "REFUSED",
+    "SETTLED",
     "Answer",
     "Answers",
-    "Asked",
-    "Order",
-    "Packed",
-    "answers_in",
-    "costs_in",
-    "framed",
-    "order_in",
-    "orders_in",
-    "outcome_in",
-    "packed",
+    "ChargeMessage",
+    "ChargeRequest",
+    "Message",
+    "decode_answers",
+    "decode_costs",
+    "decode_message",
+    "decode_messages",
+    "decode_outcome",
+    "encode_batch",
+    "encode_command",
+    "encode_quick_charge",
 ]
 
-HEAD: Final = struct.Struct("!I")
-READY: Final = HEAD.pack(0)
-PROBE: Final = msgspec.Raw(msgspec.msgpack.encode("probe"))  # an order to write and change nothing
+LENGTH: Final = struct.Struct("!I")
+READY: Final = LENGTH.pack(0)
+PROBE: Final = msgspec.Raw(msgspec.msgpack.encode("probe"))  # have something written that changes nothing
+_MAX_QUICK_ACCOUNTS: Final = 8  # a batch of charges for a hundred accounts each would take seconds
 
-# A receipt as it is sent to the caller; or a pickled outcome of which more must be said than that, and whether to
-# send the order again, because another client of the database holds its account.
-Answer: TypeAlias = bytes | tuple[bytes, bool]
+Message: TypeAlias = msgspec.Raw  # a command, encoded
+# The JSON of a receipt; or another outcome, pickled, and what has to be done about it.
+Answer: TypeAlias = bytes | tuple[bytes, str]
+LOCKED: Final = "locked"  # send the command again: another client of the database holds its account
+REFUSED: Final = "refused"  # search for a smaller request that would be admitted
+SETTLED: Final = "settled"  # nothing
 
 
-class Order(msgspec.Struct, array_like=True):
-    """A charge that somebody wants, as it was sent: it is priced where it is written."""
+class ChargeRequest(msgspec.Struct, array_like=True):
+    """A charge as it was asked for, without prices."""
 
     author: Author
     verb: str
@@ -51,8 +61,8 @@ class Order(msgspec.Struct, array_like=True):
     expires: int | None
 
 
-class Asked(msgspec.Struct, array_like=True):
-    """An order as the scribe reads it: most ask for the same as one before, and such costs are read once."""
+class ChargeMessage(msgspec.Struct, array_like=True):
+    """A charge as the writer reads it: costs that came before, byte for byte, need not be decoded again."""
 
     author: Author
     verb: str
@@ -60,62 +70,40 @@ class Asked(msgspec.Struct, array_like=True):
     expires: int | None
 
 
-class Packed(NamedTuple):
-    """An order as it is sent, and whose turn it takes."""
-
-    client: str
-    order: msgspec.Raw
-
-
 class Answers(msgspec.Struct, array_like=True):
-    """What became of the orders of a frame, in their order, and how long that took."""
+    """The answers to a batch, in its order, and how many seconds it took."""
 
     seconds: float
     answers: list[Answer]
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_ORDERS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_ORDER: Final = msgspec.msgpack.Decoder(Asked)
-_COSTS: Final = msgspec.msgpack.Decoder(dict[str, CostForm])
-_ANSWERS: Final = msgspec.msgpack.Decoder(Answers)
+encode_batch: Final = _ENCODER.encode
+decode_messages: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+decode_message: Final = msgspec.msgpack.Decoder(ChargeMessage | bytes).decode
+decode_costs: Final = msgspec.msgpack.Decoder(dict[str, CostForm]).decode
+decode_answers: Final = msgspec.msgpack.Decoder(Answers).decode
 
 
-def packed(order: Order) -> Packed | None:
-    """Return an order as it is sent; None if MessagePack has no form for it, such as for a number of 70 bits."""
+def encode_quick_charge(request: ChargeRequest) -> Message | None:
+    """Encode a charge that the writer prices; None if that could take long, or MessagePack cannot hold a number."""
+    if len(request.costs) > _MAX_QUICK_ACCOUNTS:
+        return None
+    for cost in request.costs.values():
+        if not isinstance(cost, QUICK):
+            return None
     try:
-        return Packed(order.author.principal, msgspec.Raw(_ENCODER.encode(order)))
-    except (OverflowError, ValueError):
+        return msgspec.Raw(_ENCODER.encode(request))
+    except (OverflowError, ValueError):  # such as a number of 70 bits
         return None
 
 
-def framed(content: Answers | Sequence[msgspec.Raw]) -> bytes:
-    """Return a frame."""
-    frame = _ENCODER.encode(content)
-    return HEAD.pack(len(frame)) + frame
+def encode_command(command: Command) -> Message:
+    """Encode any command."""
+    return msgspec.Raw(_ENCODER.encode(pickle.dumps(command)))
 
 
-def orders_in(frame: bytes) -> list[msgspec.Raw]:
-    """Return the orders of a frame, each to be read by itself."""
-    return _ORDERS.decode(frame)
-
-
-def order_in(one: msgspec.Raw) -> Asked:
-    """Read one order."""
-    return _ORDER.decode(one)
-
-
-def costs_in(costs: bytes) -> dict[str, CostForm]:
-    """Read the costs of an order."""
-    return _COSTS.decode(costs)
-
-
-def answers_in(frame: bytes) -> Answers:
-    """Read the answers to a frame."""
-    return _ANSWERS.decode(frame)
-
-
-def outcome_in(answer: tuple[bytes, bool]) -> Outcome:
-    """Unpack an outcome. It may hold a refusal with all of its meters, so this is not for the event loop."""
+def decode_outcome(answer: tuple[bytes, str]) -> Outcome:
+    """Decode an outcome. It may hold a refusal with all of its meters, so this is not for the event loop."""
     outcome: Outcome = pickle.loads(answer[0])  # noqa: S301  from our own process
     return outcome

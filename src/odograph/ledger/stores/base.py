@@ -135,13 +135,40 @@ class Balance:
         """The columns of the accounts table that change."""
         return self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed, self.linked
 
-    def write(self, time: int, principal: str, fields: Sequence[str]) -> Entry:
-        """Make the next entry of the account and move on to it; `fields` are those from the verb on."""
-        self.sequence += 1
+    def append(  # noqa: PLR0913  the fields of an entry, each by its name
+        self,
+        *,
+        time: int,
+        principal: str,
+        verb: str,
+        legs: str,
+        request: str,
+        cost: str = "",
+        price: str = "",
+        key: str = "",
+        note: str = "",
+        detail: str = "",
+    ) -> Entry:
+        """Make the next entry of the account, sealed over the one before it, and move on to it."""
+        self.sequence = sequence = self.sequence + 1
         self.time = time
-        body = (VERSION, self.head.name, self.sequence, time, principal, *fields)
-        self.seal = sealed(self.seal, body)
-        return _named(Entry, (*body, self.seal))
+        body = (
+            VERSION,
+            self.head.name,
+            sequence,
+            time,
+            principal,
+            verb,
+            legs,
+            cost,
+            price,
+            key,
+            request,
+            note,
+            detail,
+        )
+        self.seal = seal = sealed(self.seal, body)
+        return _named(Entry, (*body, seal))
 
 
 # One is made at every charge, and a named tuple's own constructor takes twice as long as the tuple's.

@@ -126,7 +126,7 @@ async def revoke_key(call: Call) -> Json:
 async def metrics(call: Call) -> Stream:
     """Send the metrics, for Prometheus."""
     state = call.state
-    state.metrics.set_queue_depth(state.writer.waiting)
+    state.metrics.set_queue_depth(state.writer.unanswered)
     state.metrics.fold()  # on the event loop
     return Stream(CONTENT_TYPE.encode(), io.BytesIO(await state.compute(state.metrics.render, state.ledger)))
 

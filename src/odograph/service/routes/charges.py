@@ -1,49 +1,47 @@
-"""Charges: spend, reserve, commit, void, batches. A charge goes from here through the pen to the scribe."""
+"""Charges: spend, reserve, commit, void, batches. A charge is sent from here to the engine in the writer process."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 from msgspec import Raw, Struct
 
-from odograph.core.gate import Decision
-from odograph.errors import (
-    BudgetExceeded,
-    LedgerBusy,
-    LedgerError,
-    OdographError,
-    ReservationNotFound,
-    ServiceUnavailable,
-)
+from odograph.errors import BudgetExceeded, OdographError, ReservationNotFound
 from odograph.ledger.account import microseconds
-from odograph.ledger.commands import Author, Charge, Made, Outcome, Refused, Settled, settled
-from odograph.ledger.local_backend import LocalBackend
+from odograph.ledger.backend import LocalBackend, with_counter_offer
+from odograph.ledger.commands import Author, Charge, Refused
+from odograph.ledger.engine import result_of
 from odograph.ledger.results import Receipt
-from odograph.ledger.stores.base import RowLocked
 from odograph.service.endpoint import Call, Reply
 from odograph.service.problems import HttpProblem, TooFast
-from odograph.service.request_schemas import QUICK, CostForm, costs_of
+from odograph.service.request_schemas import CostForm, costs_of
 from odograph.service.response_schemas import BatchResult, ReceiptForm
 from odograph.service.visibility import mask_refusal, receipt_form, require_visible
-from odograph.service.writer_protocol import Answer as Packet
-from odograph.service.writer_protocol import Order, Packed, outcome_in, packed
+from odograph.service.writer_protocol import (
+    REFUSED,
+    Answer,
+    ChargeRequest,
+    Message,
+    decode_outcome,
+    encode_command,
+    encode_quick_charge,
+)
 
 __all__ = ["batch", "commit", "reservation", "reserve", "reserve_all", "spend", "spend_all", "void"]
 
 _CREATED: Final = 201
 _OK: Final = 200
 _CONFLICT: Final = 409
-_MOST_OFFERS: Final = 8  # refusals of one batch for which a smaller request is searched
-_FEW: Final = 8  # accounts: a frame of orders for a hundred each would keep everybody waiting for seconds
+_MAX_OFFERS: Final = 8  # refusals of one batch for which a smaller request is searched
 
-# A receipt as it is sent, an outcome as the scribe packed it, or an outcome.
-Answered: TypeAlias = Packet | Outcome
+# The JSON of a receipt, an outcome as the writer process pickled it, or an error.
+Answered: TypeAlias = Answer | OdographError
 
 
-class _Written(Struct):
-    """A `BatchResult` whose receipt is written already."""
+class _EncodedResult(Struct):
+    """A `BatchResult` whose receipt is encoded already."""
 
     status: int
     receipt: Raw
@@ -52,7 +50,7 @@ class _Written(Struct):
 class _Results(Struct):
     """What is sent as `BatchResults`."""
 
-    results: list[BatchResult | _Written]
+    results: list[BatchResult | _EncodedResult]
 
 
 async def spend(call: Call) -> Reply:
@@ -76,30 +74,35 @@ async def reserve_all(call: Call) -> Reply:
 
 
 async def batch(call: Call) -> _Results:
-    """Charge many independent spends, each under its own key; every one has an answer of its own, in order."""
+    """Charge many independent spends, each with its own key; each has a result of its own, in order."""
     state, caller, items = call.state, call.caller, call.form.spends
-    wait = state.limit.take(caller.api_key_id, len(items) - 1)  # the first was taken at the door
+    wait = state.limit.take(caller.api_key_id, len(items) - 1)  # the endpoint took the first
     if wait == math.inf:
         raise HttpProblem(422, f"{len(items)} spends are more than a key may make at once here; send smaller batches")
     if wait:
         raise TooFast(wait)
     backend = state.backend_of(caller)
-    orders: list[Order | OdographError] = []
+    requests: list[ChargeRequest | OdographError] = []
+    messages: list[Message] = []
+    client = ""
     for item in items:
         try:
             require_visible(caller, item.costs)
-            orders.append(Order(await _author(call, backend, item.key, item.note), "spend", item.costs, None))
+            request = ChargeRequest(await _author(call, backend, item.key, item.note), "spend", item.costs, None)
+            messages.append(encode_quick_charge(request) or await _encode_slow_charge(call, backend, request))
+            requests.append(request)
+            client = request.author.principal
         except OdographError as error:
-            orders.append(error)
-    written = iter(await _write(call, backend, [order for order in orders if isinstance(order, Order)]))
-    results: list[BatchResult | _Written] = []
-    offers = _MOST_OFFERS
-    for order in orders:
-        answer: Answered = next(written) if isinstance(order, Order) else order
+            requests.append(error)
+    answers = iter(await state.writer.write(client, messages))
+    results: list[BatchResult | _EncodedResult] = []
+    offers = _MAX_OFFERS
+    for one in requests:
+        answer: Answered = next(answers) if isinstance(one, ChargeRequest) else one
         if isinstance(answer, bytes):
-            results.append(_Written(_CREATED, Raw(answer)))
+            results.append(_EncodedResult(_CREATED, Raw(answer)))
             continue
-        result = await state.compute(_result, call, backend, order, answer, search=offers > 0)
+        result = await state.compute(_result, call, backend, one, answer, search=offers > 0)
         offers -= result.status == _CONFLICT
         results.append(result)
     state.metrics.count_charge("spend", sum(result.status == _CREATED for result in results))
@@ -107,13 +110,13 @@ async def batch(call: Call) -> _Results:
 
 
 def _result(
-    call: Call, backend: LocalBackend, order: Order | OdographError, answer: Answered, *, search: bool
+    call: Call, backend: LocalBackend, request: ChargeRequest | OdographError, answer: Answered, *, search: bool
 ) -> BatchResult:
-    """Say what became of one spend of a batch that was not simply made."""
+    """Return the result of one spend of a batch whose receipt is not encoded already."""
     try:
-        if isinstance(order, OdographError):
-            raise order
-        form = _receipt_of(call, backend, order, settled(order.author, _outcome(answer)), search=search)
+        if isinstance(request, OdographError):
+            raise request
+        form = _receipt(call, backend, request, answer, search=search)
         return BatchResult(_OK if form.repeated else _CREATED, receipt=form)
     except OdographError as error:
         problem = call.state.problem(error, call.caller)
@@ -122,12 +125,12 @@ def _result(
 
 async def reservation(call: Call) -> ReceiptForm:
     """Show a reservation by its id, such as census#17 (written census%2317 in a path)."""
-    receipt = await _reserved(call)
+    receipt = await _read_reservation(call)
     return receipt_form(receipt, call.caller)
 
 
 async def commit(call: Call) -> ReceiptForm:
-    """Say that a reservation's mechanism was run, or may have been; works after it expired, and again."""
+    """State that a reservation's mechanism was run, or may have been; works after it expired, and again."""
     return await _resolve(call, "commit", call.form.note)
 
 
@@ -140,15 +143,15 @@ async def _charge(call: Call, verb: str, costs: Mapping[str, CostForm], expires:
     state, caller = call.state, call.caller
     require_visible(caller, costs)
     backend = state.backend_of(caller)
-    order = Order(await _author(call, backend, call.idempotency_key, call.form.note), verb, costs, expires)
-    if (form := _form(order)) is None:
-        answer: Answered = await _submit(call, backend, order)
-    else:
-        (answer,) = await state.writer.write((form,))
+    request = ChargeRequest(await _author(call, backend, call.idempotency_key, call.form.note), verb, costs, expires)
+    message = encode_quick_charge(request) or await _encode_slow_charge(call, backend, request)
+    (answer,) = await state.writer.write(request.author.principal, (message,))
     if isinstance(answer, bytes):
         state.metrics.count_charge(verb)
         return Reply(_CREATED, Raw(answer))
-    receipt = await _receipt(call, backend, order, settled(order.author, _outcome(answer)))
+    # A refusal is searched for an offer; everything else may need a read.
+    is_refused = isinstance(answer, tuple) and answer[1] == REFUSED
+    receipt = await (state.compute if is_refused else state.run)(_receipt, call, backend, request, answer)
     if receipt.repeated:
         return Reply(_OK, receipt)
     state.metrics.count_charge(verb)
@@ -156,90 +159,37 @@ async def _charge(call: Call, verb: str, costs: Mapping[str, CostForm], expires:
 
 
 async def _author(call: Call, backend: LocalBackend, key: str | None, note: str) -> Author:
-    """Say who asks; the first time that takes a look into the store."""
+    """Return the author of a charge; the first time that reads the store."""
     return backend.author(key, note) if backend.identified else await call.state.run(backend.author, key, note)
 
 
-async def _write(call: Call, backend: LocalBackend, orders: list[Order]) -> list[Answered]:
-    """Carry orders out: through the scribe, all that is quick to price; in threads of the worker, the rest."""
-    forms = [_form(order) for order in orders]
-    written = iter(await call.state.writer.write([form for form in forms if form is not None]))
-    return [
-        await _submit(call, backend, order) if form is None else next(written)
-        for order, form in zip(orders, forms, strict=True)
-    ]
+async def _encode_slow_charge(call: Call, backend: LocalBackend, request: ChargeRequest) -> Message:
+    """Price a charge in a thread, where it keeps no other command from being written, and encode it."""
+    return await call.state.compute(lambda: encode_command(_price(backend, request)))
 
 
-def _form(order: Order) -> Packed | None:
-    """Return an order as the scribe reads it, if that can be and it is quick: others would wait for it."""
-    if len(order.costs) > _FEW:
-        return None
-    for cost in order.costs.values():
-        if not isinstance(cost, QUICK):
-            return None
-    return packed(order)
+def _price(backend: LocalBackend, request: ChargeRequest) -> Charge:
+    return Charge(request.author, request.verb, backend.price(costs_of(request.costs)), request.expires)
 
 
-async def _submit(call: Call, backend: LocalBackend, order: Order) -> Outcome:
-    """Carry one order out in threads; if too much waits for one, that is its outcome, and no other order's."""
-    try:
-        request = await call.state.compute(_request, backend, order)
-        return await call.state.run(_submitted, backend, request)
-    except OdographError as error:
-        return error
-
-
-def _submitted(backend: LocalBackend, request: Charge) -> Outcome:
-    """Carry a priced order out, here; waits for it. Raises `RowLocked`, to be called again."""
-    outcome = backend.writer.submit(request)
-    if isinstance(outcome, RowLocked):
-        raise outcome
-    return outcome
-
-
-def _request(backend: LocalBackend, order: Order) -> Charge:
-    return Charge(order.author, order.verb, backend.asks(costs_of(order.costs)), order.expires)
-
-
-def _outcome(answer: Answered) -> Outcome:
-    """Return an outcome; one that came from the scribe is unpacked."""
-    if isinstance(answer, bytes):  # pragma: no cover  a receipt, which was sent on as it is
-        raise LedgerError("a receipt was taken for an outcome")
-    # Outcomes are tuples too, but with names.
-    return outcome_in(cast("tuple[bytes, bool]", answer)) if type(answer) is tuple else cast("Outcome", answer)
-
-
-async def _receipt(call: Call, backend: LocalBackend, order: Order, done: Settled) -> ReceiptForm:
-    """Return the receipt of a charge after looking up its first time or its lifetime; or raise what became of it."""
-    run = call.state.compute if isinstance(done, Refused) else call.state.run
-    return await run(_receipt_of, call, backend, order, done)
-
-
-def _receipt_of(
-    call: Call, backend: LocalBackend, order: Order, done: Settled, *, search: bool = True
+def _receipt(
+    call: Call, backend: LocalBackend, request: ChargeRequest, answer: Answered, *, search: bool = True
 ) -> ReceiptForm:
-    """As above, here; without `search` a refusal comes without an offer."""
-    if isinstance(done, Refused) and not search:
-        raise _refusal(call, backend, order, done.decision._replace(searched=False))
-    try:
-        return receipt_form(backend.charged(_request(backend, order), done), call.caller)
-    except LedgerBusy as busy:
-        if isinstance(done, Made):  # whatever the message says of what was asked last
-            raise ServiceUnavailable(
-                "this was charged, and its receipt could not be read; ask again with the same key to have it"
-                f" (key {order.author.key!r})"
-            ) from busy
-        raise
-    except BudgetExceeded as refusal:
-        raise _refusal(call, backend, order, refusal.decision) from None
-
-
-def _refusal(call: Call, backend: LocalBackend, order: Order, decision: Decision) -> BudgetExceeded:
+    """Return the receipt of a charge, or raise its error; without `search` a refusal has no offer."""
+    outcome = decode_outcome(answer) if isinstance(answer, tuple) else answer
+    if isinstance(outcome, bytes):  # pragma: no cover  it is sent as it is
+        raise TypeError("the receipt is encoded already")
+    result = result_of(outcome, request.author.key)
+    if not isinstance(result, Refused):
+        return receipt_form(backend.receipt(result, request.verb, request.author.key), call.caller)
+    decision = result.decision._replace(searched=False)
+    if search:
+        decision = with_counter_offer(_price(backend, request).asks, result)
     call.state.metrics.count_refusal()
-    return BudgetExceeded(mask_refusal(backend, call.caller, costs_of(order.costs), decision))
+    raise BudgetExceeded(mask_refusal(backend, call.caller, costs_of(request.costs), decision))
 
 
-async def _reserved(call: Call) -> Receipt:
+async def _read_reservation(call: Call) -> Receipt:
     """Return a reservation of which the caller may see every account."""
     backend, name = call.state.backend_of(call.caller), call.path["reservation"]
     receipt = await call.state.run(backend.reservation, name)
@@ -249,7 +199,7 @@ async def _reserved(call: Call) -> Receipt:
 
 
 async def _resolve(call: Call, verb: str, note: str) -> ReceiptForm:
-    await _reserved(call)
+    await _read_reservation(call)
     backend = call.state.backend_of(call.caller)
     receipt = await call.state.run(backend.resolve, verb, call.path["reservation"], note)
     return receipt_form(receipt, call.caller)
