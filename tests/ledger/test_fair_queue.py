@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odograph.errors import LedgerBusy
-from odograph.ledger.fair_queue import GROUP, FairQueue
+from odograph.ledger.fair_queue import GROUP_SIZE, FairQueue
 
 Queue: TypeAlias = FairQueue[int]
 # What is done to a queue: a client comes, so many are taken, or the client's one at this place waits no more.
@@ -117,10 +117,10 @@ def test_turns_are_fair_places_are_bounded_and_nobody_is_lost_or_doubled(acts: l
 class WholeQueue(Queue):
     """Takes all of one client before the next one has a turn."""
 
-    def take(self, group: list[int], most: int = GROUP) -> None:
-        while self._clients and len(group) < most:
-            client = next(iter(self._clients))
-            group.append(self._clients[client][0])
+    def take(self, group: list[int], most: int = GROUP_SIZE) -> None:
+        while self.clients and len(group) < most:
+            client = next(iter(self.clients))
+            group.append(self.clients[client][0])
             self.remove(client, group[-1])
 
 
@@ -128,17 +128,17 @@ class OneFillsIt(Queue):
     """Lets one client take every place."""
 
     def add(self, client: str, one: int) -> None:
-        places, self._places = self._places, 2 * self._places if len(self) < self._places else 0
+        places, self._capacity = self._capacity, 2 * self._capacity if len(self) < self._capacity else 0
         try:
             super().add(client, one)
         finally:
-            self._places = places
+            self._capacity = places
 
 
 class KeepsWhatItGave(Queue):
     """Gives the last one of a client twice."""
 
-    def take(self, group: list[int], most: int = GROUP) -> None:
+    def take(self, group: list[int], most: int = GROUP_SIZE) -> None:
         super().take(group, most)
         if not self and len(group) > 1:
             super().add("ana", group[-1])
@@ -148,8 +148,8 @@ class ForgetsTheRest(Queue):
     """Lets all of a client go when one does."""
 
     def remove(self, client: str, one: int) -> None:
-        if one in self._clients.get(client, ()):
-            self._count -= len(self._clients.pop(client))
+        if one in self.clients.get(client, ()):
+            self.count -= len(self.clients.pop(client))
 
 
 ADDED: list[Act] = [("add", client, 0) for client in ("ana", "ana", "ana", "ben", "cleo", "ben")]
@@ -173,11 +173,11 @@ def test_queues_that_are_unfair_unbounded_or_lose_somebody_are_caught(
 
 
 def test_a_group_is_filled_up_to_what_one_transaction_holds_unless_another_number_is_said() -> None:
-    queue: Queue = FairQueue(10 * GROUP)
-    for one in range(2 * GROUP):
+    queue: Queue = FairQueue(10 * GROUP_SIZE)
+    for one in range(2 * GROUP_SIZE):
         queue.add("ana", one)
     group: list[int] = []
     queue.take(group)
-    assert group == [*range(GROUP)]
+    assert group == [*range(GROUP_SIZE)]
     queue.take(group)  # it is full already
-    assert (len(group), len(queue)) == (GROUP, GROUP)
+    assert (len(group), len(queue)) == (GROUP_SIZE, GROUP_SIZE)

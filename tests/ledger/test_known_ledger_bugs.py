@@ -24,7 +24,7 @@ from odograph import (
     ReservationNotFound,
     ReservationResolved,
 )
-from odograph.ledger.local_backend import LocalBackend
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.stores.base import Changes, State, Wants, Work
 from odograph.ledger.stores.memory import MemoryStore
 

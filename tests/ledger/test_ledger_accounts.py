@@ -24,10 +24,9 @@ from odograph import (
     PureDP,
     ReservationResolved,
 )
-from odograph.ledger.commands import Made
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.commands import Made, Open
 from odograph.ledger.engine import carry_out
-from odograph.ledger.local_backend import LocalBackend
-from odograph.ledger.openings import Open
 from odograph.ledger.stores.base import Head
 from odograph.ledger.stores.memory import MemoryStore
 

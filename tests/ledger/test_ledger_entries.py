@@ -15,8 +15,8 @@ import pytest
 
 import odograph as odo
 from odograph import BudgetExceeded, Ledger, LedgerAccount, Policy, PureDP, guarantee_from_dict
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import Entry, price_from_text, text_of
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.memory import MemoryStore
 
 TENTH = PureDP(0.1)

@@ -24,10 +24,10 @@ import odograph as odo
 from odograph import Checkpoint, Ledger, LedgerCorrupt, Policy, PureDP
 from odograph.connect import store_at
 from odograph.ledger import audit
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Author, Charge
 from odograph.ledger.engine import carry_out
 from odograph.ledger.entries import Entry
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores import sqlite
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.sqlite import SqliteStore
@@ -103,7 +103,7 @@ def filled(entries: int, url: str = "memory://") -> Ledger:
     ledger = Ledger(backend)
     ledger.open_account("large", LARGE_POLICY)
     ledger.open_account("empty", LARGE_POLICY)
-    asks, identity = backend.asks({"large": COST}), backend.identity()
+    asks, identity = backend.price({"large": COST}), backend.identity()
     for first in range(0, entries, 5000):
         numbers = range(first, min(entries, first + 5000))
         carry_out(store, [Charge(Author(identity, f"{number:x}"), "spend", asks) for number in numbers])

@@ -31,8 +31,8 @@ from odograph import (
     Totals,
     compile_policy,
 )
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import price_from_text
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.base import Changes, State, Wants, Work
 from odograph.ledger.stores.memory import MemoryStore
 

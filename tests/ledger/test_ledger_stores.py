@@ -17,7 +17,7 @@ import pytest
 import odograph as odo
 from odograph import Ledger, LedgerCorrupt, LedgerError, OdographError, Policy, PureDP
 from odograph.errors import LedgerBusy, ServiceUnavailable
-from odograph.ledger.local_backend import LocalBackend
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.stores.base import Balance, Changes, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.postgres import PostgresStore

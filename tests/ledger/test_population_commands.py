@@ -17,11 +17,18 @@ from odograph.errors import (
     LedgerError,
     UnprovenComposition,
 )
-from odograph.ledger.backend import Opened
-from odograph.ledger.commands import Charge, Made, Repeated, Settled
+from odograph.ledger.backend import LocalBackend, Opened
+from odograph.ledger.commands import (
+    Charge,
+    Made,
+    MovePopulation,
+    Pointer,
+    Repeated,
+    Result,
+    read_pointer,
+    read_population,
+)
 from odograph.ledger.entries import text_of
-from odograph.ledger.local_backend import LocalBackend
-from odograph.ledger.steps import Pointer, Step, pointer_of, population_of
 from odograph.ledger.stores.base import Head
 from odograph.ledger.stores.memory import MemoryStore
 
@@ -38,13 +45,13 @@ class People:
         head = Head("people", "", "", "", "person", "add-remove")
         self.backend.open(head, BASIC, None, "", population)
 
-    def step(self, version: int, key: str, **changes: Any) -> Settled:
+    def step(self, version: int, key: str, **changes: Any) -> Result:
         """Submit a step to a version, as it should be but for the changes."""
         origin = self.backend.opened("people").origin
-        step = Step(
+        step = MovePopulation(
             self.backend.author(key), "people", origin, version - 1, "digest", "", "charge", Pointer(version, "s")
         )
-        return self.backend.submit(step._replace(**changes))
+        return self.backend.engine.submit(step._replace(**changes))
 
 
 @pytest.fixture
@@ -86,7 +93,7 @@ def test_a_population_is_not_charged_as_a_whole_and_a_charge_is_found(people: Pe
     with pytest.raises(UnprovenComposition, match="is a population"):
         people.ledger.spend({"people": TENTH})
     asked = Opened(opened.head, opened.compiled, opened.origin, ()).ask(TENTH)  # as if it were none
-    people.backend.submit(Charge(people.backend.author(), "spend", (asked,)))
+    people.backend.engine.submit(Charge(people.backend.author(), "spend", (asked,)))
     with pytest.raises(LedgerCorrupt, match="people#2: a population takes no charges"):
         people.ledger.verify()
 
@@ -111,15 +118,15 @@ def test_a_step_of_an_account_that_is_no_population_is_found(people: People) -> 
 @pytest.mark.parametrize("population", [{}, {"state": 5}, "s0", ["s0"]], ids=repr)
 def test_a_first_entry_that_does_not_say_where_its_people_are_is_named(people: People, population: object) -> None:
     first = people.backend.entry("people", 0)
-    assert pointer_of(first) == Pointer(0, "s0")
+    assert read_pointer(first) == Pointer(0, "s0")
     forged = first._replace(detail=text_of({**first.details, "population": population}))
     with pytest.raises(LedgerCorrupt, match="people#0: its population cannot be read"):
-        population_of(forged)
+        read_population(forged)
 
 
 def test_an_entry_that_points_to_no_version_is_named(people: People) -> None:
     step = people.backend.entry("people", 1)
-    assert pointer_of(step) == Pointer(1, "s")
+    assert read_pointer(step) == Pointer(1, "s")
     people.ledger.open_account("account", BASIC)
     for entry in (
         step._replace(verb="spend"),
@@ -128,4 +135,4 @@ def test_an_entry_that_points_to_no_version_is_named(people: People) -> None:
         people.backend.entry("account", 0),
     ):
         with pytest.raises(LedgerCorrupt, match="points to no version"):
-            pointer_of(entry)
+            read_pointer(entry)

@@ -27,7 +27,7 @@ from population_helpers import small_session
 
 import odograph as odo
 from odograph import Guarantee, Population, Prices, PureDP
-from odograph.ledger.local_backend import LocalBackend
+from odograph.ledger.engine import LedgerEngine
 from odograph.ledger.stores.sqlite_files import sync
 from odograph.population import population as module
 from odograph.population import version_store
@@ -153,7 +153,7 @@ def arm(point: str) -> None:
 
         version_store.sync = counted  # type: ignore[attr-defined]
     else:
-        owners = {"charge": NumpyEngine, "finish": Versions, "submit": LocalBackend, "clean": Versions}
+        owners = {"charge": NumpyEngine, "finish": Versions, "submit": LedgerEngine, "clean": Versions}
         around(owners[name], name, when)
 
 

@@ -17,8 +17,8 @@ from spark_cluster import session
 import odograph as odo
 from odograph import Compiled, Guarantee, Ledger, Policy, Population, Prices, Totals, compile_policy, decide
 from odograph.core.filters import Renyi
-from odograph.ledger.local_backend import LocalBackend
-from odograph.ledger.steps import pointer_of
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.commands import read_pointer
 from odograph.population.gate import SPENT, gate_of
 from odograph.population.population import Participants
 
@@ -117,7 +117,7 @@ def current(ledger: Ledger, population: Population) -> Path:
     assert isinstance(ledger.backend, LocalBackend)
     sequence = ledger.backend.balances([population.name])[population.name].sequence
     entries = [ledger.backend.entry(population.name, number) for number in range(sequence, -1, -1)]
-    pointer = pointer_of(next(entry for entry in entries if entry.verb in ("open", "step")))
+    pointer = read_pointer(next(entry for entry in entries if entry.verb in ("open", "step")))
     return location_of(population) / pointer.state
 
 

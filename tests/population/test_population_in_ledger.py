@@ -13,9 +13,8 @@ from population_helpers import PopulationFactory, compiled_for, current, ledger_
 import odograph as odo
 from odograph import Ledger, Policy, Population, PureDP
 from odograph.errors import AccountClosed, AccountExists, LedgerCorrupt, LedgerError, UnprovenComposition
-from odograph.ledger.backend import Opened
-from odograph.ledger.local_backend import LocalBackend
-from odograph.ledger.steps import ACTS, Pointer, Step, pointer_of
+from odograph.ledger.backend import LocalBackend, Opened
+from odograph.ledger.commands import POPULATION_ACTS, MovePopulation, Pointer, read_pointer
 
 BASIC = compiled_for("basic")
 SMALL = PureDP("0.1")
@@ -36,8 +35,10 @@ def forged(people: Population, ledger: Ledger, name: str, act: str, pointer: Poi
     backend = ledger.backend
     last = backend.balances([name])[name].sequence
     request = backend.entry(people.name, 1).request
-    backend.submit(
-        Step(backend.author(f"forged {act}"), name, backend.opened(name).origin, last, request, "", act, pointer)
+    backend.engine.submit(
+        MovePopulation(
+            backend.author(f"forged {act}"), name, backend.opened(name).origin, last, request, "", act, pointer
+        )
     )
 
 
@@ -55,8 +56,8 @@ def test_the_ledger_says_which_steps_there_were_and_under_which_keys(dense: Popu
     history = people.history()
     assert [past.entry.verb for past in history] == ["open", "step", "step", "step"]
     assert [past.entry.key for past in history[1:]] == ["a", "b", "c"]
-    assert [past.entry.details["act"] for past in history[1:]] == [*ACTS]
-    assert [pointer_of(past.entry).version for past in history] == [0, 1, 2, 3]
+    assert [past.entry.details["act"] for past in history[1:]] == [*POPULATION_ACTS]
+    assert [read_pointer(past.entry).version for past in history] == [0, 1, 2, 3]
     assert history[1].entry.guarantee == SMALL
     assert [past.entry.cost for past in history[2:]] == ["", ""]
     assert [history[1].principal, history[1].note] == ["ana", "first"]
@@ -111,16 +112,16 @@ def test_a_step_after_the_population_was_closed_is_found(
     with pytest.raises(AccountClosed):
         forged(people, dense.ledger, "people", "charge", pointer)
     assert isinstance(dense.ledger.backend, LocalBackend)
-    written = Step.step
+    written = MovePopulation.apply
 
-    def reopened(self: Step, state: object, changes: object) -> object:
+    def reopened(self: MovePopulation, state: object, changes: object) -> object:
         balance = state.balances["people"]  # type: ignore[attr-defined]
         balance.closed = False
         outcome = written(self, state, changes)  # type: ignore[arg-type]
         balance.closed = True
         return outcome
 
-    monkeypatch.setattr(Step, "step", reopened)
+    monkeypatch.setattr(MovePopulation, "apply", reopened)
     forged(people, dense.ledger, "people", "charge", pointer)
     with pytest.raises(LedgerCorrupt, match="people#5"):
         dense.ledger.verify()

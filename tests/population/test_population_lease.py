@@ -23,9 +23,8 @@ from population_helpers import PopulationFactory, ledger_in, location_of, read_s
 from race_worker import PRICE
 
 from odograph import Policy, Population, compile_policy
-from odograph.ledger.commands import Outcome
-from odograph.ledger.local_backend import LocalBackend
-from odograph.ledger.steps import Step
+from odograph.ledger.commands import Command, MovePopulation, Result
+from odograph.ledger.engine import LedgerEngine
 from odograph.ledger.stores.base import Changes, State
 from odograph.population import version_store
 from odograph.population.version_store import LOCK_FILES, Versions, hold_lease
@@ -222,16 +221,16 @@ def test_a_charge_from_within_a_charge_does_not_wait_for_itself(dense: Populatio
 
 def check_late(dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with the lease has written its version, and another one, without it, is first in the ledger."""
-    people, submit = dense.create(3, compiled=ROOMY), LocalBackend.submit
+    people, submit = dense.create(3, compiled=ROOMY), LedgerEngine.submit
     within = [lambda: people.charge(PRICE, key="within")]
 
-    def late(backend: LocalBackend, step: Step) -> Outcome:
+    def late(engine: LedgerEngine, command: Command) -> Result:
         if within:
             within.pop()()
-        return submit(backend, step)
+        return submit(engine, command)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalBackend, "submit", late)
+        patch.setattr(LedgerEngine, "submit", late)
         people.charge(PRICE, key="around")
     assert [past.entry.key for past in people.history()[1:]] == ["within", "around"]
     assert dense.state(people).get(2) == (0, 2), "charges are lost, or there twice"
@@ -247,14 +246,14 @@ def test_a_ledger_that_takes_a_step_from_whichever_version_is_caught(
     dense: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: it is the comparison in the ledger on which all rests, and a charge that is lost is found."""
-    written = Step.step
+    written = MovePopulation.apply
 
-    def any_version(step: Step, state: State, changes: Changes) -> Outcome:
+    def any_version(step: MovePopulation, state: State, changes: Changes) -> Result:
         balance = state.balances[step.name]
         pointer = step.pointer._replace(version=balance.totals.steps + 1)
         return written(step._replace(before=balance.sequence, pointer=pointer), state, changes)
 
-    monkeypatch.setattr(Step, "step", any_version)
+    monkeypatch.setattr(MovePopulation, "apply", any_version)
     with pytest.raises(AssertionError, match="charges are lost"):
         check_late(dense, monkeypatch)
 

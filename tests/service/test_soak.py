@@ -220,10 +220,10 @@ def test_a_service_or_its_writer_killed_again_and_again_loses_nothing_and_charge
     with Service(url, tmp_path) as service:
 
         def strike() -> None:
-            scribes = service.writers
-            if scribes and random.random() < 0.5:  # noqa: S311  either
-                end_process(scribes[0])
-                struck["scribe"] += 1
+            writers = service.writers
+            if writers and random.random() < 0.5:  # noqa: S311  either
+                end_process(writers[0])
+                struck["writer"] += 1
             else:
                 service.kill()
                 service.start()
@@ -244,7 +244,7 @@ def test_workers_and_writers_killed_again_and_again_lose_nothing_and_charge_noth
     with Service(postgres_url, tmp_path, "--workers", "2") as service:
 
         def strike() -> None:
-            found = {"worker": service.workers, "scribe": service.writers}
+            found = {"worker": service.workers, "writer": service.writers}
             what = random.choice([name for name in found if found[name]])  # noqa: S311  either
             end_process(random.choice(found[what]))  # noqa: S311  any
             struck[what] += 1
@@ -262,9 +262,9 @@ def test_a_writer_that_answers_before_its_commit_is_caught(tmp_path: Path) -> No
         analysts = analysts_of(service, verbs=("spend",))
         for _ in range(CONTROLS):
             wait_until(lambda: len(service.writers) == 1)
-            (scribe,) = service.writers  # found before the charge: its commit comes soon
+            (writer,) = service.writers  # found before the charge: its commit comes soon
             wait_for_a_charge(analysts)
-            end_process(scribe)
+            end_process(writer)
             caught = bool(gone(ledger, analysts))
             if caught:
                 break

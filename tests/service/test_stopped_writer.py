@@ -27,8 +27,8 @@ import odograph as odo
 from odograph.service import writer_client
 from odograph.service.settings import Settings
 from odograph.service.state import AppState
-from odograph.service.writer_client import Ended
-from odograph.service.writer_protocol import HEAD, PROBE, READY, Answers, Packed, framed, orders_in
+from odograph.service.writer_client import Wait
+from odograph.service.writer_protocol import LENGTH, PROBE, READY, Answers, decode_messages, encode_batch
 
 SMALL = attacks.pure("0.00001")
 PATH = "/v1/accounts/a/spends"
@@ -46,13 +46,13 @@ def asking(service: Service) -> Iterator[httpx.Client]:
 @contextmanager
 def stopped(service: Service) -> Iterator[int]:
     """Stop the process that writes; let it go on at the end, if it is still there."""
-    (scribe,) = service.writers
-    os.kill(scribe, signal.SIGSTOP)
+    (writer,) = service.writers
+    os.kill(writer, signal.SIGSTOP)
     try:
-        yield scribe
+        yield writer
     finally:
-        if not has_ended(scribe):
-            os.kill(scribe, signal.SIGCONT)
+        if not has_ended(writer):
+            os.kill(writer, signal.SIGCONT)
 
 
 def readiness(service: Service | ServiceThread) -> tuple[int, str]:
@@ -111,9 +111,9 @@ def test_while_the_writer_is_stopped_nobody_waits_without_end_and_a_retry_charge
 
 def test_a_writer_that_stays_stopped_is_replaced(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
-    with Service(url, tmp_path, defect="prompt") as service, asking(service) as client, stopped(service) as scribe:
+    with Service(url, tmp_path, defect="prompt") as service, asking(service) as client, stopped(service) as writer:
         assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 503
-        wait_until(lambda: has_ended(scribe))
+        wait_until(lambda: has_ended(writer))
         wait_until(lambda: readiness(service) == (200, "ok"))
         assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 201
     assert spent(url) == ["k"]
@@ -198,33 +198,34 @@ def test_many_readiness_checks_at_once_are_one_write(service: ServiceThread) -> 
 
 def test_a_writer_that_is_slow_and_answers_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that was sent ahead waits for the one before it; that is not the time in which it has no answer."""
-    monkeypatch.setattr(writer_client, "_MARGIN", 0.4)
-    monkeypatch.setattr(writer_client, "_OFTEN", 0.02)
+    monkeypatch.setattr(writer_client, "_ANSWER_MARGIN", 0.4)
+    monkeypatch.setattr(writer_client, "_CHECK_INTERVAL", 0.02)
     settings = Settings(url="memory://", timeout=0.1)  # given up after a second without an answer
     started: list[threading.Thread] = []
 
     def answer_slowly(its_end: socket.socket) -> None:
-        with its_end, its_end.makefile("rb") as orders:
+        with its_end, its_end.makefile("rb") as batches:
             its_end.sendall(READY)
-            while head := orders.read(HEAD.size):
-                count = len(orders_in(orders.read(HEAD.unpack(head)[0])))
+            while head := batches.read(LENGTH.size):
+                count = len(decode_messages(batches.read(LENGTH.unpack(head)[0])))
                 time.sleep(0.7)
-                its_end.sendall(framed(Answers(0.7, [b""] * count)))
+                content = encode_batch(Answers(0.7, [b""] * count))
+                its_end.sendall(LENGTH.pack(len(content)) + content)
 
-    async def start(_: Settings, its_end: socket.socket) -> Ended:
+    async def start(_: Settings, its_end: socket.socket) -> Wait:
         started.append(threading.Thread(target=answer_slowly, args=(its_end.dup(),), daemon=True))
         started[-1].start()
         return partial(asyncio.to_thread, started[-1].join)
 
     async def write(writer: writer_client.WriterClient, after: float) -> None:
         await asyncio.sleep(after)
-        await writer.write((Packed("", PROBE),))
+        await writer.write("", (PROBE,))
 
     async def ask() -> None:
-        writer = writer_client.WriterClient(settings, lambda *_: None, start)
+        writer = writer_client.WriterClient(settings, lambda *_: None, lambda _: None, start)
         try:
             await asyncio.gather(*(write(writer, after) for after in (0.1, 0.2)), asyncio.sleep(2.5))
-            assert not writer.waiting
+            assert not writer.unanswered
         finally:
             await writer.close()
 

@@ -1,4 +1,4 @@
-"""When something fails beside the scribe: what was charged is never told not to be, and nothing is left behind."""
+"""Faults beside the writer process: what was charged is never reported as not charged, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attacks
 import pytest
@@ -19,11 +17,9 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph.connect import store_at
 from odograph.errors import LedgerBusy
-from odograph.ledger.local_backend import LocalBackend
-from odograph.service import writer_process as scribe
-from odograph.service import writer_protocol
+from odograph.ledger.backend import LocalBackend
+from odograph.service import writer_process, writer_protocol
 from odograph.service.routes import charges
-from odograph.service.state import AppState
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 SMALL = attacks.pure("0.00001")
@@ -47,11 +43,11 @@ def test_a_charge_whose_receipt_cannot_be_looked_up_is_not_told_as_one_that_was_
         attacks.open_account(owner, "before")
         attacks.open_account(owner, "after", successor_of="before")  # its lifetime is looked up
         with monkeypatch.context() as patch:
-            patch.setattr(LocalBackend, "charged", busy)
+            patch.setattr(LocalBackend, "lifetime", busy)
             answer = attacks.post(owner, "/v1/accounts/after/spends", {"cost": SMALL}, key="k")
         assert charged(service.settings.url, "after") == ["k"]
-        assert (answer.status_code, answer.json()["code"]) == (503, "ServiceUnavailable"), answer.text
-        assert "nothing was" not in answer.json()["detail"]
+        assert (answer.status_code, answer.json()["code"]) == (504, "OutcomeUnknown"), answer.text
+        assert answer.json()["charged"] is True
         assert "(key 'k')" in answer.json()["detail"]
         assert attacks.post(owner, "/v1/accounts/after/spends", {"cost": SMALL}, key="k").status_code == 200
 
@@ -59,14 +55,10 @@ def test_a_charge_whose_receipt_cannot_be_looked_up_is_not_told_as_one_that_was_
 def test_an_order_of_a_batch_that_finds_no_thread_is_told_so_by_itself(
     service: ServiceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = AppState.run
+    async def full(*_: object) -> None:
+        raise LedgerBusy("the service has as much to do as it can hold; try again")
 
-    async def full(self: AppState, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as it is
-        if function is charges._submitted:  # noqa: SLF001  what takes a thread here
-            raise LedgerBusy("the service has as much to do as it can hold; nothing was changed. Try again")
-        return await run(self, function, *args, **kwargs)
-
-    monkeypatch.setattr(AppState, "run", full)
+    monkeypatch.setattr(charges, "_encode_slow_charge", full)
     with attacks.owner_of(service) as owner:
         attacks.open_account(owner, "a")
         items = [{"key": "quick", "costs": {"a": SMALL}}, {"key": "slow", "costs": {"a": SLOW}}]
@@ -95,7 +87,7 @@ def test_a_name_that_one_worker_erased_is_forgotten_by_the_others_and_a_key_is_c
         assert [past.principal for past in ledger.account("a").history(1, 10)] == ["erased", "erased", "ana"]
 
 
-@pytest.mark.parametrize("part", [b"\0\0", writer_protocol.HEAD.pack(1000) + b"\x93"])
+@pytest.mark.parametrize("part", [b"\0\0", writer_protocol.LENGTH.pack(1000) + b"\x93"])
 def test_a_writer_whose_worker_ended_in_the_middle_of_a_batch_ends_without_a_word(
     tmp_path: Path, part: bytes
 ) -> None:
@@ -103,7 +95,7 @@ def test_a_writer_whose_worker_ended_in_the_middle_of_a_batch_ends_without_a_wor
     with odo.connect(url) as ledger:
         ledger.open_account("a", POLICY)
     ours, its_end = socket.socketpair()
-    thread = threading.Thread(target=scribe.write_for, args=(its_end, store_at(url)))
+    thread = threading.Thread(target=writer_process.serve_worker, args=(its_end, store_at(url)))
     thread.start()
     with ours:
         assert ours.recv(100) == writer_protocol.READY
@@ -125,8 +117,8 @@ def test_a_writer_that_is_stopped_does_not_keep_the_service_from_ending(tmp_path
 def test_a_service_that_ends_while_a_writer_starts_leaves_none(tmp_path: Path) -> None:
     with Service(f"sqlite:///{tmp_path}/ledger.db", tmp_path) as service:
         end_process(*service.writers)
-        while not (scribes := service.writers):
+        while not (writers := service.writers):
             time.sleep(0.001)
         assert service.end() == 0
-        assert all(map(has_ended, scribes))
+        assert all(map(has_ended, writers))
         assert '"error":"ConnectionError"' in service.said

@@ -1,4 +1,4 @@
-"""What a scribe makes of orders: each by itself, in fair turns, and as the worker itself would have answered them."""
+"""Commands in the writer process: each has its own outcome, clients are served fairly, and the library agrees."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from odograph.connect import store_at
 from odograph.core.guarantees import Guarantee, Parallel
 from odograph.errors import ERROR_TABLE, LedgerBusy, OdographError
 from odograph.ledger.commands import Author
-from odograph.ledger.fair_queue import GROUP, FairQueue
+from odograph.ledger.fair_queue import GROUP_SIZE, FairQueue
 from odograph.service import writer_client, writer_process, writer_protocol
 from odograph.service.request_schemas import CostForm
-from odograph.service.writer_protocol import Answers, Order
+from odograph.service.writer_protocol import LENGTH, Answers, ChargeRequest
 
 SMALL = attacks.pure("0.00001")
 POLICY = odo.Policy(1, 1e-6, filter="basic")
@@ -130,19 +130,19 @@ def test_good_and_bad_orders_of_one_frame_become_what_each_becomes_alone_and_in_
 def test_a_writer_that_lets_one_order_spoil_a_batch_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carried_out = writer_process._carried_out  # noqa: SLF001  broken on purpose
+    carry_out = writer_process._carry_out_batch  # noqa: SLF001  broken on purpose
 
     def spoilt(*args: Any) -> Answers:
-        found = carried_out(*args)
+        found = carry_out(*args)
         bad = next((answer for answer in found.answers if isinstance(answer, tuple)), None)
         return found if bad is None else Answers(found.seconds, [bad for _ in found.answers])
 
-    monkeypatch.setattr(writer_process, "_carried_out", spoilt)
+    monkeypatch.setattr(writer_process, "_carry_out_batch", spoilt)
     with pytest.raises(AssertionError):
         compare(tmp_path)
 
 
-# Frames as no worker sends them: what is in one order cannot be read, or is not an order at all.
+# Messages that no worker sends: they cannot be decoded, or are not commands.
 GARBAGE: list[object] = [
     None,
     7,
@@ -171,18 +171,19 @@ HALF = (
 
 
 @contextmanager
-def writing(url: str) -> Iterator[Callable[[bytes], bytes]]:
-    """Let a scribe write at the other end of a socket: give the way to send it a frame and to read one."""
+def writing(url: str) -> Iterator[Callable[[list[msgspec.Raw]], Answers]]:
+    """Run a writer at the other end of a socket: yield how to send it a batch and read the answers."""
     ours, its_end = socket.socketpair()
-    thread = threading.Thread(target=writer_process.write_for, args=(its_end, store_at(url)))
+    thread = threading.Thread(target=writer_process.serve_worker, args=(its_end, store_at(url)))
     thread.start()
     with ours, ours.makefile("rb") as answers:
         assert answers.read(4) == writer_protocol.READY
 
-        def ask(frame: bytes) -> bytes:
-            ours.sendall(frame)
-            (size,) = writer_protocol.HEAD.unpack(answers.read(4))
-            return answers.read(size)
+        def ask(messages: list[msgspec.Raw]) -> Answers:
+            content = writer_protocol.encode_batch(messages)
+            ours.sendall(LENGTH.pack(len(content)) + content)
+            (size,) = LENGTH.unpack(answers.read(4))
+            return writer_protocol.decode_answers(answers.read(size))
 
         yield ask
         ours.shutdown(socket.SHUT_WR)
@@ -192,22 +193,22 @@ def writing(url: str) -> Iterator[Callable[[bytes], bytes]]:
 
 def good(key: str) -> msgspec.Raw:
     cost = msgspec.convert(attacks.pure("0.00001"), CostForm)
-    order = writer_protocol.packed(Order(Author("somebody", key), "spend", {"a": cost}, None))
-    assert order is not None
-    return order.order
+    message = writer_protocol.encode_quick_charge(ChargeRequest(Author("somebody", key), "spend", {"a": cost}, None))
+    assert message is not None
+    return message
 
 
 def test_orders_that_cannot_be_read_hurt_no_other_of_their_frame(tmp_path: Path) -> None:
     open_accounts(url_in(tmp_path))
     bad = [msgspec.Raw(msgspec.msgpack.encode(one)) for one in GARBAGE] + [msgspec.Raw(HALF)]
-    orders = [one for number, garbage in enumerate(bad) for one in (good(f"k-{number}"), garbage)]
+    messages = [one for number, garbage in enumerate(bad) for one in (good(f"k-{number}"), garbage)]
     with writing(url_in(tmp_path)) as ask:
-        answers = writer_protocol.answers_in(ask(writer_protocol.framed(orders))).answers
-        found = [writer_protocol.outcome_in(one) if isinstance(one, tuple) else one for one in answers]
+        answers = ask(messages).answers
+        found = [writer_protocol.decode_outcome(one) if isinstance(one, tuple) else one for one in answers]
         assert all(isinstance(one, bytes) for one in found[::2])
         assert all(isinstance(one, OdographError) for one in found[1::2]), found[1::2]
         assert all(str(one) for one in found[1::2])
-        (last,) = writer_protocol.answers_in(ask(writer_protocol.framed([good("l")]))).answers
+        (last,) = ask([good("l")]).answers
         assert isinstance(last, bytes)
     assert charged(url_in(tmp_path)) == [*[f"k-{number}" for number in range(len(bad))], "l"]
 
@@ -225,10 +226,10 @@ class Recorded(FairQueue[Any]):
 class WholeQueue(Recorded):
     """Takes all of one client before the next one has a turn."""
 
-    def take(self, group: list[Any], most: int = GROUP) -> None:
-        while self._clients and len(group) < most:
-            client = next(iter(self._clients))
-            group.append(self._clients[client][0])
+    def take(self, group: list[Any], most: int = GROUP_SIZE) -> None:
+        while self.clients and len(group) < most:
+            client = next(iter(self.clients))
+            group.append(self.clients[client][0])
             self.remove(client, group[-1])
 
 
@@ -266,8 +267,8 @@ def written_before_a_single(folder: Path, monkeypatch: pytest.MonkeyPatch, queue
 def test_a_single_spend_does_not_wait_for_the_whole_queue_of_another_principal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What the scribe has, what is on its way, and the other's turn.
-    assert written_before_a_single(tmp_path, monkeypatch, Recorded) <= 2 * GROUP + 1
+    # What the writer has, what is on its way, and one of the other client.
+    assert written_before_a_single(tmp_path, monkeypatch, Recorded) <= 2 * GROUP_SIZE + 1
 
 
 def test_a_writer_client_that_takes_the_whole_queue_of_one_client_is_caught(
@@ -278,7 +279,7 @@ def test_a_writer_client_that_takes_the_whole_queue_of_one_client_is_caught(
 
 def fill_up(folder: Path, monkeypatch: pytest.MonkeyPatch, queue: type[FairQueue[Any]]) -> None:
     """Send more than there are places for: those without one are told so, one by one, and nothing else is charged."""
-    monkeypatch.setattr(writer_client, "_PLACES", 20)
+    monkeypatch.setattr(writer_client, "_CAPACITY", 20)
     monkeypatch.setattr(writer_client, "FairQueue", queue)
     open_accounts(url_in(folder))
     keys = [f"k-{number}" for number in range(50)]
@@ -288,7 +289,6 @@ def fill_up(folder: Path, monkeypatch: pytest.MonkeyPatch, queue: type[FairQueue
         busy = [one["problem"] for one in results if one["status"] != 201]
         assert made == keys[:10]  # half of the places are for one principal
         assert {(one["status"], one["code"], one["retryable"]) for one in busy} == {(503, "LedgerBusy", True)}
-        assert all("nothing was charged" in one["detail"] for one in busy)
         assert charged(url_in(folder)) == made
         assert [one["status"] for one in batch(client, [(key, {"a": SMALL}) for key in keys[8:12]])] == [
             200,
@@ -305,8 +305,8 @@ class AdmitsWhatItRejects(FairQueue[Any]):
         try:
             super().add(client, one)
         except LedgerBusy:
-            self._clients[client].append(one)
-            self._count += 1
+            self.clients[client].append(one)
+            self.count += 1
             raise
 
 

@@ -26,13 +26,12 @@ from workload import COST, PER_EPSILON, charges, policy
 
 from odograph import PureDP, compile_policy
 from odograph.errors import LedgerBusy
-from odograph.ledger import engine as writer
-from odograph.ledger import fair_queue as waiting
-from odograph.ledger.commands import Made
-from odograph.ledger.engine import Writer, carry_out
+from odograph.ledger import engine, fair_queue
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.commands import Charge, Made
+from odograph.ledger.engine import LedgerEngine, carry_out
 from odograph.ledger.fair_queue import FairQueue
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.base import Changes, State, Store, Wants, Work
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.sqlite import SqliteStore
@@ -123,8 +122,8 @@ class Desk:
 
     def __init__(self, store: Store, **options: Any) -> None:
         self.store = Gated(store)
-        self.writer = Writer(cast("Store", self.store), **options)
-        self.ledger = Ledger(LocalBackend(cast("Store", self.store), PRINCIPAL, self.writer))
+        self.engine = LedgerEngine(cast("Store", self.store), **options)
+        self.ledger = Ledger(LocalBackend(cast("Store", self.store), PRINCIPAL, self.engine))
         self.ledger.open_account("a", policy(10**6), key="a")
         self.ledger.spend({"a": COST}, key="first")
 
@@ -144,14 +143,14 @@ class Desk:
         """Let some wait, one after the other, for the one that writes; or be answered, as one may be interrupted."""
         for key in keys:
             asking.ask(self.ledger, key, trace)
-            wait_until(lambda: self.writer.waiting == asking.unanswered - 1)
+            wait_until(lambda: self.engine.queued == asking.unanswered - 1)
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 2, 5])
 def test_those_who_wait_sleep_share_transactions_and_are_woken(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("odograph.ledger.engine._GLANCE", 10 * THREAD_TIMEOUT)  # whoever is not woken sleeps too long
     watched: list[tuple[float, int]] = []
-    desk = Desk(MemoryStore(), group=3, watch=lambda *told: watched.append(told))
+    desk = Desk(MemoryStore(), group_size=3, observer=lambda *told: watched.append(told))
     watched.clear()
     asking, keys = Asking(), [f"{number}" for number in range(waiting)]
     began = time.perf_counter()
@@ -165,7 +164,7 @@ def test_those_who_wait_sleep_share_transactions_and_are_woken(waiting: int, mon
     assert 0.15 < watched[0][0] < elapsed
     assert all(0 < seconds < elapsed for seconds, _ in watched)
     assert max(asking.seconds.values()) < 0.1  # to wait takes no processor
-    assert desk.writer.waiting == 0
+    assert desk.engine.queued == 0
 
 
 TEN = compile_policy(policy(10))
@@ -196,12 +195,10 @@ def test_a_group_is_decided_as_its_requests_are_one_at_a_time(asked: list[tuple[
         ledger = Ledger(backend)
         for name, parent in {"top": "", "left": "top", "right": "top", "other": "", "closed": ""}.items():
             ledger.open_account(name, TEN, parent=parent)
-        requests = [
-            backend.request(
-                "spend", {name: PureDP(units / PER_EPSILON) for name, units in costs.items()}, f"{key}", ""
-            )
-            for costs, key in asked
-        ]
+        requests = []
+        for costs, key in asked:
+            asks = backend.price({name: PureDP(units / PER_EPSILON) for name, units in costs.items()})
+            requests.append(Charge(backend.author(f"{key}"), "spend", asks))
         ledger.account("closed").close()
         for first in range(0, len(requests), size):
             for outcome in carry_out(store, requests[first : first + size]):
@@ -222,7 +219,7 @@ def after_call(number: int, act: Callable[[], None]) -> Trace:
 
     def trace(frame: FrameType, event: str, _: object) -> Trace | None:
         code = frame.f_code
-        if code.co_filename not in (waiting.__file__, writer.__file__):
+        if code.co_filename not in (fair_queue.__file__, engine.__file__):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
@@ -261,7 +258,7 @@ def test_a_thread_that_is_interrupted_or_late_at_any_moment_blocks_nobody_and_lo
 
 def disturb_at_every_moment(before: int, after: int, *, late: bool) -> None:
     """Queue up again and again, and interrupt or delay a thread after each of its calls in turn."""
-    desk, acted = Desk(MemoryStore(), group=2), threading.Event()
+    desk, acted = Desk(MemoryStore(), group_size=2), threading.Event()
 
     def act() -> None:
         acted.set()
@@ -274,7 +271,7 @@ def disturb_at_every_moment(before: int, after: int, *, late: bool) -> None:
         mine = f"{moment}"
         outcomes = queued(desk, mine, after_call(moment, act), before, after)
         assert len(outcomes) == (before + after + 2 if before or after else 1), moment  # nobody is blocked
-        assert desk.writer.waiting == 0, moment
+        assert desk.engine.queued == 0, moment
         charged = charges(desk.ledger)
         assert all(key in charged for key, outcome in outcomes.items() if outcome == "charged"), moment
         again = Asking()
@@ -294,9 +291,9 @@ class Counting(FairQueue[Any]):
     """Takes one off the count instead of counting afresh."""
 
     def remove(self, client: str, one: object) -> None:
-        counted, waits = self._count, one in self._clients.get(client, ())
+        counted, waits = self.count, one in self.clients.get(client, ())
         super().remove(client, one)
-        self._count = counted - waits
+        self.count = counted - waits
 
 
 def test_a_queue_that_an_interrupt_leaves_miscounted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +307,8 @@ def test_a_queue_that_an_interrupt_leaves_miscounted_is_caught(monkeypatch: pyte
 @pytest.mark.parametrize(("waiting", "full"), [(4, True), (100, False)])
 def test_a_full_queue_is_busy_and_one_client_cannot_fill_it(path: Path, waiting: int, *, full: bool) -> None:
     store = SqliteStore(path)
-    writer = Writer(store, places=waiting)
-    one = Ledger(LocalBackend(store, PRINCIPAL, writer))
+    engine_ = LedgerEngine(store, capacity=waiting)
+    one = Ledger(LocalBackend(store, PRINCIPAL, engine_))
     other, third = one.acting_as("another"), one.acting_as("a third")
     for ledger in (one, other, third):
         ledger.spend({"a": COST})  # connected, and known by name
@@ -321,16 +318,16 @@ def test_a_full_queue_is_busy_and_one_client_cannot_fill_it(path: Path, waiting:
         time.sleep(0.1)  # it is inside the transaction, or about to be
         for number, ledger in enumerate([one, one, other, other]):
             asking.ask(ledger, f"waits-{number}")
-            wait_until(lambda number=number: writer.waiting == number + 1)  # type: ignore[misc]
+            wait_until(lambda number=number: engine_.queued == number + 1)  # type: ignore[misc]
             if number == 1:
                 asking.ask(one, "half is enough")
                 wait_until(lambda: "half is enough" in asking.outcomes or not full)
                 if not full:
-                    wait_until(lambda: writer.waiting == 3)
+                    wait_until(lambda: engine_.queued == 3)
                     break
         if full:
             for ledger in (one, other, third):
-                with pytest.raises(LedgerBusy, match=r"4 requests are waiting.*nothing was charged\. Try again"):
+                with pytest.raises(LedgerBusy, match=r"4 requests are queued.*Try again"):
                     ledger.spend({"a": COST}, key="too many")
     outcomes = asking.end()
     busy = {key for key, outcome in outcomes.items() if outcome == "LedgerBusy"}
@@ -421,8 +418,8 @@ def test_a_writer_that_dies_blocks_nobody_and_its_outcome_can_be_asked_for(
     path: Path, *, after: bool, alone: bool
 ) -> None:
     store = Dies(SqliteStore(path), after=after)
-    writer = Writer(cast("Store", store))
-    ledger = Ledger(LocalBackend(cast("Store", store), PRINCIPAL, writer))
+    engine_ = LedgerEngine(cast("Store", store))
+    ledger = Ledger(LocalBackend(cast("Store", store), PRINCIPAL, engine_))
     ledger.spend({"a": COST}, key="first")
     asking = Asking()
     if alone:
@@ -437,7 +434,7 @@ def test_a_writer_that_dies_blocks_nobody_and_its_outcome_can_be_asked_for(
             store.armed = True
             for number in range(4):
                 asking.ask(ledger, f"{number}")
-            wait_until(lambda: writer.waiting == 4)
+            wait_until(lambda: engine_.queued == 4)
     if alone:
         for number in range(1, 4):
             asking.ask(ledger, f"{number}")

@@ -18,15 +18,16 @@ from workload import COST, charges, policy
 
 import odograph as odo
 from odograph.errors import LedgerBusy, OdographError
-from odograph.ledger.engine import Writer
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.commands import Command, Result
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores import postgres
-from odograph.ledger.stores.base import OPENING
+from odograph.ledger.stores.base import OPENING, RowLocked
 from odograph.ledger.stores.sql import queries
-from odograph.service import state
+from odograph.service.writer_client import WriterClient
 
 TIMEOUT = 1.0  # seconds until a spend on the locked row gives up
+SUBMIT = WriterClient.submit
 QUIET = 0.8  # seconds of spending without, and
 LOCKED = 2.0  # with a lock
 FREE = ("b", "c", "d", "z")  # names before and after that of the locked row: locks are taken in their order
@@ -252,10 +253,22 @@ def test_those_who_wait_for_a_locked_row_leave_the_threads_of_the_service_to_oth
     assert longest_wait(direct, postgres_url, ("/v1/accounts/b/entries", "/readyz")) < 2
 
 
+def submit_patiently(writer: WriterClient, command: Command) -> Result:
+    """Keep the thread of the caller until the row is free."""
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        try:
+            return SUBMIT(writer, command)
+        except RowLocked:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def test_a_service_whose_threads_wait_for_a_locked_row_is_caught(
     direct: Ledger, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "Writer", lambda store, *, watch, patient: Writer(store, watch=watch))  # noqa: ARG005
+    monkeypatch.setattr(WriterClient, "submit", submit_patiently)
     assert longest_wait(direct, postgres_url, ("/readyz",)) >= 2
 
 

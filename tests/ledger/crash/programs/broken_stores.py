@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from odograph.connect import store_at
-from odograph.ledger.engine import _Inside
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.engine import _ThreadState
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores import memory, postgres, sqlite, sqlite_files
 from odograph.ledger.stores.base import Changes, State, Store, Wants, Work
 from odograph.ledger.stores.fair_file_lock import FairFileLock
@@ -119,7 +119,7 @@ def backend_at(url: str, defect: str = "") -> LocalBackend:
     if defect == "reentrant":
         for module in (memory, sqlite, postgres):
             module.refuse_reentry = lambda _: None  # type: ignore[attr-defined]
-        _Inside.lock = property(lambda _: threading.Lock(), lambda *_: None)  # type: ignore[assignment]
+        _ThreadState.lock = property(lambda _: threading.Lock(), lambda *_: None)  # type: ignore[assignment]
     if defect == "mounts":
         sqlite_files._mount_of = no_mount  # noqa: SLF001  broken on purpose
     if defect in ("", "mounts", "names", "posix", "reentrant", "unfair", "unguarded", "unsynced"):

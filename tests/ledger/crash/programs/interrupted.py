@@ -21,9 +21,10 @@ from typing import cast
 from broken_stores import ledger_at
 from workload import COST
 
-from odograph.errors import LedgerBusy, ServiceUnavailable
+from odograph.errors import LedgerBusy, OutcomeUnknown
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.engine import LedgerEngine
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.local_backend import LocalBackend
 
 
 def interrupt_when(ready: threading.Event) -> None:
@@ -35,7 +36,7 @@ def interrupt_when(ready: threading.Event) -> None:
 
 def queued(ledger: Ledger, path: str) -> None:
     """The main thread is the first of three that wait for one that cannot write."""
-    writer = cast("LocalBackend", ledger.backend).writer
+    engine = cast("LedgerEngine", cast("LocalBackend", ledger.backend).engine)
     threads = [
         threading.Thread(target=ledger.spend, args=({"a": COST},), kwargs={"key": str(number)}) for number in range(3)
     ]
@@ -43,10 +44,10 @@ def queued(ledger: Ledger, path: str) -> None:
 
     def fill() -> None:
         for number in (1, 2):
-            while writer.waiting < number:
+            while engine.queued < number:
                 time.sleep(0.001)
             threads[number].start()
-        while writer.waiting < 3:
+        while engine.queued < 3:
             time.sleep(0.001)
         everyone_waits.set()
 
@@ -59,7 +60,7 @@ def queued(ledger: Ledger, path: str) -> None:
         try:
             ledger.spend({"a": COST}, key="interrupted")
         except KeyboardInterrupt:
-            print(f"interrupted, {writer.waiting} still wait")  # noqa: T201  what the test reads
+            print(f"interrupted, {engine.queued} still wait")  # noqa: T201  what the test reads
     for thread in threads:
         thread.join()
 
@@ -91,7 +92,7 @@ def anywhere(ledger: Ledger, threads: int, interrupts: int) -> None:
                 return
             try:
                 ledger.spend({"a": COST}, key=f"{start}-{number}")
-            except (LedgerBusy, ServiceUnavailable):  # the writer of its group was interrupted, or the one before it
+            except (LedgerBusy, OutcomeUnknown):  # the writer of its group was interrupted, or the one before it
                 continue
             os.write(1, f"{start}-{number}\n".encode())
 

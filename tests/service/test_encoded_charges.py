@@ -1,4 +1,4 @@
-"""A charge goes through the scribe or, if it may be slow to price, through the worker: the answers are the same."""
+"""A charge is priced by the writer process or, if that may take long, by the worker: the responses are the same."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from service_server import ServiceThread
 
 import odograph as odo
+from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry
 from odograph.service import writer_process
 from odograph.service.response_schemas import ReceiptForm
@@ -109,9 +110,9 @@ def answers_of(folder: Path) -> list[tuple[int, str, bytes]]:
 
 
 def compare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assert that both ways answer everything alike, byte for byte."""
+    """Assert that everything is answered alike, byte for byte, wherever it is priced."""
     quick = answers_of(folder / "quick")
-    monkeypatch.setattr(charges, "_form", lambda _: None)  # nothing is for the scribe
+    monkeypatch.setattr(charges, "encode_quick_charge", lambda _: None)  # everything is priced by the worker
     slow = answers_of(folder / "slow")
     for asked, one, other in zip([*everything(), *4 * [None]], quick, slow, strict=True):
         assert one == other, asked
@@ -124,7 +125,7 @@ def compare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert field in text
 
 
-def test_charges_through_the_writer_are_answered_as_those_of_the_worker_itself(
+def test_charges_priced_by_the_writer_are_answered_as_those_priced_by_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare(tmp_path, monkeypatch)
@@ -133,8 +134,8 @@ def test_charges_through_the_writer_are_answered_as_those_of_the_worker_itself(
 def test_a_writer_that_writes_its_receipts_in_another_way_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reversed_form(own: tuple[Entry, ...], uncertified: tuple[str, ...]) -> ReceiptForm:
-        return new_receipt_form(own[::-1], uncertified)
+    def reversed_form(own: tuple[Entry, ...], asks: tuple[Ask, ...]) -> ReceiptForm:
+        return new_receipt_form(own[::-1], asks)
 
     monkeypatch.setattr(writer_process, "new_receipt_form", reversed_form)
     with pytest.raises(AssertionError):
