@@ -10,8 +10,17 @@ import typer
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from odograph.cli.costs import CostOptions, from_json
-from odograph.cli.options import Key, LedgerOptions, Note, account_names, print_result, progress, with_options
+from odograph.cli.options import (
+    CostOptions,
+    Key,
+    LedgerOptions,
+    Note,
+    account_names,
+    guarantee_from_json,
+    print_result,
+    progress,
+    with_options,
+)
 from odograph.compile import compile_policy
 from odograph.core.filters import FILTERS
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
@@ -271,7 +280,7 @@ def largest(  # noqa: PLR0913  each is one option
     times: Annotated[int, typer.Option(help="The number of equal requests that must fit.")] = 1,
 ) -> None:
     """Print the largest request that would be admitted, or the largest that would be admitted several times."""
-    like = _like(kind, delta) if json_cost is None else from_json(json_cost)
+    like = _like(kind, delta) if json_cost is None else guarantee_from_json(json_cost)
     with options.ledger() as ledger:
         found = ledger.account(account).largest(like, times)
     text = "none: no request of this kind is admitted" if found is None else str(found)

@@ -11,10 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from odograph.cli.accounts import accounts, close, commit, decide, largest, open_, reserve, show, spend, void
-from odograph.cli.costs import budget
 from odograph.cli.demo import demo
-from odograph.cli.figures import figures, plot
 from odograph.cli.records import backup, checkpoint, doctor, erase, export, history, import_, restore, verify
+from odograph.cli.reports import budget, figures, plot
 from odograph.cli.service import keys_app, serve
 from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, listed_as
 

@@ -33,8 +33,8 @@ from rich.live import Live
 from rich.table import Table
 
 from odograph.account import Account
-from odograph.cli.figures import save_picture
 from odograph.cli.options import AsJson, print_result
+from odograph.cli.reports import save_picture
 from odograph.compile import compile_policy
 from odograph.connect import connect
 from odograph.core.guarantees import Guarantee, PureDP
