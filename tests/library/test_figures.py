@@ -22,7 +22,7 @@ from odograph.core.odometers import RenyiOdometer
 from odograph.core.planning import AccountState, how_many, quote
 from odograph.core.policy import Policy
 from odograph.core.theory import kov_steps
-from odograph.errors import InvalidPolicy, MissingExtra
+from odograph.errors import InvalidArgument, MissingExtra
 from odograph.figures import PANELS, Panel, draw, draw_all, gauge
 
 VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
@@ -151,7 +151,7 @@ def test_the_dashed_curve_is_labelled_in_picture_and_table(tmp_path: Path) -> No
 
 
 def test_an_unknown_figure_is_named_before_anything_is_drawn(tmp_path: Path) -> None:
-    with pytest.raises(InvalidPolicy, match=r"'fig9'.*steps-admitted"):
+    with pytest.raises(InvalidArgument, match=r"steps-admitted.*'fig9'"):
         draw_all(tmp_path, ["steps-admitted", "fig9"])
     assert not list(tmp_path.iterdir())
 

@@ -26,7 +26,7 @@ from odograph.core.filters import FILTERS
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.planning import used
 from odograph.core.policy import Policy
-from odograph.errors import AccountExists, InvalidGuarantee, InvalidPolicy
+from odograph.errors import AccountExists, InvalidArgument
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Receipt
@@ -256,7 +256,7 @@ def void(
 
 @with_options
 def decide(accounts: Accounts = None, *, asked: CostOptions, options: LedgerOptions) -> None:
-    """Check whether a cost would be admitted, and if not, what would. Nothing is charged; a refusal exits with 3."""
+    """Check whether a cost would be admitted, and if not, what would, without charging. A refusal exits with 3."""
     costs = asked.costs(accounts or ())
     with options.ledger() as ledger:
         decision = ledger.decide(costs)
@@ -290,12 +290,12 @@ def largest(  # noqa: PLR0913  each is one option
 
 def _like(kind: str, delta: str | None) -> type[Guarantee] | Guarantee:
     if kind not in SIZED:
-        raise InvalidPolicy(f"--kind must be one of {', '.join(SIZED)} (got {kind!r})")
+        raise InvalidArgument(f"--kind must be one of {', '.join(SIZED)} (got {kind!r})")
     if delta is None:
         return SIZED[kind]
     with_delta = [name for name, cls in SIZED.items() if "delta" in cls.__match_args__]
     if kind not in with_delta:
-        raise InvalidGuarantee(f"--delta is for the kinds {', '.join(with_delta)} only (got {kind})")
+        raise InvalidArgument(f"--delta is for the kinds {', '.join(with_delta)} only (got {kind})")
     return replace(SIZED[kind].with_size(1), delta=delta)
 
 

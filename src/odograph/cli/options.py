@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from odograph.connect import connect
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.mechanisms import gaussian, laplace
-from odograph.errors import InvalidGuarantee, LedgerError
+from odograph.errors import InvalidArgument, InvalidGuarantee
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint
 
@@ -91,9 +91,9 @@ class LedgerOptions:
     def ledger(self) -> Ledger:
         """Return the ledger; only `open`, `import` and `restore` create one."""
         if self.url.startswith("memory:"):
-            raise LedgerError(
-                f"url must not be in memory (got {self.url}): that ledger would end with this command. Use a URL such"
-                f" as {DEFAULT_URL}"
+            raise InvalidArgument(
+                f"--url must not be in memory (got {self.url!r}): that ledger would end with this command. Use a URL"
+                f" such as {DEFAULT_URL}"
             )
         if not self.url.startswith(("http://", "https://")):
             return connect(self.url, principal=self.principal)
@@ -150,8 +150,8 @@ def read_checkpoint(file: str | None) -> Checkpoint | None:
         try:
             return Checkpoint.from_dict(json.load(text))
         except ValueError as problem:
-            raise LedgerError(
-                f"{file} is not a checkpoint ({problem}); `odograph checkpoint` writes one"
+            raise InvalidArgument(
+                f"--checkpoint must be a file that `odograph checkpoint` wrote (got {file!r}: {problem})"
             ) from problem
 
 
@@ -287,41 +287,38 @@ class CostOptions(_Options):
 
     def costs(self, accounts: Sequence[str]) -> dict[str, Guarantee]:
         """Return the cost for each account."""
-        pairs = [_pair(text) for text in self.cost or ()]
-        if pairs and (accounts or self._given()):
-            raise InvalidGuarantee("--cost names its account itself: remove the other accounts and costs")
+        pairs = [_parse_cost(text) for text in self.cost or ()]
+        if pairs and (accounts or self._given_options()):
+            raise InvalidArgument("--cost names its account itself: remove the other accounts and costs")
         if not pairs:
             if not accounts:
-                raise InvalidGuarantee("name at least one account, as in: census-2030 --pure 0.05")
+                raise InvalidArgument("name at least one account, as in: census-2030 --pure 0.05")
             one = self.guarantee()
             pairs = [(name, one) for name in accounts]
         costs = dict(pairs)
         if len(costs) < len(pairs):
             twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
-            raise InvalidGuarantee(
-                f"accounts must be named once (got {twice!r} twice): name it once, with its whole cost. Nothing was"
-                " charged"
-            )
+            raise InvalidArgument(f"accounts must be named once, each with its whole cost (got {twice!r} twice)")
         return costs
 
     def guarantee(self) -> Guarantee:
-        """Return the one cost that was given."""
-        given = self._given()
+        """Return the cost, if exactly one was given."""
+        given = self._given_options()
         if len(given) != 1:
             both = f" (got {' and '.join(map(_flag, given))})" if given else ""
-            raise InvalidGuarantee(f"pass exactly one cost: {', '.join(map(_flag, _OPTIONS))}{both}")
+            raise InvalidArgument(f"pass exactly one cost: {', '.join(map(_flag, _OPTIONS))}{both}")
         ((option, text),) = given.items()
         if option == "json_cost":
             return guarantee_from_json(text)
         if self.sensitivity is not None:
             if option not in _NOISE_OPTIONS:
-                raise InvalidGuarantee(
+                raise InvalidArgument(
                     f"--sensitivity is for --gaussian-sigma and --laplace-scale only (got {_flag(option)})"
                 )
             text = f"{text},{self.sensitivity}"
-        return _guarantee(_NOISE_OPTIONS.get(option, option), text, _flag(option))
+        return _make_guarantee(_NOISE_OPTIONS.get(option, option), text, _flag(option))
 
-    def _given(self) -> dict[str, str]:
+    def _given_options(self) -> dict[str, str]:
         texts = {name: getattr(self, name) for name in _OPTIONS}
         return {name: text for name, text in texts.items() if text is not None}
 
@@ -331,7 +328,7 @@ def guarantee_from_json(text: str) -> Guarantee:
     try:
         form = json.loads(text, parse_float=str)  # a float would lose digits
     except ValueError as problem:
-        raise InvalidGuarantee(f"--json-cost must be JSON (got {text!r}): {problem}") from problem
+        raise InvalidArgument(f"--json-cost must be JSON (got {text!r}): {problem}") from problem
     return guarantee_from_dict(form)
 
 
@@ -339,19 +336,19 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _pair(text: str) -> tuple[str, Guarantee]:
+def _parse_cost(text: str) -> tuple[str, Guarantee]:
     name, _, cost = text.partition("=")
     kind, colon, numbers = cost.partition(":")
     spellings = _spellings()
     if not name or not colon or kind not in spellings:
-        raise InvalidGuarantee(
+        raise InvalidArgument(
             f"--cost must be ACCOUNT=KIND:NUMBERS, such as jan=pure:0.1, with a kind of {', '.join(spellings)}"
             f" (got {text!r})"
         )
-    return name, _guarantee(kind, numbers, f"--cost {name}={kind}:")
+    return name, _make_guarantee(kind, numbers, f"--cost {name}={kind}:")
 
 
-def _guarantee(kind: str, text: str, option: str) -> Guarantee:
+def _make_guarantee(kind: str, text: str, option: str) -> Guarantee:
     spelling = _spellings()[kind]
     numbers = [number.strip() for number in text.split(",")]
     if not spelling.required <= len(numbers) <= len(spelling.numbers):
