@@ -1,7 +1,7 @@
-"""Solve the shipped table of exact budgets at fine resolution, and write it as a module.
+"""Solve the shipped table of exact budgets at fine resolution, and write it as JSON.
 
-Each target takes about a minute. What is solved is kept in build/table.jsonl, so a run that is cut goes on
-where it stopped; `--write` turns what is there into src/odograph/core/exact_table.py.
+Each target takes about a minute. Solved targets are kept in build/table.jsonl, so an interrupted run continues
+where it stopped; `--write` only writes them to src/odograph/exact_table.json.
 """
 
 from __future__ import annotations
@@ -16,33 +16,15 @@ from odograph.core.value_iteration import FINE, VERSION, solve
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / "build" / "table.jsonl"
-MODULE = ROOT / "src" / "odograph" / "core" / "table.py"
+TABLE = ROOT / "src" / "odograph" / "exact_table.json"
 
 COMMON = ["1", "0.5", "2", "3", "0.1", "0.2", "4", "5", "8", "10", "20"]
 FURTHER = ["1.5", "0.3", "6", "0.25", "0.75", "15"]
 DELTAS = ["1e-6", "1e-5", "1e-9", "1e-12", "1e-8", "1e-10", "1e-7", "1e-11"]
 
-HEAD = '''"""Certified budgets of the exact rule for common targets, at fine resolution.
-
-Written by tools/build_table.py. Each row: epsilon, delta, the units N; the unit follows from epsilon
-(`exact.family_quantum` at `FINENESS`). For pure and Gaussian steps of any size together.
-"""
-
-from __future__ import annotations
-
-from typing import Final
-
-__all__ = ["FINENESS", "ROWS", "SOLVER"]
-
-SOLVER: Final = {version}
-FINENESS: Final = {fineness}
-
-ROWS: Final[tuple[tuple[str, str, int], ...]] = (
-'''
-
 
 def solved() -> dict[tuple[str, str], int]:
-    """Return what the state file holds for this solver."""
+    """Return the units of the targets that this version of the solver has solved."""
     if not STATE.exists():
         return {}
     rows = [json.loads(line) for line in STATE.read_text().splitlines()]
@@ -56,10 +38,10 @@ def one(target: tuple[str, str]) -> tuple[tuple[str, str], int]:
 
 
 def main() -> None:
-    """Solve what is missing, then write the module."""
+    """Solve the missing targets, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="only write the module from what is solved")
+    parser.add_argument("--write", action="store_true", help="only write the table from the solved targets")
     options = parser.parse_args()
     done = solved()
     targets = [(e, d) for names in (COMMON, FURTHER) for d in DELTAS for e in names if (e, d) not in done]
@@ -78,8 +60,8 @@ def main() -> None:
                     state.write(json.dumps(row) + "\n")
                 print(f"({epsilon}, {delta}): {units} units", flush=True)
     rows = sorted(solved().items(), key=lambda item: (Fraction(item[0][0]), Fraction(item[0][1])))
-    lines = [f'    ("{epsilon}", "{delta}", {units}),\n' for (epsilon, delta), units in rows]
-    MODULE.write_text(HEAD.format(version=VERSION, fineness=FINE) + "".join(lines) + ")\n")
+    lines = ",\n".join(f"    {json.dumps([*target, units])}" for target, units in rows)
+    TABLE.write_text(f'{{\n  "solver": {VERSION},\n  "fineness": {FINE},\n  "rows": [\n{lines}\n  ]\n}}\n')
 
 
 if __name__ == "__main__":

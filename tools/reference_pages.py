@@ -19,13 +19,8 @@ import odograph
 from odograph.cli.app import app
 from odograph.cli.options import LedgerOptions
 from odograph.errors import ERROR_TABLE, OdographError
-from odograph.service.dashboard.api_reference import (
-    FieldDescription,
-    Operation,
-    describe_operations,
-    describe_types,
-)
 from odograph.service.dashboard.view_models import Citation, read_citation
+from odograph.service.openapi import FieldDescription, Operation, describe_operations, describe_types
 from odograph.service.routes import ROUTES
 
 __all__ = ["ALIASES", "PAGES", "cli", "errors", "examples", "http", "markdown", "restructured", "theorems"]

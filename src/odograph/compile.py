@@ -9,10 +9,10 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from odograph.core import exact_table as table
 from odograph.core.compiled import Compiled, compile_meters
 from odograph.core.filters import ExactMeter
 from odograph.core.policy import Need, Policy
@@ -24,10 +24,35 @@ if TYPE_CHECKING:
 
     from odograph.progress import Progress
 
-__all__ = ["Certification", "cache_folder", "certification", "certified", "compile_policy", "compiled_at_hand"]
+__all__ = [
+    "Certification",
+    "ExactTable",
+    "cache_folder",
+    "certification",
+    "certified",
+    "compile_policy",
+    "compiled_at_hand",
+    "exact_table",
+]
 
 _FINENESSES: Final = range(1, 101)
+_TABLE_FILE: Final = Path(__file__).with_name("exact_table.json")
 _solved_here: dict[str, Budget] = {}  # by key: the cache folder may be one that cannot be written
+
+
+class ExactTable(NamedTuple):
+    """Certified budgets for pure and Gaussian steps of any size together: rows of epsilon, delta and the units."""
+
+    solver: int  # the version of the solver
+    fineness: int  # the quantum of a row is `family_quantum` of its target at this
+    rows: tuple[tuple[str, str, int], ...]
+
+
+@cache
+def exact_table() -> ExactTable:
+    """Return the shipped table of budgets for common targets, which tools/build_table.py writes."""
+    form = json.loads(_TABLE_FILE.read_text(encoding="utf-8"))
+    return ExactTable(form["solver"], form["fineness"], tuple((e, d, units) for e, d, units in form["rows"]))
 
 
 class Certification(StrEnum):
@@ -78,9 +103,9 @@ def _covers(budget: Budget, need: Need, meter: ExactMeter) -> bool:
 
 def _stricter_rows(need: Need, unit: Fraction | None) -> Iterator[Budget]:
     """Yield the budgets of the table for this target or a stricter one, if their unit is this one."""
-    for row in table.ROWS:
+    for row in exact_table().rows:
         epsilon, delta = Fraction(row[0]), Fraction(row[1])
-        near = (epsilon / 100) ** 2 / table.FINENESS
+        near = (epsilon / 100) ** 2 / exact_table().fineness
         if epsilon <= need.epsilon and delta <= need.delta and unit and abs(unit / near - 1) < Fraction(1, 10**6):
             yield _of_row(row)
 
@@ -137,8 +162,8 @@ def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
 
 
 def _listed(need: Need, fineness: int) -> tuple[Budget, str] | None:
-    if need.takes == FAMILIES and not need.menu and fineness <= table.FINENESS:
-        for row in table.ROWS:
+    if need.takes == FAMILIES and not need.menu and fineness <= exact_table().fineness:
+        for row in exact_table().rows:
             if (Fraction(row[0]), Fraction(row[1])) == (need.epsilon, need.delta):
                 return _of_row(row), "budget from the shipped table"
     return None
@@ -164,15 +189,15 @@ def _solved(need: Need, fineness: int, progress: Progress | None) -> Budget:
 
 def _of_row(row: tuple[str, str, int]) -> Budget:
     epsilon, delta = Fraction(row[0]), Fraction(row[1])
-    unit = family_quantum(epsilon, delta, table.FINENESS)
-    return Budget(epsilon, delta, FAMILIES, unit, row[2], table.FINENESS, version=table.SOLVER)
+    unit = family_quantum(epsilon, delta, exact_table().fineness)
+    return Budget(epsilon, delta, FAMILIES, unit, row[2], exact_table().fineness, version=exact_table().solver)
 
 
 def _neighbour(need: Need) -> tuple[Budget, str]:
     """The best stricter target of the table: budgets grow with epsilon and with delta."""
     stricter = [
         _of_row(row)
-        for row in table.ROWS
+        for row in exact_table().rows
         if Fraction(row[0]) <= need.epsilon and Fraction(row[1]) <= need.delta and not need.menu
     ]
     if not stricter or not need.takes or set(need.takes) - set(FAMILIES):

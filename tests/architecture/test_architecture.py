@@ -51,7 +51,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "duckdb": "population/engines/duckdb.py",
     "httpx": ("client/", "connect.py"),
     "jinja2": "service/dashboard/",
-    "matplotlib": "figures/",
+    "matplotlib": "figures.py",
     "msgspec": "service/",
     "opacus": "integrations/opacus.py",
     "opendp": "integrations/opendp.py",

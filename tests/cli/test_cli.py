@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from odograph import cli
+from odograph import Accountant, PureDP, cli
+from odograph.cli import accounts, options
 from odograph.cli.app import app, exit_code
 from odograph.compile import _remember, certified
 from odograph.core.policy import Policy
@@ -17,9 +20,8 @@ from odograph.errors import (
     ERROR_TABLE,
     AccountNotFound,
     BudgetExceeded,
-    InvalidGuarantee,
-    InvalidPolicy,
     OdographError,
+    OutcomeUnknown,
 )
 
 
@@ -128,14 +130,77 @@ def test_the_commands_without_a_ledger_print_json_too(tmp_path: Path) -> None:
     assert len(json.loads(figures)["files"]) == 3
 
 
-def test_every_error_has_the_exit_code_of_its_nearest_listed_class() -> None:
+def make(cls: type[OdographError], charged: bool | None) -> OdographError:  # noqa: FBT001  a field of the error
+    """Return an error of a class; what became of the charge is a field of the class but for an unknown outcome."""
+    if cls is BudgetExceeded:
+        decision = Accountant(Policy(1, 1e-6, filter="basic"), name="census").decide(PureDP(2))
+        return BudgetExceeded(decision)
+    return OutcomeUnknown("no answer", key="k", charged=charged) if cls is OutcomeUnknown else cls("no answer")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: OdographError, *arguments: str) -> tuple[int, str]:
+    """Run a command whose ledger raises an error; return the exit code and what was printed."""
+
+    def connect(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(options, "connect", connect)
+    code, output, errors = run(*arguments)
+    assert output == ""
+    return code, errors
+
+
+def test_every_error_leaves_with_the_exit_code_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cls, row_of in ERROR_TABLE.items():
+        for verb in (("spend", "census", "--pure", "0.1"), ("show", "census")):
+            code, errors = failing(monkeypatch, make(cls, None), *verb, "--json")
+            form = json.loads(errors)["error"]
+            assert (code, form["code"]) == (row_of.exit_code, cls.__name__)
+            assert form["charged"] is (None if cls is OutcomeUnknown else False)
+            assert (form["decision"] is None) is (cls is not BudgetExceeded)
+
+
+def test_a_class_that_the_table_does_not_list_leaves_as_its_base(monkeypatch: pytest.MonkeyPatch) -> None:
     class Newer(AccountNotFound):
         pass
 
-    assert exit_code(InvalidPolicy("no")) == exit_code(InvalidGuarantee("no")) == 2
     assert exit_code(Newer()) == ERROR_TABLE[AccountNotFound].exit_code
-    assert exit_code(OdographError()) == 1
-    assert ERROR_TABLE[BudgetExceeded].exit_code == 3
+    assert failing(monkeypatch, Newer("gone"), "show", "census") == (5, "odograph: gone\n")
+
+
+@pytest.mark.parametrize(
+    ("charged", "sentence"),
+    [(False, "Nothing was charged"), (True, "The charge was made"), (None, "It may have been charged: the same")],
+)
+def test_what_became_of_a_charge_is_said_once_where_one_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+    charged: bool | None,  # noqa: FBT001  a field of the error
+    sentence: str,
+) -> None:
+    error = make(OutcomeUnknown, charged)
+    for verb in ("spend", "reserve"):
+        _, line = failing(monkeypatch, error, verb, "census", "--pure", "0.1")
+        assert line.startswith(f"odograph: no answer (key 'k'). {sentence}")
+        assert line.count("charged") + line.count("charge was") == 1
+    _, line = failing(monkeypatch, error, "show", "census")
+    assert line == "odograph: no answer (key 'k')\n"  # nothing was to be charged
+
+
+def test_a_receipt_that_cannot_be_printed_is_no_proof_that_nothing_was_charged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("open", "census", "--epsilon", "1", "--delta", "1e-6", "--filter", "basic")[0] == 0
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(accounts, "print_result", full)
+    code, _, errors = run("spend", "census", "--pure", "0.1", "--json")
+    assert (code, json.loads(errors)["error"]["charged"]) == (2, None)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(run("show", "census", "--json")[1])["account"]["steps"] == 1
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

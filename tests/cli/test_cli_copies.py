@@ -119,7 +119,7 @@ def test_verify_with_a_checkpoint_sees_what_was_cut_off() -> None:
 
 def test_a_file_that_is_no_checkpoint_is_said_to_be_none() -> None:
     Path("other.json").write_text("[")
-    assert "other.json is not a checkpoint" in run("verify", "--checkpoint", "other.json")[2]
+    assert "wrote (got 'other.json'" in run("verify", "--checkpoint", "other.json")[2]
     Path("other.json").write_text(Path("kept.json").read_text().replace('"1"', '"0"'))
     code, _, errors = run("verify", "--checkpoint", "other.json")
     assert code == 5

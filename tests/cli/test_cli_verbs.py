@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import odograph as odo
 from odograph.cli import options
 from odograph.cli.app import app
-from odograph.cli.figures import chart
+from odograph.cli.reports import chart
 
 URL = "sqlite:///privacy.db"
 MORE_DIGITS_THAN_A_FLOAT = "0.05000000000000000001"
@@ -264,7 +264,7 @@ def test_erased_texts_are_gone_and_the_ledger_still_verifies() -> None:
     opened()
     done("spend", "census", "--pure", "0.01", "--note", "about Bob", "--principal", "ana")
     assert done("erase", "note", "census#1") == "erased the note census#1\n"
-    assert "the note 'census#1' is not in" in failed(5, "erase", "note", "census#1")
+    assert "there is no note 'census#1' in" in failed(5, "erase", "note", "census#1")
     done("erase", "principal", "ana")
     assert "nobody" in failed(5, "erase", "principal", "nobody")
     assert "'note', 'principal'" in failed(2, "erase", "entry", "census#1")
@@ -336,7 +336,7 @@ def test_a_typo_in_a_path_makes_no_file() -> None:
     for command in (("import", "typo.jsonl"), ("verify", "--checkpoint", "typo.json")):
         assert "typo.json" in failed(2, *command)
         assert os.listdir() == []  # noqa: PTH208  as above
-    assert "there is no backup at typo.db" in failed(5, "restore", "typo.db")
+    assert "FILE must be a backup (got 'typo.db')" in failed(5, "restore", "typo.db")
     assert os.listdir() == []  # noqa: PTH208  as above
     opened()  # which is the one that makes a file, and is seen to
     assert "privacy.db" in os.listdir()  # noqa: PTH208  as above
@@ -344,7 +344,7 @@ def test_a_typo_in_a_path_makes_no_file() -> None:
 
 def test_a_ledger_that_would_end_with_the_command_is_refused() -> None:
     assert "would end with this command" in failed(
-        5, "open", "x", "--epsilon", "1", "--delta", "1e-6", "--url", "memory://"
+        2, "open", "x", "--epsilon", "1", "--delta", "1e-6", "--url", "memory://"
     )
     assert "is not where a ledger can be" in failed(5, "accounts", "--url", "privacy.db")
 
@@ -375,7 +375,7 @@ def test_every_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
         (("show",), 2, "Usage"),
         (("shwo",), 2, "Usage"),
         (("verify", "--checkpoint", "nowhere"), 2, "FileNotFoundError"),
-        (("export",), 2, "InvalidPolicy"),
+        (("export",), 2, "InvalidArgument"),
     ],
 )
 def test_with_json_an_error_is_a_document_on_standard_error(arguments: tuple[str, ...], code: int, name: str) -> None:

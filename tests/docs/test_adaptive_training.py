@@ -101,11 +101,11 @@ def test_running_more_than_is_charged_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     honest = odo.subsampled_gaussian
-    # The broken twin charges half of the steps.
+    # The broken version charges half of the steps, and tries each setting three times, so that none is left over.
     monkeypatch.setattr(odo, "subsampled_gaussian", lambda rate, noise, steps: honest(rate, noise, steps // 2))
     monkeypatch.setattr(adaptive_training, "LADDER", LADDER * 3)
     adaptive_training.train_adaptively(plans[0], data, seed=0)
-    assert epsilon_of(watched.steps, watched.questions) > 1.1
+    assert epsilon_of(watched.steps, watched.questions) > 1  # 1.17; what the test above would not accept
 
 
 def summed(monkeypatch: pytest.MonkeyPatch, data: Data, weights: Vector, setting: Setting) -> tuple[Vector, float]:

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 import odograph as odo
 from odograph import compile as compilation
 from odograph.cli.app import app
-from odograph.compile import Certification, certification
-from odograph.core import exact_table
+from odograph.compile import Certification, certification, exact_table
 from odograph.core.compiled import Compiled
 from odograph.core.filters import ExactMeter
 from odograph.core.menu import LossDistribution
@@ -226,7 +225,7 @@ def test_show_and_verify_say_which_limits_are_not_certified_here(
 # What is refused is wrong, and what is certified is not refused.
 
 
-@pytest.mark.parametrize("row", exact_table.ROWS[::9], ids=str)
+@pytest.mark.parametrize("row", exact_table().rows[::9], ids=str)
 @pytest.mark.parametrize("takes", [("gaussian", "pure"), ("pure",), ("gaussian",)])
 def test_every_certified_budget_is_read_and_one_a_tenth_larger_is_refuted(
     row: tuple[str, str, int], takes: tuple[str, ...]

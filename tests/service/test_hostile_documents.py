@@ -10,16 +10,14 @@ from typing import Any, Final
 
 import attacks
 import httpx
-import msgspec
 import pytest
 from service_server import ServiceThread
 
 import odograph as odo
 from odograph.core.odometers import FilterOdometer, odometer_from_dict
-from odograph.errors import ERROR_TABLE, InvalidPolicy
+from odograph.errors import InvalidPolicy
 from odograph.ledger import audit, transfer
 from odograph.ledger.entries import note_digest
-from odograph.service import problems
 from odograph.service.routes import accounts, admin
 
 CHECKPOINTS: Final[tuple[Any, ...]] = (
@@ -210,17 +208,6 @@ def test_nesting_of_every_depth_is_answered(owner: httpx.Client) -> None:
         attacks.check_problem(answer, 400, 413, 422)
         kept = b'{"checkpoint": {"form": 1, "head": "", "accounts": {"a": ' + inner + b"}}}"
         attacks.check_problem(owner.post("/v1/verify", content=kept, headers=attacks.JSON), 400, 409, 422)
-
-
-def test_every_problem_has_a_code_of_the_table_and_fits_its_description() -> None:
-    for error, row in ERROR_TABLE.items():
-        made = error.__new__(error)
-        Exception.__init__(made, "text")
-        if error.__name__ == "BudgetExceeded":
-            continue  # it comes with a decision
-        problem = problems.problem_of(made, None, "r")
-        assert (problem.code, problem.status, problem.retryable) == (error.__name__, row.status, row.retryable)
-        assert msgspec.json.decode(msgspec.json.encode(problem), type=type(problem)) == problem
 
 
 @pytest.mark.parametrize("form", [{"kind": "mixture", "gamma": -1}, {"kind": "abacus"}, {"kind": "best-of"}])

@@ -27,6 +27,7 @@ from odograph.cli.service import keys_app
 from odograph.errors import (
     BadRequest,
     IdempotencyConflict,
+    InvalidArgument,
     InvalidGuarantee,
     InvalidPolicy,
     KeyNotFound,
@@ -803,7 +804,7 @@ def test_the_command_line_refuses_what_the_store_does() -> None:
         told("revoke", key["id"])
     with pytest.raises(KeyNotFound):
         told("revoke", "0" * 12)
-    with pytest.raises(LedgerError, match="must not be in memory"):
+    with pytest.raises(InvalidArgument, match="must not be in memory"):
         told("list", "--url", "memory://")
     result = CliRunner().invoke(keys_app, ["make", "ana", "--role", "root"])
     assert result.exit_code == 2

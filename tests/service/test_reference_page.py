@@ -11,8 +11,8 @@ from page_client import Visitor, visitor_of, words_of
 from service_server import ServiceThread
 
 from odograph.service.auth import PERMISSIONS
-from odograph.service.dashboard.api_reference import Operation, describe_operations
 from odograph.service.endpoint import Route
+from odograph.service.openapi import Operation, describe_operations
 from odograph.service.routes import ROUTES
 
 NOT_UNDERSTOOD = {400, 405, 415, 422}

@@ -10,14 +10,23 @@ import typer
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from odograph.cli.costs import CostOptions, from_json
-from odograph.cli.options import Key, LedgerOptions, Note, account_names, print_result, progress, with_options
+from odograph.cli.options import (
+    CostOptions,
+    Key,
+    LedgerOptions,
+    Note,
+    account_names,
+    guarantee_from_json,
+    print_result,
+    progress,
+    with_options,
+)
 from odograph.compile import compile_policy
 from odograph.core.filters import FILTERS
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.planning import used
 from odograph.core.policy import Policy
-from odograph.errors import AccountExists, InvalidGuarantee, InvalidPolicy
+from odograph.errors import AccountExists, InvalidArgument
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Receipt
@@ -247,7 +256,7 @@ def void(
 
 @with_options
 def decide(accounts: Accounts = None, *, asked: CostOptions, options: LedgerOptions) -> None:
-    """Check whether a cost would be admitted, and if not, what would. Nothing is charged; a refusal exits with 3."""
+    """Check whether a cost would be admitted, and if not, what would, without charging. A refusal exits with 3."""
     costs = asked.costs(accounts or ())
     with options.ledger() as ledger:
         decision = ledger.decide(costs)
@@ -271,7 +280,7 @@ def largest(  # noqa: PLR0913  each is one option
     times: Annotated[int, typer.Option(help="The number of equal requests that must fit.")] = 1,
 ) -> None:
     """Print the largest request that would be admitted, or the largest that would be admitted several times."""
-    like = _like(kind, delta) if json_cost is None else from_json(json_cost)
+    like = _like(kind, delta) if json_cost is None else guarantee_from_json(json_cost)
     with options.ledger() as ledger:
         found = ledger.account(account).largest(like, times)
     text = "none: no request of this kind is admitted" if found is None else str(found)
@@ -281,12 +290,12 @@ def largest(  # noqa: PLR0913  each is one option
 
 def _like(kind: str, delta: str | None) -> type[Guarantee] | Guarantee:
     if kind not in SIZED:
-        raise InvalidPolicy(f"--kind must be one of {', '.join(SIZED)} (got {kind!r})")
+        raise InvalidArgument(f"--kind must be one of {', '.join(SIZED)} (got {kind!r})")
     if delta is None:
         return SIZED[kind]
     with_delta = [name for name, cls in SIZED.items() if "delta" in cls.__match_args__]
     if kind not in with_delta:
-        raise InvalidGuarantee(f"--delta is for the kinds {', '.join(with_delta)} only (got {kind})")
+        raise InvalidArgument(f"--delta is for the kinds {', '.join(with_delta)} only (got {kind})")
     return replace(SIZED[kind].with_size(1), delta=delta)
 
 

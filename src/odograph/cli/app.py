@@ -11,10 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from odograph.cli.accounts import accounts, close, commit, decide, largest, open_, reserve, show, spend, void
-from odograph.cli.costs import budget
 from odograph.cli.demo import demo
-from odograph.cli.figures import figures, plot
 from odograph.cli.records import backup, checkpoint, doctor, erase, export, history, import_, restore, verify
+from odograph.cli.reports import budget, figures, plot
 from odograph.cli.service import keys_app, serve
 from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, listed_as
 
@@ -30,11 +29,20 @@ The ledger is at --url or ODOGRAPH_URL; by default it is privacy.db in the worki
 Only open, import and restore create a ledger.
 
 With --json a command prints one JSON document. An error is one line on standard error; with --json it is a \
-document there, {"error": {"code", "message", "decision"}}, and standard output is empty.
+document there, {"error": {"code", "message", "charged", "decision"}}, and standard output is empty. "charged" is \
+false if nothing was charged, true if the charge was made, and null if that is not known.
 
 Exit codes: 0 done, 1 unexpected, 2 wrong input, 3 refused (also by decide), 4 no theorem or no permission, \
 5 the state of the ledger, 6 try again.
 """
+
+
+_CHARGING: Final = frozenset({"spend", "reserve"})
+_CHARGED: Final = {
+    False: "Nothing was charged",
+    True: "The charge was made",
+    None: "It may have been charged: the same command with the same --key tells, and charges nothing twice",
+}
 
 
 def exit_code(error: OdographError) -> int:
@@ -54,28 +62,40 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except OdographError as error:
+            message = str(error)
+            if ctx.invoked_subcommand in _CHARGING:
+                message = f"{message.removesuffix('.')}. {_CHARGED[error.charged]}"
             decision = error.decision.to_dict() if isinstance(error, BudgetExceeded) else None
-            _print_error(type(error).__name__, str(error), as_json=as_json, decision=decision)
+            _print_error(type(error).__name__, message, as_json, charged=error.charged, decision=decision)
             raise typer.Exit(exit_code(error)) from error
         except _USAGE_ERROR as error:
             command = error.ctx.command_path if getattr(error, "ctx", None) else "odograph"
             message = error.format_message()
             text = f"{message}{'' if message.endswith(('.', '?')) else '.'} See {command} --help"
-            _print_error("Usage", text, as_json=as_json)
+            _print_error("Usage", text, as_json, charged=False)
             raise typer.Exit(_USAGE_EXIT_CODE) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of the output has closed it
                 raise
             where = f"{error.filename}: " if error.filename else ""
             text = f"{where}{error.strerror or error}"
-            _print_error(type(error).__name__, text, as_json=as_json)
+            # Printing the receipt may have failed, after the charge.
+            charged = None if ctx.invoked_subcommand in _CHARGING else False
+            _print_error(type(error).__name__, text, as_json, charged=charged)
             raise typer.Exit(_USAGE_EXIT_CODE) from error
 
 
-def _print_error(name: str, text: str, *, as_json: bool, decision: dict[str, Any] | None = None) -> None:
-    """Print an error on standard error."""
+def _print_error(
+    name: str,
+    text: str,
+    as_json: bool,  # noqa: FBT001  as the option
+    *,
+    charged: bool | None,
+    decision: dict[str, Any] | None = None,
+) -> None:
+    """Print an error on standard error: one line, or a JSON document."""
     message = " ".join(text.split())
-    form = {"error": {"code": name, "message": message, "decision": decision}}
+    form = {"error": {"code": name, "message": message, "charged": charged, "decision": decision}}
     typer.echo(json.dumps(form) if as_json else f"odograph: {message}", err=True)
 
 

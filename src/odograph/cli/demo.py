@@ -33,8 +33,8 @@ from rich.live import Live
 from rich.table import Table
 
 from odograph.account import Account
-from odograph.cli.figures import save_picture
 from odograph.cli.options import AsJson, print_result
+from odograph.cli.reports import save_picture
 from odograph.compile import compile_policy
 from odograph.connect import connect
 from odograph.core.guarantees import Guarantee, PureDP
@@ -267,13 +267,13 @@ def _summarize(report: Report) -> dict[str, Any]:
             "refusal": report.refusal,
             "found": report.found,
             "reading": str(account.reading()),
-            "admitted": _compare_rules([cost for cost in spent if cost is not None]),
+            "admitted": _compare_filters([cost for cost in spent if cost is not None]),
             "plot": str(plot),
             "verified": str(verified),
         }
 
 
-def _compare_rules(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
+def _compare_filters(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
     """Count the admitted questions under each filter: of the same costs in the same order, and of small ones."""
     admitted = {}
     for name in _COMPARED_FILTERS:
@@ -285,8 +285,8 @@ def _compare_rules(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
 
 def _summary_table(form: dict[str, Any]) -> Table:
     admitted = form["admitted"]
-    these = ", ".join(f"{rule} {counts['these']}" for rule, counts in admitted.items())
-    small = ", ".join(f"{rule} {counts['small']}" for rule, counts in admitted.items())
+    these = ", ".join(f"{name} {counts['these']}" for name, counts in admitted.items())
+    small = ", ".join(f"{name} {counts['small']}" for name, counts in admitted.items())
     charges, reused = form["charges"], form["answers_reused"]
     killed = (
         f"after {form['killed']['after']} was charged and before it was answered. The resumed process asked the same"
@@ -501,7 +501,7 @@ class DurableDrillDown(DrillDown):
         cost = self._chosen.get(key) or wanted
         try:
             epsilon, repeated = self._charge(key, question, cost)
-        except BudgetExceeded as refused:  # nothing was charged
+        except BudgetExceeded as refused:
             _send("refused", question=str(question), message=str(refused))
             epsilon, repeated = self._charge(key, question, refused.decision.largest)
         event = {"key": key, "question": str(question), "epsilon": epsilon}

@@ -1,4 +1,4 @@
-"""Options and output that the commands share: the ledger, the principal, JSON or text, progress."""
+"""Options and output that the commands share: the ledger, the cost, JSON or text, progress."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, get_type_hints
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from odograph.connect import connect
-from odograph.errors import LedgerError
+from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
+from odograph.core.mechanisms import gaussian, laplace
+from odograph.errors import InvalidArgument, InvalidGuarantee
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint
 
@@ -25,10 +27,12 @@ __all__ = [
     "DEFAULT_URL",
     "AsJson",
     "CheckpointFile",
+    "CostOptions",
     "Key",
     "LedgerOptions",
     "Note",
     "account_names",
+    "guarantee_from_json",
     "new_file",
     "print_result",
     "progress",
@@ -87,9 +91,9 @@ class LedgerOptions:
     def ledger(self) -> Ledger:
         """Return the ledger; only `open`, `import` and `restore` create one."""
         if self.url.startswith("memory:"):
-            raise LedgerError(
-                f"url must not be in memory (got {self.url}): that ledger would end with this command. Use a URL such"
-                f" as {DEFAULT_URL}"
+            raise InvalidArgument(
+                f"--url must not be in memory (got {self.url!r}): that ledger would end with this command. Use a URL"
+                f" such as {DEFAULT_URL}"
             )
         if not self.url.startswith(("http://", "https://")):
             return connect(self.url, principal=self.principal)
@@ -146,8 +150,8 @@ def read_checkpoint(file: str | None) -> Checkpoint | None:
         try:
             return Checkpoint.from_dict(json.load(text))
         except ValueError as problem:
-            raise LedgerError(
-                f"{file} is not a checkpoint ({problem}); `odograph checkpoint` writes one"
+            raise InvalidArgument(
+                f"--checkpoint must be a file that `odograph checkpoint` wrote (got {file!r}: {problem})"
             ) from problem
 
 
@@ -186,3 +190,167 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+# The cost of a request as options: `--pure 0.05`, or `--cost jan=pure:0.1` for each of several accounts. Each kind of
+# guarantee that is made of numbers has an option, from its class: `--approx EPSILON,DELTA`.
+
+
+class _Spelling(NamedTuple):
+    """How a guarantee is made from numbers, which are passed on as strings so that they are read exactly."""
+
+    make: Callable[..., Guarantee]
+    numbers: tuple[str, ...]
+    required: int  # how many of the numbers must be given
+
+    @property
+    def form(self) -> str:
+        """The numbers as they are typed, such as RHO[,DELTA]."""
+        return ",".join(self.numbers[: self.required]) + "".join(
+            f"[,{name}]" for name in self.numbers[self.required :]
+        )
+
+
+_NOISE_OPTIONS: Final = {"gaussian_sigma": "gaussian", "laplace_scale": "laplace"}
+_NOISE: Final = {
+    "gaussian": _Spelling(gaussian, ("SIGMA", "SENSITIVITY"), 1),
+    "laplace": _Spelling(laplace, ("SCALE", "SENSITIVITY"), 1),
+}
+
+
+def _spellings() -> dict[str, _Spelling]:
+    """Return the kinds that can be typed: guarantees made of numbers, and noise."""
+    return {kind: _spelling(cls) for kind, cls in SIZED.items()} | _NOISE
+
+
+def _spelling(cls: type[Guarantee]) -> _Spelling:
+    numbers = tuple(name.upper() for name in cls.__match_args__)
+    return _Spelling(cls, numbers, sum(one.default is MISSING for one in fields(cls)))
+
+
+def _option(metavar: str, text: str) -> Any:  # noqa: ANN401  an annotation for Typer
+    return typer.Option(metavar=metavar, help=text, rich_help_panel="Cost: one of")
+
+
+def _text_option(metavar: str, text: str) -> Any:  # noqa: ANN401  an annotation for Typer
+    return Annotated[str | None, _option(metavar, text)]
+
+
+_OPTIONS: Final[dict[str, Any]] = {
+    **{
+        kind: _text_option(_spelling(cls).form, (inspect.getdoc(cls) or "").partition("\n")[0])
+        for kind, cls in SIZED.items()
+    },
+    "gaussian_sigma": _text_option("SIGMA", "Gaussian noise of this standard deviation."),
+    "laplace_scale": _text_option("SCALE", "Laplace noise of this scale."),
+    "json_cost": _text_option("JSON", "Any guarantee, as its to_dict() returns it."),
+}
+
+
+if TYPE_CHECKING:
+
+    class _Options:
+        sensitivity: str | None
+        cost: list[str] | None
+else:
+    _Options = make_dataclass(
+        "_Options",
+        [
+            *[(name, option, field(default=None)) for name, option in _OPTIONS.items()],
+            (
+                "sensitivity",
+                _text_option(
+                    "SENSITIVITY", "With a sigma or scale: how far one privacy unit moves the query; by default 1."
+                ),
+                field(default=None),
+            ),
+            (
+                "cost",
+                Annotated[
+                    list[str] | None,
+                    _option(
+                        "ACCOUNT=KIND:NUMBERS",
+                        "A separate cost for each account, as in jan=pure:0.1 or feb=approx:0.1,1e-9;"
+                        " may be repeated.",
+                    ),
+                ],
+                field(default=None),
+            ),
+        ],
+        frozen=True,
+        namespace={"__module__": __name__},
+    )
+
+
+class CostOptions(_Options):
+    """What a request costs. Numbers are read exactly as they are typed."""
+
+    def costs(self, accounts: Sequence[str]) -> dict[str, Guarantee]:
+        """Return the cost for each account."""
+        pairs = [_parse_cost(text) for text in self.cost or ()]
+        if pairs and (accounts or self._given_options()):
+            raise InvalidArgument("--cost names its account itself: remove the other accounts and costs")
+        if not pairs:
+            if not accounts:
+                raise InvalidArgument("name at least one account, as in: census-2030 --pure 0.05")
+            one = self.guarantee()
+            pairs = [(name, one) for name in accounts]
+        costs = dict(pairs)
+        if len(costs) < len(pairs):
+            twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+            raise InvalidArgument(f"accounts must be named once, each with its whole cost (got {twice!r} twice)")
+        return costs
+
+    def guarantee(self) -> Guarantee:
+        """Return the cost, if exactly one was given."""
+        given = self._given_options()
+        if len(given) != 1:
+            both = f" (got {' and '.join(map(_flag, given))})" if given else ""
+            raise InvalidArgument(f"pass exactly one cost: {', '.join(map(_flag, _OPTIONS))}{both}")
+        ((option, text),) = given.items()
+        if option == "json_cost":
+            return guarantee_from_json(text)
+        if self.sensitivity is not None:
+            if option not in _NOISE_OPTIONS:
+                raise InvalidArgument(
+                    f"--sensitivity is for --gaussian-sigma and --laplace-scale only (got {_flag(option)})"
+                )
+            text = f"{text},{self.sensitivity}"
+        return _make_guarantee(_NOISE_OPTIONS.get(option, option), text, _flag(option))
+
+    def _given_options(self) -> dict[str, str]:
+        texts = {name: getattr(self, name) for name in _OPTIONS}
+        return {name: text for name, text in texts.items() if text is not None}
+
+
+def guarantee_from_json(text: str) -> Guarantee:
+    """Read a guarantee as its `to_dict` writes it."""
+    try:
+        form = json.loads(text, parse_float=str)  # a float would lose digits
+    except ValueError as problem:
+        raise InvalidArgument(f"--json-cost must be JSON (got {text!r}): {problem}") from problem
+    return guarantee_from_dict(form)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _parse_cost(text: str) -> tuple[str, Guarantee]:
+    name, _, cost = text.partition("=")
+    kind, colon, numbers = cost.partition(":")
+    spellings = _spellings()
+    if not name or not colon or kind not in spellings:
+        raise InvalidArgument(
+            f"--cost must be ACCOUNT=KIND:NUMBERS, such as jan=pure:0.1, with a kind of {', '.join(spellings)}"
+            f" (got {text!r})"
+        )
+    return name, _make_guarantee(kind, numbers, f"--cost {name}={kind}:")
+
+
+def _make_guarantee(kind: str, text: str, option: str) -> Guarantee:
+    spelling = _spellings()[kind]
+    numbers = [number.strip() for number in text.split(",")]
+    if not spelling.required <= len(numbers) <= len(spelling.numbers):
+        raise InvalidGuarantee(f"{option} must be {spelling.form} (got {text!r})")
+    return spelling.make(*numbers)

@@ -29,7 +29,7 @@ from odograph.cli.options import (
     read_checkpoint,
     with_options,
 )
-from odograph.errors import InvalidPolicy, LedgerError
+from odograph.errors import InvalidArgument, LedgerError, LedgerNotFound
 from odograph.ledger.entries import AHEAD, moment
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint, Verification
@@ -157,7 +157,7 @@ def erase(
     with options.ledger() as ledger:
         erased = ledger.erase_note(name) if what is _Erasable.NOTE else ledger.erase_principal(name)
         if not erased:
-            raise LedgerError(f"the {what} {name!r} is not in {ledger.url}, or was erased before")
+            raise LedgerError(f"there is no {what} {name!r} in {ledger.url}, or it was erased before")
     print_result({"erased": what, "name": name}, f"erased the {what} {name}", as_json=options.json)
 
 
@@ -184,7 +184,7 @@ def restore(
     """
     kept = read_checkpoint(checkpoint)
     if not path.is_file():  # before a new ledger is created
-        raise LedgerError(f"there is no backup at {path}")
+        raise LedgerNotFound(f"FILE must be a backup (got {str(path)!r}): there is no such file")
     with _exit_on_signals(), options.ledger() as ledger, progress("restoring", quiet=options.json) as report:
         found = ledger.restore(path, checkpoint=kept, progress=report)
         _print_import(path, found, ledger.url, kept, options)
@@ -201,7 +201,7 @@ def export(
     """Write the whole ledger as JSON Lines, with integers as strings."""
     if out is None:
         if options.json:
-            raise InvalidPolicy("--json needs --out FILE here: export prints JSON Lines, not one JSON document")
+            raise InvalidArgument("--json needs --out FILE here: export prints JSON Lines, not one JSON document")
         with options.ledger() as ledger, progress("exporting", quiet=sys.stdout.isatty()) as report:
             ledger.export(sys.stdout, progress=report)
         return

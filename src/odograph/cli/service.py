@@ -16,7 +16,7 @@ from rich.table import Table
 
 from odograph.cli.options import DEFAULT_URL, AsJson, account_names, new_file, print_result, with_options
 from odograph.connect import connect
-from odograph.errors import LedgerError
+from odograph.errors import InvalidArgument
 from odograph.extras import load
 from odograph.ledger.entries import moment
 from odograph.service.auth import ApiKey, Role
@@ -117,9 +117,9 @@ class KeyStoreOptions:
     def store(self) -> KeyStore:
         """Return the key store; making the first key creates it."""
         if self.url.startswith("memory:"):
-            raise LedgerError(
-                f"url must not be in memory (got {self.url}): its keys would end with this command. Use a URL such as"
-                f" {DEFAULT_URL}"
+            raise InvalidArgument(
+                f"--url must not be in memory (got {self.url!r}): its keys would end with this command. Use a URL"
+                f" such as {DEFAULT_URL}"
             )
         return connect_keys(self.url)
 

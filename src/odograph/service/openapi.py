@@ -1,20 +1,33 @@
-"""The OpenAPI description, made from the table of routes and their request and response schemas."""
+"""The OpenAPI document, made from the table of routes and their schemas, and the reference that is made from it."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 import msgspec
 
+from odograph.service.auth import PERMISSIONS, Role
 from odograph.service.endpoint import Route
 from odograph.service.request_schemas import CostForm
 from odograph.service.response_schemas import HealthForm, Problem
 
-__all__ = ["describe"]
+__all__ = [
+    "FieldDescription",
+    "Operation",
+    "TypeDescription",
+    "TypePart",
+    "describe",
+    "describe_operations",
+    "describe_types",
+]
+
+_Schema: TypeAlias = Mapping[str, Any]
 
 _REF: Final = "#/components/schemas/{name}"
 _NAME: Final = {"type": "string", "minLength": 1, "maxLength": 100}
@@ -107,3 +120,237 @@ def _operation(route: Route, known: dict[Any, Any], components: dict[str, Any]) 
 
 def _content(text: str, schema: dict[str, Any], content_type: str = "application/json") -> dict[str, Any]:
     return {"description": text, "content": {content_type: {"schema": schema}}}
+
+
+# The document as a reference for readers: the operations by group, the types, and an example command for each.
+
+
+_GROUP_TITLES: Final = {
+    "accounts": "Accounts",
+    "charges": "Charges",
+    "records": "Records",
+    "admin": "Administration",
+    "": "Health",
+}
+_LIMIT_KEYWORDS: Final = (
+    ("minLength", "maxLength", "characters"),
+    ("minItems", "maxItems", "items"),
+    ("minProperties", "maxProperties", "names"),
+    ("minimum", "maximum", ""),
+)
+
+
+class TypePart(NamedTuple):
+    """A part of a type's name, and the type on this page that it links to, if any."""
+
+    text: str
+    link: str = ""
+
+
+class FieldDescription(NamedTuple):
+    """A field of a request or response, or a parameter."""
+
+    name: str
+    type_parts: tuple[TypePart, ...]
+    required: bool
+    limits: str
+    text: str
+    location: str = ""  # of a parameter: path, query or header
+
+
+class TypeDescription(NamedTuple):
+    """A type of the API."""
+
+    name: str
+    text: str
+    fields: tuple[FieldDescription, ...]
+
+
+class Operation(NamedTuple):
+    """One operation of the API."""
+
+    id: str
+    method: str
+    path: str
+    summary: str
+    details: str
+    roles: tuple[str, ...]  # empty if no key is needed
+    parameters: tuple[FieldDescription, ...]
+    body_format: str  # the body's media type; empty if there is no body
+    body_type: str  # the name of the body's type, if it has one
+    fields: tuple[FieldDescription, ...]
+    responses: tuple[tuple[str, str, str], ...]  # status, meaning, type
+    example: str
+    whole_ledger: bool = False  # whether a key bound to accounts is refused
+
+
+def describe_operations(routes: Iterable[Route]) -> dict[str, list[Operation]]:
+    """Return the operations of the routes by the title of their group."""
+    routes = [*routes]
+    document = describe(routes)
+    whole_ledger = {(route.method.lower(), route.path) for route in routes if route.needs_every_account}
+    groups: dict[str, list[Operation]] = {title: [] for title in _GROUP_TITLES.values()}
+    for path, methods in sorted(document["paths"].items()):
+        for method, form in methods.items():
+            tag = form.get("tags", [""])[0]
+            operation = _describe_operation(method, path, form, document["components"]["schemas"])
+            operation = operation._replace(whole_ledger=(method, path) in whole_ledger)
+            groups.setdefault(_GROUP_TITLES.get(tag, tag), []).append(operation)
+    return groups
+
+
+def describe_types(routes: Iterable[Route]) -> list[TypeDescription]:
+    """Return the types of requests and responses by name."""
+    routes = [*routes]
+    queries = {route.query.__name__ for route in routes if route.query is not None}  # shown as parameters
+    schemas = describe(routes)["components"]["schemas"]
+    shown = [(name, form) for name, form in sorted(schemas.items()) if name not in queries]
+    return [TypeDescription(name, form.get("description", ""), _describe_fields(form)) for name, form in shown]
+
+
+def _describe_operation(method: str, path: str, form: _Schema, schemas: _Schema) -> Operation:
+    summary, _, details = form["summary"].partition("\n\n")
+    body = [*form.get("requestBody", {"content": {}})["content"].items()]
+    body_type = _referenced_type(body[0][1].get("schema", {})) if body else ""
+    return Operation(
+        id=form["operationId"],
+        method=method.upper(),
+        path=path,
+        summary=summary,
+        details=details,
+        roles=tuple(role for role in Role if role in PERMISSIONS[form["x-role"]]) if "x-role" in form else (),
+        parameters=tuple(_describe_parameter(parameter) for parameter in form.get("parameters", ())),
+        body_format=body[0][0] if body else "",
+        body_type=body_type,
+        fields=_describe_fields(schemas[body_type]) if body_type else (),
+        responses=tuple(_describe_responses(form["responses"])),
+        example=_curl_command(method.upper(), path, form, schemas),
+    )
+
+
+def _describe_responses(responses: _Schema) -> Iterable[tuple[str, str, str]]:
+    for status, response in responses.items():
+        types = [_referenced_type(content.get("schema", {})) for content in response["content"].values()]
+        yield "4xx, 5xx" if status == "default" else status, response["description"], types[0]
+
+
+def _describe_fields(form: _Schema) -> tuple[FieldDescription, ...]:
+    required = form.get("required", ())
+    return tuple(
+        FieldDescription(
+            name, _type_parts(schema), name in required, _describe_limits(schema), schema.get("description", "")
+        )
+        for name, schema in form.get("properties", {}).items()
+    )
+
+
+def _describe_parameter(form: _Schema) -> FieldDescription:
+    schema, required = form["schema"], form.get("required", False)
+    text = form.get("description", "")
+    return FieldDescription(form["name"], _type_parts(schema), required, _describe_limits(schema), text, form["in"])
+
+
+def _type_parts(schema: _Schema) -> tuple[TypePart, ...]:
+    """Return a type in words, with links to the types on this page."""
+    if name := _referenced_type(schema):
+        return (TypePart(name, name),)
+    if "enum" in schema:
+        return (TypePart(" or ".join(json.dumps(value) for value in schema["enum"])),)
+    if "anyOf" in schema:
+        return _join_types(" or ", schema["anyOf"])
+    if "prefixItems" in schema:
+        return (TypePart("["), *_join_types(", ", schema["prefixItems"]), TypePart("]"))
+    for inner, word in (("items", "list of "), ("additionalProperties", "by name: ")):
+        if schema.get(inner):
+            return (TypePart(word), *_type_parts(schema[inner]))
+    return (TypePart(schema.get("type", "any")),)
+
+
+def _join_types(separator: str, schemas: Iterable[_Schema]) -> tuple[TypePart, ...]:
+    parts = [part for schema in schemas if schema for part in (TypePart(separator), *_type_parts(schema))]
+    return tuple(parts[1:])
+
+
+def _describe_limits(schema: _Schema) -> str:
+    """Return the values that a schema accepts, and its default."""
+    limits = [text for one in schema.get("anyOf", ()) if (text := _describe_limits(one))]
+    for least, most, noun in _LIMIT_KEYWORDS:
+        to = "to" if least in schema else "up to"
+        bounds = [f"{word} {schema[key]:,}" for word, key in (("from", least), (to, most)) if key in schema]
+        limits += [" ".join([*bounds, *([noun] if noun else [])])] if bounds else []
+    limits += [f"above {schema['exclusiveMinimum']:g}"] if "exclusiveMinimum" in schema else []
+    limits += [f"matches {schema['pattern']}"] if "pattern" in schema else []
+    limits += [f"default {json.dumps(schema['default'])}"] if "default" in schema else []
+    return "; ".join(limits)
+
+
+# Examples: commands that can be run as they are.
+
+
+# Values of fields that accept many, by the field's name, or by its type and name.
+_EXAMPLE_VALUES: Final[dict[str, object]] = {
+    "LargestForm.kind": "pure",
+    "PolicyForm.epsilon": "1",
+    "accounts": ["census"],
+    "delta": "1e-6",
+    "entry": "census#17",
+    "key": "q-17",
+    "name": "census",
+    "note": "weekly count",
+    "principal": "ana",
+    "reason": "the job was canceled before it ran",
+    "reservation": "census#17",
+    "times": 10,
+}
+_EXAMPLE_KEY_ID: Final = "0123456789ab"
+# Optional fields that the examples include.
+_EXAMPLE_OPTIONAL_FIELDS: Final = {
+    "LargestForm": ("kind", "times"),
+    "MakeKeyForm": ("accounts",),
+    "OpenForm": ("policy",),
+    "SpendForm": ("note",),
+}
+
+
+def _referenced_type(schema: _Schema) -> str:
+    """Return the name of the type that a schema refers to, or an empty string."""
+    return str(schema.get("$ref", "")).rpartition("/")[2]
+
+
+def _curl_command(method: str, path: str, operation: _Schema, schemas: _Schema) -> str:
+    """Return an example command for an operation."""
+    headers = ["Authorization: Bearer $ODOGRAPH_TOKEN"] if "x-role" in operation else []
+    for parameter in operation.get("parameters", ()):
+        name = parameter["name"]
+        if parameter["in"] == "path":
+            value = _EXAMPLE_KEY_ID if name == "key" else str(_EXAMPLE_VALUES[name])
+            path = path.replace(f"{{{name}}}", quote(value, safe=""))
+        elif parameter["in"] == "header":
+            headers.append(f"{name}: {_EXAMPLE_VALUES['key']}")
+    body = []
+    for media_type, content in operation.get("requestBody", {"content": {}})["content"].items():
+        headers.append(f"Content-Type: {media_type}")
+        sent = json.dumps(_example_value(content["schema"], schemas)) if content else ""
+        body.append(f"  -d '{sent}'" if sent else "  --data-binary @export.jsonl")
+    option = "" if method == "GET" else f"-X {method} "
+    return " \\\n".join([f"curl {option}$ODOGRAPH_URL{path}", *(f'  -H "{header}"' for header in headers), *body])
+
+
+def _example_value(schema: _Schema, schemas: _Schema, field: str = "") -> object:
+    """Return a value that a schema accepts, with its required fields and few others."""
+    value = _EXAMPLE_VALUES.get(field) or _EXAMPLE_VALUES.get(field.rpartition(".")[2])
+    if value is not None:
+        return value
+    if name := _referenced_type(schema):
+        form = schemas[name]
+        included = {*form.get("required", ()), *_EXAMPLE_OPTIONAL_FIELDS.get(name, ())}
+        fields = form["properties"].items()
+        return {key: _example_value(inner, schemas, f"{name}.{key}") for key, inner in fields if key in included}
+    for values in ("enum", "examples"):
+        if values in schema:
+            return schema[values][0]
+    if "anyOf" in schema:
+        return _example_value(schema["anyOf"][0], schemas, field)
+    if schema["type"] == "array":
+        return [_example_value(schema["items"], schemas)]
+    return {str(_EXAMPLE_VALUES["name"]): _example_value(schema["additionalProperties"], schemas)}

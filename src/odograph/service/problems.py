@@ -11,11 +11,14 @@ from odograph.errors import (
     AccountNotFound,
     BadRequest,
     BudgetExceeded,
+    EntryNotFound,
     IdempotencyConflict,
     LedgerBusy,
     LedgerCorrupt,
     LedgerError,
+    LedgerNotFound,
     OdographError,
+    OutcomeUnknown,
     RateLimited,
     ReservationNotFound,
     ServiceUnavailable,
@@ -34,7 +37,7 @@ __all__ = [
     "NotEmpty",
     "TooFast",
     "is_unusable",
-    "key_in",
+    "operator_message",
     "problem_of",
     "unexpected_problem",
 ]
@@ -43,21 +46,24 @@ PROBLEM: Final = b"application/problem+json"
 _MAX_DETAIL: Final = 2000  # characters
 # For a caller bound to some accounts: the original messages could name another account or disclose its policy.
 BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
-    AccountNotFound: "no such account, or this key has no access to it; nothing was changed",
-    ReservationNotFound: "no such reservation, or this key has no access to its accounts; nothing was changed",
-    AccountClosed: "one of the accounts is closed and takes no new charges; nothing was charged",
-    IdempotencyConflict: "the idempotency key was used before for another request; nothing was charged. Use another",
-    LedgerCorrupt: "the ledger is damaged; nothing was charged. Report it to its owner",
-    UnprovenComposition: "no theorem covers a guarantee of this kind here; nothing was charged. Ask the account's"
-    " owner which kinds it takes",
+    LedgerNotFound: "the ledger has no accounts yet",
+    AccountNotFound: "no such account, or this key has no access to it",
+    EntryNotFound: "no such entry, or this key has no access to its account",
+    ReservationNotFound: "no such reservation, or this key has no access to its accounts",
+    AccountClosed: "one of the accounts is closed and takes no new charges",
+    IdempotencyConflict: "the idempotency key was used before for another request; use another key",
+    LedgerCorrupt: "the ledger is damaged; report it to its owner",
+    UnprovenComposition: "no theorem covers a guarantee of this kind here; ask the account's owner which kinds it"
+    " takes",
 }
 # Used for every caller: what does not exist and what the caller may not see must be indistinguishable.
-_FOR_EVERY_CALLER: Final = (AccountNotFound, ReservationNotFound)
+_FOR_EVERY_CALLER: Final = (LedgerNotFound, AccountNotFound, EntryNotFound, ReservationNotFound)
 # The original messages are for the operator: they may quote a database, a disk or a file.
 LEDGER_MESSAGES: Final[dict[type[OdographError], str]] = {
-    LedgerBusy: "the ledger is busy, or cannot be reached or written at the moment; nothing was charged. Try again",
-    ServiceUnavailable: "the ledger did not respond; ask again with the same key to know the outcome",
-    LedgerError: "the ledger cannot be used; nothing was charged. The service's log has the reason",
+    LedgerBusy: "the ledger is busy, or cannot be reached or written at the moment; try again",
+    OutcomeUnknown: "the ledger did not respond; ask again with the same key to know the outcome",
+    ServiceUnavailable: "the ledger cannot be reached; try again",
+    LedgerError: "the ledger cannot be used; the service's log has the reason",
 }
 _UNEXPECTED_DETAIL: Final = "an unexpected error occurred in the service; its log has details under the request id"
 
@@ -87,9 +93,7 @@ class TooFast(RateLimited):
     """An API key exceeded its rate limit; `seconds` is when to try again."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(
-            f"this API key exceeded its rate limit; nothing was changed. Try again in {seconds:.3g} seconds"
-        )
+        super().__init__(f"this API key exceeded its rate limit; try again in {seconds:.3g} seconds")
         self.seconds = seconds
 
 
@@ -103,14 +107,19 @@ def problem_of(error: OdographError, caller: Caller | None, request_id: str = ""
     general = [
         text for cls, text in BOUND_MESSAGES.items() if isinstance(error, cls) and (bound or cls in _FOR_EVERY_CALLER)
     ]
-    if not general and is_unusable(error):
-        general = [LEDGER_MESSAGES[listed] + key_in(error)]
-    detail = general[0] if general else str(error)[:_MAX_DETAIL]
+    if general:
+        detail = general[0]
+    elif is_unusable(error):
+        repeat = f" (key {error.key!r})" if isinstance(error, OutcomeUnknown) and error.key else ""
+        detail = LEDGER_MESSAGES[listed] + repeat
+    else:
+        detail = str(error)[:_MAX_DETAIL]
     return Problem(
         title=HTTPStatus(status).phrase,
         status=status,
         code=listed.__name__,
         detail=detail,
+        charged=error.charged,
         retryable=row.retryable,
         request_id=request_id,
         decision=decision,
@@ -122,10 +131,9 @@ def is_unusable(error: OdographError) -> bool:
     return listed_as(error) in LEDGER_MESSAGES and not isinstance(error, HttpProblem | BadDocument | NotEmpty)
 
 
-def key_in(error: OdographError) -> str:
-    """Return the end of a message that names the idempotency key to repeat; "" if it names none."""
-    _, named, key = str(error).rpartition(" (key ")
-    return named + key if key.endswith(")") else ""
+def operator_message(error: OdographError) -> str:
+    """Return the message of an error for the service's log, which never has an idempotency key."""
+    return error.message if isinstance(error, OutcomeUnknown) else str(error)
 
 
 def unexpected_problem(request_id: str) -> Problem:
@@ -135,5 +143,6 @@ def unexpected_problem(request_id: str) -> Problem:
         status=500,
         code="OdographError",
         detail=_UNEXPECTED_DETAIL,
+        charged=None,  # it may have happened after the commit
         request_id=request_id,
     )

@@ -6,9 +6,9 @@ from these schemas.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 __all__ = [
     "AccountForm",
@@ -107,12 +107,19 @@ class DecisionForm(Struct):
 
 
 class Problem(Struct, omit_defaults=True):
-    """A problem as in RFC 9457."""
+    """A problem as in RFC 9457. `code` is the name of the error."""
 
     title: str
     status: int
     code: str
     detail: str
+    charged: Annotated[
+        bool | None,
+        Meta(
+            description="Whether the charge that was asked for was made; false also where none was asked for. null if"
+            " that is not known: the same request with the same idempotency key tells."
+        ),
+    ]
     type: str = "about:blank"
     retryable: bool = False
     request_id: str = ""

@@ -21,7 +21,7 @@ from odograph.service import logs
 from odograph.service.auth import ApiKey, Caller, RateLimit, digest_of_token, equal_in_constant_time, looks_like_token
 from odograph.service.key_store import KeyStore, connect_keys
 from odograph.service.metrics import Metrics
-from odograph.service.problems import is_unusable, key_in, problem_of
+from odograph.service.problems import is_unusable, operator_message, problem_of
 from odograph.service.response_schemas import Problem
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
@@ -180,7 +180,7 @@ class AppState:
             await self.writer.probe()
             unready = ""
         except OdographError as error:
-            self._fails(f"{unready}: {str(error).removesuffix(key_in(error))}")
+            self._fails(f"{unready}: {operator_message(error)}")
         self._ready_at, self._unready = time.monotonic(), unready
 
     async def admit(self, token: str) -> Caller:
@@ -263,7 +263,7 @@ class AppState:
     def problem(self, error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
         """Return an error as it is told to this caller, without where the ledger is."""
         if is_unusable(error):
-            self._loop.call_soon_threadsafe(self._fails, str(error).removesuffix(key_in(error)))
+            self._loop.call_soon_threadsafe(self._fails, operator_message(error))
         problem = problem_of(error, caller, request_id)
         problem.detail = self._places.sub("the ledger", problem.detail)
         return problem

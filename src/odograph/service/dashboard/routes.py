@@ -23,7 +23,6 @@ from odograph.ledger.ledger import Ledger
 from odograph.service import logs, visibility
 from odograph.service.auth import Caller
 from odograph.service.dashboard import view_models
-from odograph.service.dashboard.api_reference import api_reference_page
 from odograph.service.dashboard.charts import account_history, bokeh_chart, svg_chart
 from odograph.service.dashboard.sessions import (
     PageSession,
@@ -64,7 +63,7 @@ def routes(state: AppState) -> list[Route]:
     """Return the dashboard's routes, including static files."""
     for name in STATIC_FILES:
         load_static_file(name)  # read and compressed now, not during the first request
-    api_reference_page()
+    view_models.api_reference_page()
 
     def public(path: str, respond: Respond, *methods: str) -> Route:
         return _PageRoute(path, partial(_respond, path, respond, state), methods=[*methods] or ["GET"])
@@ -264,4 +263,4 @@ async def _data_version(state: AppState, _request: Request, session: PageSession
 async def _api_reference(state: AppState, request: Request) -> Response:
     """Show the API reference, to any client: it contains no data."""
     await load_session(state, request)  # for the header of the page
-    return page_response(request, api_reference_page())
+    return page_response(request, view_models.api_reference_page())

@@ -10,9 +10,11 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import cache
 from typing import Any, Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.json import encode
 
 from odograph.core.compiled import Compiled
 from odograph.core.filters import FILTERS, Basic
@@ -45,9 +47,11 @@ from odograph.ledger.ledger import Ledger
 from odograph.service import visibility
 from odograph.service.auth import Caller, new_secret
 from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label
-from odograph.service.dashboard.templating import NEAR_LIMIT, Page
+from odograph.service.dashboard.templating import NEAR_LIMIT, Page, render_fragment
+from odograph.service.openapi import describe, describe_operations, describe_types
 from odograph.service.problems import problem_of
 from odograph.service.response_schemas import AccountForm, AccountRow, EntryForm, Problem
+from odograph.service.routes import ROUTES
 
 __all__ = [
     "Citation",
@@ -55,6 +59,7 @@ __all__ = [
     "MeterView",
     "Plan",
     "account_page",
+    "api_reference_page",
     "audit_page",
     "citations_for",
     "data_version",
@@ -515,3 +520,15 @@ def open_account_arguments(typed: Mapping[str, str]) -> dict[str, Any]:
     texts = {field: typed.get(field, "").strip() for field in ("parent", "successor_of", "dataset", "note")}
     # Each form has its own idempotency key: sent twice, it opens one account.
     return {"name": typed.get("name", "").strip(), "key": typed.get("key") or None, **texts}
+
+
+# The API reference
+
+
+@cache
+def api_reference_page() -> Page:
+    """Return the page; its JSON representation is the OpenAPI document. It contains no data and is made once."""
+    document = describe(ROUTES)
+    context = {"about": document["info"], "groups": describe_operations(ROUTES), "types": describe_types(ROUTES)}
+    content = render_fragment("api_operations.html", context)
+    return Page("api_reference.html", "API", Raw(encode(document)), {"content": content})

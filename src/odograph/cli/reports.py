@@ -1,4 +1,4 @@
-"""Figures: `figures` draws the figures of the paper and the documentation, `plot` an account's odometer reading."""
+"""Reports: `plot` an account's odometer reading, draw the `figures` of the paper, print a certified `budget`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from odograph.cli.options import AsJson, LedgerOptions, account_names, print_result, with_options
-from odograph.errors import InvalidPolicy
-from odograph.figures import blank_axes
-from odograph.figures.paper import PANELS, draw_all
+from odograph.cli.options import AsJson, LedgerOptions, account_names, print_result, progress, with_options
+from odograph.compile import certified
+from odograph.core.conversions import filter_time
+from odograph.core.filters import Exact
+from odograph.core.policy import Policy
+from odograph.core.value_iteration import COARSE, FAMILIES, FINE, Budget, refuted_intrinsic
+from odograph.errors import InvalidArgument, InvalidPolicy
+from odograph.figures import PANELS, blank_axes, draw_all
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.timeline import states
 
-__all__ = ["chart", "figures", "plot", "save_picture"]
+__all__ = ["budget", "chart", "figures", "plot", "save_picture"]
 
 _HEIGHT, _MARGIN = 12, 10  # of the chart in the terminal: lines, and columns for labels
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _PLAIN: Final = "   ....##"
+_LATTICE: Final = 200  # spacings of the adversary's lattice in epsilon
 _FILE_TYPES: Final = (".png", ".svg", ".pdf")
 
 
@@ -50,7 +56,7 @@ def plot(
 ) -> None:
     """Plot an account's odometer reading after each step, beside its promise: in the terminal, or to a file."""
     if out is not None and out.suffix not in _FILE_TYPES:
-        raise InvalidPolicy(f"--out must end in {', '.join(_FILE_TYPES)} (got {str(out)!r})")
+        raise InvalidArgument(f"--out must end in {', '.join(_FILE_TYPES)} (got {str(out)!r})")
     with options.ledger() as ledger:
         own = ledger.account(account)
         if out is not None:
@@ -99,3 +105,61 @@ def chart(losses: Sequence[float], promise: float, width: int, *, plain: bool = 
             cells += ("-" if mark == " " and row == line else mark) * wide
         lines.append(f"{label:>{_MARGIN - 2}} |{cells}".rstrip() + (" promise" if row == line else ""))
     return lines
+
+
+def budget(  # noqa: PLR0913  each is one option
+    epsilon: Annotated[str, typer.Option(help="Epsilon of the target, read exactly as typed.")],
+    delta: Annotated[str, typer.Option(help="Delta of the target, all of it for the filter.")],
+    *,
+    fine: Annotated[
+        bool, typer.Option("--fine", help="Solve at the resolution of the shipped table: a minute or two.")
+    ] = False,
+    pure_only: Annotated[
+        bool, typer.Option("--pure-only", help="For pure DP steps only, without Gaussian ones.")
+    ] = False,
+    adversary: Annotated[
+        bool, typer.Option("--adversary", help="Also print a budget that an explicit adversary refutes.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Print the certified budget of the exact filter for a target, solving for it if necessary."""
+    policy = Policy(epsilon, delta, filter=Exact(takes=("pure",) if pure_only else FAMILIES))
+    need = policy.need
+    if need is None:  # pragma: no cover  the policy's filter is the exact one
+        raise InvalidPolicy("the policy has no exact filter")
+    with progress("solving", quiet=json) as report:
+        found, source = certified(need, fineness=FINE if fine else COARSE, progress=report)
+    paper = filter_time(float(need.epsilon), float(need.delta))
+    rows = [
+        ("target", f"{policy.target}, for {' and '.join(found.takes)} steps of any size"),
+        ("quantum", f"{float(found.quantum):.12g} of intrinsic time"),
+        ("units", str(found.units)),
+        ("quantum x units", f"{found.intrinsic:.6g} (for comparison; the budget is the pair)"),
+        ("the paper's y*", f"{paper:.6g}"),
+        ("ratio", f"{found.intrinsic / paper:.4g} times the paper's"),
+        ("source", source),
+    ]
+    form = {
+        "epsilon": float(need.epsilon),
+        "delta": float(need.delta),
+        "takes": [*found.takes],
+        "quantum": str(found.quantum),
+        "units": found.units,
+        "intrinsic": found.intrinsic,
+        "paper": paper,
+        "source": source,
+    }
+    if adversary:
+        refuted = float(refuted_intrinsic(need.epsilon, need.delta, float(need.epsilon) / _LATTICE))
+        form["refuted"] = refuted
+        rows.append(("refuted", _refuted_text(refuted, found)))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    for row in rows:
+        table.add_row(*row)
+    print_result(form, table, as_json=json)
+
+
+def _refuted_text(refuted: float, found: Budget) -> str:
+    gap = refuted / found.intrinsic - 1
+    return f"{refuted:.6g} by an analyst with steps of multiples of epsilon/{_LATTICE}: {gap:.2%} above"
