@@ -146,7 +146,7 @@ def test_a_key_that_opened_an_account_opens_no_other(ledger: Ledger) -> None:
         lambda: ledger.open_account("apr", BASIC, key="q"),
     ]
     for other in others:
-        with pytest.raises(IdempotencyConflict, match=r"'q' opened 'mar' before, .* nothing was opened") as caught:
+        with pytest.raises(IdempotencyConflict, match=r"'q' opened 'mar' before, with another") as caught:
             other()
         assert "Use ledger.account('mar'), or another name and key" in str(caught.value)
     assert ledger.checkpoint() == before

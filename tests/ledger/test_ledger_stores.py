@@ -16,7 +16,7 @@ import pytest
 
 import odograph as odo
 from odograph import Ledger, LedgerCorrupt, LedgerError, OdographError, Policy, PureDP
-from odograph.errors import LedgerBusy, ServiceUnavailable
+from odograph.errors import LedgerBusy, OutcomeUnknown
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.stores.base import Balance, Changes, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
@@ -348,8 +348,9 @@ def test_a_charge_whose_receipt_cannot_be_read_is_not_told_as_not_made() -> None
     ledger.open_account("old", BASIC)
     account = ledger.open_account("new", BASIC, successor_of="old")
     store.written = True
-    with pytest.raises(ServiceUnavailable, match=r"this is written, and its receipt could not be read.*'q-1'"):
+    with pytest.raises(OutcomeUnknown, match=r"this is written, and its receipt could not be read.*'q-1'") as caught:
         account.spend(odo.PureDP("0.1"), key="q-1")
+    assert (caught.value.charged, caught.value.key) == (True, "q-1")
     with pytest.raises(LedgerBusy):
         account.spend(odo.PureDP("0.1"), key="q-1")  # nothing is written by asking again
     store.some = True

@@ -30,6 +30,7 @@ from odograph import (
     ReservationResolved,
     session,
 )
+from odograph.errors import InvalidArgument
 from odograph.ledger import commands
 from odograph.ledger.entries import stamp
 
@@ -200,7 +201,7 @@ def test_an_expiry_that_is_none_is_refused(ledger: Ledger, account: LedgerAccoun
 def test_a_void_needs_a_reason_that_is_kept(account: LedgerAccount) -> None:
     reservation = account.reserve(TENTH)
     for reason in ("", None, 3):
-        with pytest.raises(InvalidGuarantee):
+        with pytest.raises(InvalidArgument):
             reservation.void(reason)  # type: ignore[arg-type]
     assert tenths(account) == (1, 1)
     reservation.void("the data was not there yet")

@@ -90,7 +90,7 @@ def test_wrong_requests_change_nothing(ledger: Ledger) -> None:
     family(ledger)
     before = record(ledger)
     wrong: list[tuple[Any, type[Exception]]] = [
-        ({}, InvalidGuarantee),
+        ({}, odo.errors.InvalidArgument),
         ({"ana": 0.1}, InvalidGuarantee),
         ({"ana": None}, InvalidGuarantee),
         ({"ana": TENTH, "nobody": TENTH}, AccountNotFound),

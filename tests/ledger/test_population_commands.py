@@ -72,7 +72,7 @@ def test_the_same_step_again_is_the_first_one(people: People) -> None:
 
 def test_of_two_who_began_from_the_same_version_one_is_first(people: People) -> None:
     people.step(2, "second")
-    with pytest.raises(LedgerBusy, match="moved on by somebody else"):
+    with pytest.raises(LedgerBusy, match="another process has moved"):
         people.step(2, "also second")
     assert people.ledger.verify().entries == 3
 
@@ -83,7 +83,7 @@ def test_a_step_is_of_the_population_that_was_opened(people: People) -> None:
     with pytest.raises(LedgerError, match="no longer the population"):
         people.step(2, "second", origin="another")
     people.backend.close("people", "")
-    with pytest.raises(AccountClosed, match="takes no new steps"):
+    with pytest.raises(AccountClosed, match="takes no new rounds"):
         people.step(2, "second")
     assert people.ledger.verify().entries == 3
 

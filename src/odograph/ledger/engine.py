@@ -127,7 +127,7 @@ class LedgerEngine:
                 else:
                     mine.awake.acquire(timeout=_POLL_INTERVAL)
         except BaseException:  # an interrupt, at any moment: what this thread had to do for others is done
-            self._leave(mine)
+            self._leave(mine, interrupted=True)
             raise
         return mine.outcome
 
@@ -164,7 +164,7 @@ class LedgerEngine:
         if self._observer is not None:
             self._observer(time.perf_counter() - started, len(group))
 
-    def _leave(self, mine: _Pending) -> None:
+    def _leave(self, mine: _Pending, *, interrupted: bool = False) -> None:
         """Withdraw a command that was not begun; a leader hands out the outcomes and wakes the next leader."""
         with self._lock:
             if self._leader is not mine:
@@ -177,13 +177,10 @@ class LedgerEngine:
                     "the thread that was writing was interrupted; ask again with the same key to know the outcome"
                 )
             queue = self._queue
-            if not queue.clients:
-                queue.count = 0  # an interrupt in `take` may have left it wrong
-                following = self._leader = None
-            else:
+            if interrupted:
                 for pending in {mine, *group[-1:]}:  # the last one is still queued, if the interrupt came in `take`
                     queue.remove(pending.command.author.principal, pending)
-                following = self._leader = queue.first()
+            following = self._leader = queue.first() if queue.clients else None
         if following is not None:
             following.awake.release()
         for pending in group:

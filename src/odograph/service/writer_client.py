@@ -175,6 +175,8 @@ class WriterClient:
         while held := [number for number, one in enumerate(answers) if isinstance(one, tuple) and one[1] == LOCKED]:
             left = deadline - self._loop.time()
             if left <= 0:
+                for number in held:
+                    answers[number] = LedgerBusy(str(_outcome_of(answers[number])))
                 break
             self._retrying += len(held)
             try:

@@ -148,7 +148,7 @@ class Desk:
 
 @pytest.mark.parametrize("waiting", [0, 1, 2, 5])
 def test_those_who_wait_sleep_share_transactions_and_are_woken(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("odograph.ledger.engine._GLANCE", 10 * THREAD_TIMEOUT)  # whoever is not woken sleeps too long
+    monkeypatch.setattr("odograph.ledger.engine._POLL_INTERVAL", 10 * THREAD_TIMEOUT)  # whoever is not woken sleeps too long
     watched: list[tuple[float, int]] = []
     desk = Desk(MemoryStore(), group_size=3, observer=lambda *told: watched.append(told))
     watched.clear()
@@ -252,7 +252,7 @@ def queued(desk: Desk, mine: str, trace: Trace, before: int, after: int) -> dict
 def test_a_thread_that_is_interrupted_or_late_at_any_moment_blocks_nobody_and_loses_nothing(
     before: int, after: int, monkeypatch: pytest.MonkeyPatch, *, late: bool
 ) -> None:
-    monkeypatch.setattr("odograph.ledger.engine._GLANCE", 0.005)
+    monkeypatch.setattr("odograph.ledger.engine._POLL_INTERVAL", 0.005)
     disturb_at_every_moment(before, after, late=late)
 
 
@@ -279,7 +279,7 @@ def disturb_at_every_moment(before: int, after: int, *, late: bool) -> None:
             again.ask(desk.ledger, key)
         assert {*again.end().values()} == {"charged"}, moment
         assert outcomes.pop(mine) == ("KeyboardInterrupt" if acted.is_set() and not late else "charged"), moment
-        assert {*outcomes.values()} <= ({"charged"} if late else {"charged", "ServiceUnavailable"}), moment
+        assert {*outcomes.values()} <= ({"charged"} if late else {"charged", "OutcomeUnknown"}), moment
         if not acted.is_set():
             break
     assert moment > 5
@@ -297,7 +297,7 @@ class Counting(FairQueue[Any]):
 
 
 def test_a_queue_that_an_interrupt_leaves_miscounted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("odograph.ledger.engine._GLANCE", 0.005)
+    monkeypatch.setattr("odograph.ledger.engine._POLL_INTERVAL", 0.005)
     monkeypatch.setattr("odograph.ledger.engine.FairQueue", Counting)
     monkeypatch.setattr(sys.modules[__name__], "THREAD_TIMEOUT", 1.0)
     with pytest.raises((AssertionError, ValueError)):
@@ -441,7 +441,7 @@ def test_a_writer_that_dies_blocks_nobody_and_its_outcome_can_be_asked_for(
     outcomes = asking.end()
     dead = [key for key, outcome in outcomes.items() if outcome == "SystemExit"]
     assert len(dead) == 1
-    told = {key for key, outcome in outcomes.items() if outcome == "ServiceUnavailable"}
+    told = {key for key, outcome in outcomes.items() if outcome == "OutcomeUnknown"}
     assert len(told) == (0 if alone else 3)
     assert len(outcomes) == (4 if alone else 5)  # nobody is blocked
     for key in {*dead, *told}:
