@@ -151,7 +151,7 @@ def test_a_service_waits_for_the_database_no_longer_than_it_is_told_to(
 
 
 def test_the_state_of_the_ledger_is_looked_at_often_enough() -> None:
-    assert state._RECOVERY <= 5  # noqa: SLF001  how late the log may be
+    assert state._RECOVERY_INTERVAL <= 5  # noqa: SLF001  how late the log may be
 
 
 @pytest.mark.parametrize("where", ["privacy.db", "link/privacy.db", "../{folder}/privacy.db", "{whole}/privacy.db"])

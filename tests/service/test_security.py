@@ -211,7 +211,7 @@ def test_a_key_that_is_revoked_elsewhere_is_worth_nothing_after_a_second(service
 def test_keys_that_are_believed_for_a_minute_would_be_caught(
     service: ServiceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "_FRESH", 60.0)
+    monkeypatch.setattr(state, "KEY_LOOKUP_TTL", 60.0)
     with pytest.raises(AssertionError):
         check_revoked_elsewhere(service)
 

@@ -195,10 +195,10 @@ def break_service(defect: str) -> None:
     if defect == "blocked":
         return
     if defect == "impatient":
-        writer_client._STOP_TIMEOUT = 1.0  # type: ignore[misc]  # noqa: SLF001  not to be set otherwise
+        writer_client._SHUTDOWN_TIMEOUT = 1.0  # type: ignore[misc]  # noqa: SLF001  not to be set otherwise
         return
     if defect == "prompt":  # a second and a half for a charge, and for a writer to end
-        writer_client._ANSWER_MARGIN, writer_client._STOP_TIMEOUT = -8.5, 1.5  # type: ignore[misc]  # noqa: SLF001  as above
+        writer_client._ANSWER_MARGIN, writer_client._SHUTDOWN_TIMEOUT = -8.5, 1.5  # type: ignore[misc]  # noqa: SLF001  as above
         return
     if defect == "crowded":  # as many threads compute as there are requests
         state._READERS = 8  # type: ignore[misc]  # noqa: SLF001  as above

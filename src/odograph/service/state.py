@@ -1,4 +1,4 @@
-"""AppState: what the handlers share. One per worker process: the ledger, the keys, the pen, the threads."""
+"""AppState: what the handlers of a worker share: the ledger, the API keys, the writer client, the threads."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ from odograph.service.writer_client import Start, WriterClient, start_process
 
 __all__ = ["AppState"]
 
-# Threads share one interpreter, and the event loop waits for it with them: few for what waits for the ledger, one for
-# what computes, one for what reads all of it. Keys have their own: whatever the others do, a caller is known.
+# Threads share the interpreter with the event loop, so there are few: some that wait for the ledger, one that
+# computes, one that reads all of it. Keys have threads of their own, so that a caller is known whatever others do.
 _READERS: Final = 4
 _KEY_READERS: Final = 2
-_FRESH: Final = 1.0  # seconds for which a key is believed: a revoked one opens nothing after that
-_REMEMBERED: Final = 10_000
-_RECOVERY: Final = 2.0  # seconds between two looks whether a ledger can be used again
-_READY_TIME: Final = 3.0  # seconds after which a ledger that does not answer is not ready
+KEY_LOOKUP_TTL: Final = (
+    1.0  # seconds for which a key that was looked up is valid: a revoked one is refused after that
+)
+_MAX_KNOWN_KEYS: Final = 10_000
+_RECOVERY_INTERVAL: Final = 2.0  # seconds between two checks whether the ledger can be used again
+_READINESS_TIMEOUT: Final = 3.0  # seconds after which a ledger that does not answer is not ready
 _SQLITE: Final = "sqlite:///"
-_SERVICE: Final = "service"  # who reads for the metrics; it writes nothing
+_SERVICE: Final = "service"  # the principal that reads for the metrics; it writes nothing
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _Known(NamedTuple):
+class _KnownKey(NamedTuple):
     """A key that was looked up a moment ago."""
 
     looked_up: float
@@ -53,11 +55,11 @@ class _Known(NamedTuple):
     caller: Caller
 
 
-class _Look(NamedTuple):
+class _Lookup(NamedTuple):
     """A key that is being looked up, and since when."""
 
-    begun: float
-    task: asyncio.Task[_Known | None]
+    started: float
+    task: asyncio.Task[_KnownKey | None]
 
 
 class AppState:
@@ -90,9 +92,9 @@ class AppState:
         self._closing = False
         self._ready_at = -math.inf
         self._unready = ""
-        self._places = _places(self._backend.url)
-        self._known: dict[str, _Known] = {}
-        self._looking: dict[str, _Look] = {}
+        self._location = _location_pattern(self._backend.url)
+        self._known: dict[str, _KnownKey] = {}
+        self._looking: dict[str, _Lookup] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -100,7 +102,7 @@ class AppState:
         return Ledger(self._backend)
 
     def backend_of(self, caller: Caller) -> LocalBackend:
-        """Return the caller's way into the ledger; a principal keeps it when its keys change."""
+        """Return the backend of the caller's principal, which has it whatever its keys are."""
         found = self._backends.get(caller.principal)
         if found is None:
             found = self._backends[caller.principal] = self._backend.acting_as(caller.principal)
@@ -111,10 +113,10 @@ class AppState:
         return Ledger(self.backend_of(caller))
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call what waits for the ledger in a thread; if too much waits already, raise `LedgerBusy`.
+        """Call what waits for the ledger in a thread; raise `LedgerBusy` if too many calls are queued.
 
-        A call that wants to write to an account that another client holds is made again, until the timeout; it waits
-        outside the threads, which are few and everybody's.
+        A call that wants to write to an account that another client of the database holds is made again, until the
+        timeout; it waits outside the threads, which are few and shared.
         """
         deadline = self._loop.time() + self.settings.timeout
         delay = FIRST_RETRY_DELAY
@@ -133,22 +135,22 @@ class AppState:
             delay = min(2 * delay, LONGEST_RETRY_DELAY)
 
     async def compute(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call what may take the processor for a while, one after the other; raises as `run` does."""
+        """Call what may compute for long, one call after the other; raises as `run` does."""
         return await self._computer.run(function, *args, **kwargs)
 
     async def audit(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call what reads the whole ledger, one after the other; raises as `run` does."""
+        """Call what reads the whole ledger, one call after the other; raises as `run` does."""
         return await self._auditor.run(function, *args, **kwargs)
 
     async def look_up(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call what looks a key or a browser session up, in threads of its own; raises as `run` does."""
+        """Call what looks up a key or a browser session, in threads of its own; raises as `run` does."""
         return await self._key_readers.run(function, *args, **kwargs)
 
     @contextmanager
     def auditing(self) -> Iterator[None]:
-        """Replay the ledger inside, one at a time, as others need the threads too; else raise `LedgerBusy`."""
+        """Guard a replay of the ledger, of which only one may run; else raise `LedgerBusy`."""
         if self._auditing:
-            raise LedgerBusy("the ledger is being verified already; nothing was changed. Try again")
+            raise LedgerBusy("the ledger is being verified already; try again")
         self._auditing = True
         try:
             yield
@@ -156,18 +158,18 @@ class AppState:
             self._auditing = False
 
     async def readiness(self) -> str:
-        """Say what keeps charges from being written, "" if nothing does; asked again once a second at most."""
+        """Return why charges cannot be written, "" if they can; checked at most once a second."""
         if not self.writer.ready:
-            return "the process that writes is being started"
-        if time.monotonic() > self._ready_at + _FRESH:
+            return "the writer process is being started"
+        if time.monotonic() > self._ready_at + KEY_LOOKUP_TTL:
             if self._checking is None or self._checking.done():
                 self._checking = asyncio.create_task(self._check())
-            if not (await asyncio.wait({self._checking}, timeout=_READY_TIME))[0]:
+            if not (await asyncio.wait({self._checking}, timeout=_READINESS_TIMEOUT))[0]:
                 return "the ledger does not answer"
         return self._unready
 
     async def _check(self) -> None:
-        """Look whether keys and accounts can be read, and have the writer process write something."""
+        """Check whether keys and accounts can be read, and have the writer process write something."""
         unready = "the keys cannot be read"
         try:
             await self.look_up(self.keys.find, "0" * 64)
@@ -184,16 +186,16 @@ class AppState:
         self._ready_at, self._unready = time.monotonic(), unready
 
     async def admit(self, token: str) -> Caller:
-        """Return the caller behind a token, or raise `NotAuthenticated`, which does not say why."""
+        """Return the caller behind a token, or raise `NotAuthenticated`, without a reason."""
         digest = digest_of_token(token)
         found = self._known.get(digest)
         age = math.inf if found is None else time.monotonic() - found.looked_up
-        # It is looked up again before it is old, while everybody goes on with what is known.
-        if age > _FRESH / 2 and looks_like_token(token):
+        # It is looked up again before it expires, while requests go on with what is known.
+        if age > KEY_LOOKUP_TTL / 2 and looks_like_token(token):
             look = self._look(digest)
-            if age > _FRESH:
-                found = await asyncio.shield(look.task)  # the others' too, whatever becomes of this request
-        # The digest found the key; the comparison says so again in a time that tells nothing.
+            if age > KEY_LOOKUP_TTL:
+                found = await asyncio.shield(look.task)  # other requests share it, whatever becomes of this one
+        # The digest found the key; it is compared again in constant time.
         if (
             found is None
             or not equal_in_constant_time(found.key.digest, digest)
@@ -202,42 +204,42 @@ class AppState:
             raise NotAuthenticated("this API key is unknown, revoked or expired")
         return found.caller
 
-    def _look(self, digest: str) -> _Look:
-        """Return the look at a key that all who ask at once share, unless it began so long ago that it may be old."""
+    def _look(self, digest: str) -> _Lookup:
+        """Return the lookup of a key that concurrent requests share, unless it started too long ago."""
         now = time.monotonic()
         look = self._looking.get(digest)
-        if look is None or now - look.begun > _FRESH:
-            look = self._looking[digest] = _Look(now, asyncio.create_task(self._look_up(digest, now)))
+        if look is None or now - look.started > KEY_LOOKUP_TTL:
+            look = self._looking[digest] = _Lookup(now, asyncio.create_task(self._look_up(digest, now)))
             look.task.add_done_callback(self._looked)
         return look
 
-    async def _look_up(self, digest: str, begun: float) -> _Known | None:
-        """Look a key up, and remember it from the moment at which that began."""
+    async def _look_up(self, digest: str, begun: float) -> _KnownKey | None:
+        """Look a key up, and remember it from the moment at which that started."""
         known = None
         try:
             key = await self.look_up(self._find, digest)
-            known = None if key is None else _Known(begun, key, Caller.of(key))
+            known = None if key is None else _KnownKey(begun, key, Caller.of(key))
         finally:
             look = self._looking.get(digest)
-            if look is not None and look.task is asyncio.current_task():  # else others have newer news
+            if look is not None and look.task is asyncio.current_task():  # else a later lookup has replaced it
                 del self._looking[digest]
                 self._known.pop(digest, None)
-                if len(self._known) >= _REMEMBERED:
+                if len(self._known) >= _MAX_KNOWN_KEYS:
                     self._known.clear()
                 if known is not None:
                     self._known[digest] = known
         return known
 
     @staticmethod
-    def _looked(task: asyncio.Task[_Known | None]) -> None:
-        """Hear of a failure that nobody waits for: whoever comes next looks again, and is told."""
+    def _looked(task: asyncio.Task[_KnownKey | None]) -> None:
+        """Retrieve the exception of a lookup that no request awaits; the next one looks again."""
         if not task.cancelled():
             task.exception()
 
     def _find(self, digest: str) -> ApiKey | None:
-        """Look a valid key up, and whether its principal's name was erased elsewhere: by another worker or program.
+        """Look up a valid key, and whether its principal's name was erased by another worker or program.
 
-        One that is revoked or expired is as one that never was: no more is done for it, and it is not remembered.
+        A key that is revoked or expired is treated as one that never existed: nothing more is done or remembered.
         """
         key = self.keys.find(digest)
         if key is None or not key.valid_at(self.keys.now()):
@@ -261,15 +263,15 @@ class AppState:
         self._backends.clear()
 
     def problem(self, error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
-        """Return an error as it is told to this caller, without where the ledger is."""
+        """Return the problem for an error as this caller may see it, without the ledger's location."""
         if is_unusable(error):
             self._loop.call_soon_threadsafe(self._fails, operator_message(error))
         problem = problem_of(error, caller, request_id)
-        problem.detail = self._places.sub("the ledger", problem.detail)
+        problem.detail = self._location.sub("the ledger", problem.detail)
         return problem
 
     def _fails(self, reason: str) -> None:
-        """Write into the log that the ledger cannot be used, when that begins; and watch until it can."""
+        """Log that the ledger cannot be used, once, and check until it can."""
         self._failed += 1
         if self._recovery is None and not self._closing:
             self._failed = 1
@@ -277,9 +279,9 @@ class AppState:
             self._recovery = self._loop.create_task(self._recover(self._loop.time()))
 
     async def _recover(self, since: float) -> None:
-        """Look now and then whether the ledger can be used again, and write that into the log."""
+        """Check now and then whether the ledger can be used again, and log it."""
         while True:
-            await asyncio.sleep(_RECOVERY)
+            await asyncio.sleep(_RECOVERY_INTERVAL)
             if not await self.readiness():
                 break
         self._recovery = None
@@ -289,7 +291,7 @@ class AppState:
         )
 
     async def close(self) -> None:
-        """Finish what was accepted and let go of everything."""
+        """Finish what was accepted, and close everything."""
         self._closing = True
         for task in filter(None, (self._checking, self._recovery)):
             task.cancel()
@@ -302,10 +304,10 @@ class AppState:
         logs.flush()
 
 
-def _places(url: str) -> re.Pattern[str]:
-    """Return what finds a ledger in a message: its URL, and its file however that is written."""
-    places = {url}
+def _location_pattern(url: str) -> re.Pattern[str]:
+    """Return a pattern that finds a ledger in a message: its URL, and its file however that is written."""
+    locations = {url}
     if url.startswith(_SQLITE):
         path = Path(url.removeprefix(_SQLITE))
-        places |= {str(path), str(path.absolute()), str(path.resolve())}
-    return re.compile("|".join(map(re.escape, sorted(places, key=len, reverse=True))))
+        locations |= {str(path), str(path.absolute()), str(path.resolve())}
+    return re.compile("|".join(map(re.escape, sorted(locations, key=len, reverse=True))))

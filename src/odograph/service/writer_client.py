@@ -42,7 +42,7 @@ _START_TIMEOUT: Final = 60.0  # seconds until a process that is not ready has fa
 _ANSWER_MARGIN: Final = 5.0  # seconds for a command beyond those for which the process waits for the ledger
 _CHECK_INTERVAL: Final = 0.25  # seconds between two checks of deadlines
 _RESTART_DELAY: Final = 1.0  # seconds between two attempts to start a process
-_STOP_TIMEOUT: Final = 20.0  # seconds after which a process that should have ended is killed
+_SHUTDOWN_TIMEOUT: Final = 20.0  # seconds after which a process that should have ended is killed
 # The working folder must not be imported from.
 PROGRAM: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "odograph.service.writer_process")
 
@@ -69,7 +69,7 @@ async def start_process(settings: Settings, its_end: socket.socket) -> Wait:
     async def wait() -> None:
         try:
             # Not `asyncio.timeout`: before Python 3.11.4 it raises no TimeoutError in a task that is being cancelled.
-            await asyncio.wait_for(process.wait(), _STOP_TIMEOUT)
+            await asyncio.wait_for(process.wait(), _SHUTDOWN_TIMEOUT)
         except TimeoutError:
             # It is stopped, or waits for something that does not answer; a charge is written whole or not at all.
             process.kill()

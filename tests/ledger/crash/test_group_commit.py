@@ -148,7 +148,9 @@ class Desk:
 
 @pytest.mark.parametrize("waiting", [0, 1, 2, 5])
 def test_those_who_wait_sleep_share_transactions_and_are_woken(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("odograph.ledger.engine._POLL_INTERVAL", 10 * THREAD_TIMEOUT)  # whoever is not woken sleeps too long
+    monkeypatch.setattr(
+        "odograph.ledger.engine._POLL_INTERVAL", 10 * THREAD_TIMEOUT
+    )  # whoever is not woken sleeps too long
     watched: list[tuple[float, int]] = []
     desk = Desk(MemoryStore(), group_size=3, observer=lambda *told: watched.append(told))
     watched.clear()

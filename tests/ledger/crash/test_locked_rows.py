@@ -193,9 +193,9 @@ def test_opening_and_closing_wait_only_for_their_own_accounts(direct: Ledger, po
 def test_who_opens_waits_for_another_that_opens_and_who_spends_does_not(direct: Ledger, postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as locker:
         locker.execute(queries("postgres")["one_at_a_time"].encode())
-        with pytest.raises(LedgerBusy, match="(?i)try again"):
+        with pytest.raises(LedgerBusy, match=r"(?i)try again"):
             direct.open_account("other", policy(1))
-        with pytest.raises(LedgerBusy, match="(?i)try again"):
+        with pytest.raises(LedgerBusy, match=r"(?i)try again"):
             direct.account("c").close()
         begun = time.monotonic()
         direct.spend({"b": COST}, key="meanwhile")
@@ -208,7 +208,7 @@ def test_who_opens_waits_for_another_that_opens_and_who_spends_does_not(direct: 
 def test_a_locked_table_is_waited_for_until_the_timeout(direct: Ledger, postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as locker:
         locker.execute("LOCK TABLE odograph.accounts")
-        with pytest.raises(LedgerBusy, match="(?i)try again"):
+        with pytest.raises(LedgerBusy, match=r"(?i)try again"):
             direct.spend({"b": COST}, key="early")
     direct.spend({"b": COST}, key="late")
     assert charges(direct).keys() == {"late"}
