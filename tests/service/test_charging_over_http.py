@@ -64,7 +64,7 @@ def test_a_ledger_that_does_not_compare_requests_would_be_caught(
     def careless(hit: IdempotencyRecord, *_: object) -> commands.Repeated:
         return commands.Repeated(hit)
 
-    monkeypatch.setattr(commands, "repeated", careless)
+    monkeypatch.setattr(commands, "check_repeated", careless)
     with pytest.raises(AssertionError):
         check_repeats(owner)
 
