@@ -15,15 +15,8 @@ import psycopg
 import pytest
 
 import odograph as odo
-from odograph import (
-    BudgetExceeded,
-    Ledger,
-    LedgerCorrupt,
-    Policy,
-    PureDP,
-    ReservationNotFound,
-    ReservationResolved,
-)
+from odograph import BudgetExceeded, Ledger, Policy, PureDP
+from odograph.errors import LedgerCorrupt, ReservationNotFound, ReservationResolved
 from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.stores.base import Changes, State, Wants, Work
 from odograph.ledger.stores.memory import MemoryStore

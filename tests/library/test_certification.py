@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from odograph.document import digest_of
 from typer.testing import CliRunner
 
 import odograph as odo
@@ -23,9 +24,8 @@ from odograph.compile import Certification, certification
 from odograph.core import exact_table
 from odograph.core.compiled import Compiled
 from odograph.core.filters import ExactMeter
-from odograph.core.menu import LossDistribution
+from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.theory import kov_delta
-from odograph.document import digest_of
 from odograph.errors import InvalidPolicy, LedgerCorrupt
 
 # What a document may claim without being refuted, and what no budget over a menu ever was.
@@ -45,14 +45,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], N
     return move
 
 
-def response(epsilon: float = 1.0, name: str = "response") -> odo.MenuItem:
+def response(epsilon: float = 1.0, name: str = "response") -> MenuItem:
     """Randomized response: an epsilon-DP step."""
     up = 1 / (1 + math.exp(-epsilon))
     losses = LossDistribution(-1, np.array([1 - up, 0.0, up]), 0.0)
-    return odo.MenuItem(name, 1, epsilon, (losses, losses))
+    return MenuItem(name, 1, epsilon, (losses, losses))
 
 
-def menu_only(item: odo.MenuItem | None = None) -> odo.Policy:
+def menu_only(item: MenuItem | None = None) -> odo.Policy:
     return odo.Policy(1, 1e-6, filter=odo.filters.Exact(takes=(), menu=[item or response()]))
 
 
@@ -146,7 +146,7 @@ def check_ways_in(compiled: Compiled, ledger: odo.Ledger) -> None:
     opened = ledger.open_account("claim", compiled)
     ledger.open_account("sound", odo.Policy(1, 1e-6))
     assert opened.certification is Certification.NONE
-    receipt = ledger.spend({"claim": odo.Mechanism("response"), "sound": odo.PureDP("0.1")})
+    receipt = ledger.spend({"claim": odo.guarantees.Mechanism("response"), "sound": odo.PureDP("0.1")})
     assert receipt.uncertified == ("claim",)
     assert receipt.to_dict()["uncertified"] == ["claim"]
     assert str(receipt).endswith("; limits not certified here: claim")
@@ -258,7 +258,7 @@ def test_an_enormous_claim_in_tiny_units_is_answered_at_once() -> None:
 
 def test_a_budget_of_a_stricter_target_takes_what_the_policy_takes_and_can_be_read_back() -> None:
     compiled = odo.compile_policy(odo.Policy(1.1, 1e-6, filter=odo.filters.Exact(takes=("pure",))), solve=False)
-    assert odo.Compiled.from_dict(compiled.to_dict()) == compiled
+    assert Compiled.from_dict(compiled.to_dict()) == compiled
     assert pickle.loads(pickle.dumps(odo.Accountant(compiled))).compiled == compiled  # noqa: S301  our own
     with odo.connect("memory://") as ledger:
         ledger.open_account("x", compiled)

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from odograph.connect import connect
+from odograph.connection import connect
 from odograph.errors import LedgerError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint

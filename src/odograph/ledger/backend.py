@@ -20,7 +20,7 @@ from odograph.errors import InvalidGuarantee, LedgerError, UnprovenComposition
 from odograph.ledger.commands import Ask, Refused, Stop
 from odograph.ledger.entries import price_to_text, text_of
 from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import Checkpoint, Past, Receipt, Verification
+from odograph.ledger.results import Checkpoint, HistoryEntry, Receipt, Verification
 from odograph.ledger.stores.base import Balance, Head
 from odograph.progress import Progress
 
@@ -191,7 +191,7 @@ class Backend(Protocol):
         """Return what an account and those linked to it promise together; None if it is alone."""
         ...
 
-    def history(self, name: str, first: int, count: int) -> Sequence[Past]:
+    def history(self, name: str, first: int, count: int) -> Sequence[HistoryEntry]:
         """Return a page of entries, from a sequence on."""
         ...
 

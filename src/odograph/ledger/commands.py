@@ -63,6 +63,7 @@ class Made(NamedTuple):
 
     own: tuple[Entry, ...]
     linked: tuple[str, ...] = ()  # those of the accounts that have predecessors or successors
+    decision: Decision | None = None  # of a charge, by the last account that was asked
 
 
 class Repeated(NamedTuple):
@@ -180,9 +181,9 @@ class Charge(NamedTuple):
                 prices.append(text if decision.price is price else price_to_text(decision.price))
         for name, totals in after.items():
             balances[name].totals = totals
-        return self._write(state, changes, request, prices)
+        return self._write(state, changes, request, prices, decision)
 
-    def _write(self, state: State, changes: Changes, request: str, prices: list[str]) -> Made:
+    def _write(self, state: State, changes: Changes, request: str, prices: list[str], decision: Decision) -> Made:
         author, verb, asks, expires = self
         balances, time = state.balances, state.now
         later: list[int] = []
@@ -218,7 +219,7 @@ class Charge(NamedTuple):
                 linked.append(account)
         used = (author.principal, author.key)
         changes.keys[used] = state.keys[used] = IdempotencyRecord(own[0].account, own[0].sequence, verb, request)
-        return Made(tuple(own), tuple(linked))
+        return Made(tuple(own), tuple(linked), decision)
 
     def _record(self, state: State, changes: Changes, request: str, refuser: str) -> None:
         """Write the refusal into the history of each account that was asked; it costs nothing."""

@@ -43,7 +43,7 @@ from odograph.ledger.entries import (
 )
 from odograph.ledger.lifetimes import Lifetime, linked, together
 from odograph.ledger.openings import Close, Open, opening_of
-from odograph.ledger.results import Checkpoint, Line, Past, Receipt, Verification
+from odograph.ledger.results import Checkpoint, HistoryEntry, Line, Receipt, Verification, history_entry
 from odograph.ledger.steps import population_of
 from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
@@ -224,8 +224,9 @@ class LocalBackend:
         """
         again = isinstance(outcome, Repeated)
         if isinstance(outcome, Made):
-            own, linked = outcome
+            own, linked, decision = outcome
         else:
+            decision = None
             legs = legs_from_text(self.entry(outcome.hit.account, outcome.hit.sequence).legs)
             own = tuple([self.entry(*leg.own) for leg in legs])
             balances = self.store.balances([entry.account for entry in own])
@@ -245,7 +246,9 @@ class LocalBackend:
                 "this is written, and its receipt could not be read; ask again with the same key to have it"
                 f" (key {first.key!r})"
             ) from problem
-        return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, lifetimes, again, unsure)
+        return Receipt(
+            first.verb, first.key, first.time, tuple(lines), first.expires, lifetimes, again, unsure, decision
+        )
 
     def uncertified(self, entries: Iterable[Entry]) -> tuple[str, ...]:
         """Return those accounts of some entries whose limits this installation does not know to keep the promise."""
@@ -327,12 +330,12 @@ class LocalBackend:
         found = [self.lifetime(name) for name in names]
         return tuple(dict.fromkeys(lifetime for lifetime in found if lifetime is not None))
 
-    def history(self, name: str, first: int, count: int) -> list[Past]:
+    def history(self, name: str, first: int, count: int) -> list[HistoryEntry]:
         """Return a page of entries, with the names and notes that were not erased."""
         entries = self.store.entries(name, first, count)  # before what stands beside them, which is there by then
         notes, names = self.store.notes(name, first, count), self.store.principals()
         return [
-            Past(
+            history_entry(
                 entry,
                 names.get(entry.principal, _ERASED),
                 (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",

@@ -19,7 +19,7 @@ from typing import IO, Final
 
 import msgspec
 
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.errors import OdographError, ServiceUnavailable
 from odograph.ledger.commands import Ask, Charge, Made, Outcome
 from odograph.ledger.engine import carry_out

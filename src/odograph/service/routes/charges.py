@@ -8,6 +8,7 @@ from typing import Final, TypeAlias, cast
 
 from msgspec import Raw, Struct
 
+from odograph.account import microseconds
 from odograph.core.gate import Decision
 from odograph.errors import (
     BudgetExceeded,
@@ -17,7 +18,6 @@ from odograph.errors import (
     ReservationNotFound,
     ServiceUnavailable,
 )
-from odograph.ledger.account import microseconds
 from odograph.ledger.commands import Author, Charge, Made, Outcome, Refused, Settled, settled
 from odograph.ledger.local_backend import LocalBackend
 from odograph.ledger.results import Receipt

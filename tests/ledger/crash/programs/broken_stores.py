@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.ledger.engine import _Inside
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local_backend import LocalBackend
