@@ -36,7 +36,7 @@ from odograph.ledger.entries import CHARGES, check_key, moment, stamp, text_of
 from odograph.ledger.results import HistoryEntry, Line, Receipt, Reservation, Stated
 from odograph.ledger.stores.base import Balance, Head
 
-__all__ = ["Accountant"]
+__all__ = ["Accountant", "document_digest"]
 
 _FORM: Final = 2
 _FORMS: Final = (1, _FORM)  # 1: of 0.1.0, without keys, reservations and times
@@ -412,7 +412,7 @@ class Accountant(Account):
                 "reservations": str(tree.reservations),
                 **_account_to_dict(self, [*remembered.values()]),
             }
-        return form | {"digest": _digest_of(form)}
+        return form | {"digest": document_digest(form)}
 
     @classmethod
     def from_dict(cls, form: Mapping[str, Any]) -> Accountant:
@@ -420,7 +420,8 @@ class Accountant(Account):
         if not isinstance(form, Mapping) or form.get("form") not in _FORMS:
             raise LedgerCorrupt(f"not an accountant's document of form {_FORM}, or of form 1")
         try:
-            if form.get("digest") != _digest_of({name: value for name, value in form.items() if name != "digest"}):
+            content = {name: value for name, value in form.items() if name != "digest"}
+            if form.get("digest") != document_digest(content):
                 raise LedgerCorrupt("the document's digest does not fit its content: it was damaged or changed")
             return _restored(form)
         except (AttributeError, LookupError, TypeError, ValueError, UnprovenComposition) as problem:
@@ -522,7 +523,7 @@ def _history_entry(sequence: int, entry: _Entry) -> HistoryEntry:
 # The document. Integers are strings, because JSON numbers lose digits.
 
 
-def _digest_of(form: Mapping[str, Any]) -> str:
+def document_digest(form: Mapping[str, Any]) -> str:
     """Return a digest that detects damage and careless edits; it does not detect deliberate ones."""
     return hashlib.sha256(text_of(form).encode()).hexdigest()
 
@@ -591,12 +592,20 @@ def _restored(form: Mapping[str, Any]) -> Accountant:
     if form["form"] != 1:
         tree.time, tree.reservations = _integer(form["time"]), _integer(form["reservations"])
     for one in account._with_descendants():
-        rest = one._totals
-        for charge in one._reserved.values():
-            rest = _without(rest, charge.prices[len(one._chain) - 1])
-            if charge.number > tree.reservations:
-                raise ValueError("there are more reservations than were made")
+        _check_reserved(one)
     return account
+
+
+def _check_reserved(account: Accountant) -> None:
+    """Raise unless the unresolved reservations can be taken back: each is as charged, and all are in the totals."""
+    kept = [_Entry._make(entry) for entry in account._entries]
+    charged = {entry.reservation: entry.price for entry in kept if entry.verb == "reserve"}
+    rest = account._totals
+    for number, charge in account._reserved.items():
+        price = charge.prices[len(account._chain) - 1]
+        rest = _without(rest, price)
+        if number > account._tree.reservations or charged.get(number, price) != price:
+            raise ValueError(f"reservation {charge.receipt.id} was not made, or not at this price")
 
 
 def _restored_account(form: Mapping[str, Any], parent: Accountant | None, version: int) -> Accountant:
@@ -662,7 +671,9 @@ def _totals_from_dict(form: Mapping[str, Any], meters: int) -> Totals:
 def _entry_from_dict(form: Mapping[str, Any], compiled: Compiled, version: int) -> _Entry:
     if version == 1:
         form = {"time": "0", "verb": "spend", "key": "", "expires": None, "reservation": "0", **form}
-    verb, until = str(form["verb"]), form["expires"]
+    verb, until, number = str(form["verb"]), form["expires"], _integer(form["reservation"])
+    if (verb in {"reserve", "commit", "void"}) != (number > 0):
+        raise ValueError(f"an entry {verb!r} is of reservation {number}")
     cost = None if verb == "close" else guarantee_from_dict(form["guarantee"])
     return _Entry(
         _integer(form["time"]),
@@ -673,7 +684,7 @@ def _entry_from_dict(form: Mapping[str, Any], compiled: Compiled, version: int) 
         str(form["key"]),
         str(form["note"]),
         None if until is None else _integer(until),
-        _integer(form["reservation"]),
+        number,
     )
 
 

@@ -119,7 +119,7 @@ class Session:
             try:
                 answer = inside.run(mechanism, *args, **kwargs)
             except BaseException as problem:
-                problem.add_note(self._charged(charge, guarantee, name))
+                problem.add_note(self._charged(charge, guarantee, name, key))
                 raise
         if unfinished := _unfinished(answer):
             raise UnprovenComposition(
@@ -180,15 +180,15 @@ class Session:
             return None
         return InvalidGuarantee(f"cost={given} is less, on some meter, than what the measurement states, {own}")
 
-    def _charged(self, charge: Reservation, guarantee: Guarantee, name: str) -> str:
+    def _charged(self, charge: Reservation, guarantee: Guarantee, name: str, key: str | None) -> str:
         """Return what stays charged when a mechanism raises, under which entry, and how to go on."""
         receipt, account = charge.receipt, self.account.name
         to = f" to {account!r}" if account else ""
-        key = f", key {receipt.key}" if receipt.key else ""
+        under = f", key {receipt.key}" if receipt.key else ""
         return (
-            f"odograph: {guarantee} was charged{to} (entry {receipt.id}{key}) before {name} raised, and stays"
+            f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) before {name} raised, and stays"
             " charged, because noise may have been drawn from the data. Correct the mechanism and run it again"
-            f"{', under another key' if receipt.key else ''}: that is charged again"
+            f"{'' if key is None else ' under another key'}: that is charged again"
         )
 
 

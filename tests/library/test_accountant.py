@@ -150,7 +150,7 @@ def test_any_text_is_a_note() -> None:
     assert [entry.note for entry in charges(again)] == notes
 
 
-def test_an_account_needs_a_policy_and_a_whole_number_to_keep() -> None:
+def test_an_account_needs_a_policy_and_an_integer_to_keep() -> None:
     wrong: list[Callable[[], object]] = [
         lambda: Accountant(1.0),  # type: ignore[arg-type]
         lambda: Accountant(None),  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_an_account_needs_a_policy_and_a_whole_number_to_keep() -> None:
         lambda: Accountant(basic(), name=3),  # type: ignore[arg-type]
     ]
     for make in wrong:
-        with pytest.raises(InvalidPolicy):
+        with pytest.raises(odo.errors.InvalidArgument):
             make()
 
 
@@ -495,7 +495,8 @@ def test_a_forked_process_is_read_only_until_it_resumes() -> None:
         twin = pickle.loads(pickle.dumps(account))  # noqa: S301  our own bytes
         seen += [closed(lambda: twin.spend(TENTH))]
         account.resume()
-        seen += [child.spend(TENTH), in_a_fork(lambda: str(closed(lambda: account.spend(TENTH)))) == "True"]
+        child.spend(TENTH)
+        seen += [in_a_fork(lambda: str(closed(lambda: account.spend(TENTH)))) == "True"]
         return str(all(seen)) + ("" if all(seen) else str(seen))
 
     assert in_a_fork(forked) == "True"
@@ -697,13 +698,13 @@ def test_a_sub_budget_has_a_name_of_its_own() -> None:
     ana.spend(TENTH)
     with pytest.raises(AccountExists):
         Accountant(basic(), name="ana", parent=top)
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(odo.errors.InvalidArgument):
         Accountant(basic(), parent=top)
     assert top.children["ana"] is ana
 
 
 def test_a_parent_is_an_accountant() -> None:
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(odo.errors.InvalidArgument):
         Accountant(basic(), name="ana", parent=basic())  # type: ignore[arg-type]
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from odograph.document import digest_of
 from typer.testing import CliRunner
 
 import odograph as odo
 from odograph import compile as compilation
+from odograph.accountant import document_digest
 from odograph.cli.app import app
 from odograph.compile import Certification, certification
 from odograph.core import exact_table
@@ -140,7 +140,7 @@ def check_ways_in(compiled: Compiled, ledger: odo.Ledger) -> None:
     account = odo.Accountant(compiled)
     form = account.to_dict()
     copied = {name: value for name, value in form.items() if name != "digest"}
-    for one in (account, odo.Accountant.from_dict(copied | {"digest": digest_of(copied)})):
+    for one in (account, odo.Accountant.from_dict(copied | {"digest": document_digest(copied)})):
         assert one.certification is Certification.NONE
         assert "limits not certified here" in repr(one)
     opened = ledger.open_account("claim", compiled)
@@ -184,7 +184,7 @@ def test_a_claim_that_is_refuted_is_refused_everywhere() -> None:
     form = honest.to_dict() | {"compiled": absurd.to_dict()}
     del form["digest"]
     with pytest.raises(LedgerCorrupt, match="not a budget that was certified"):
-        odo.Accountant.from_dict(form | {"digest": digest_of(form)})
+        odo.Accountant.from_dict(form | {"digest": document_digest(form)})
     with odo.connect("memory://") as ledger, pytest.raises(InvalidPolicy, match="not a budget that was certified"):
         ledger.open_account("claim", absurd)
 

@@ -92,7 +92,7 @@ def test_an_exception_says_what_stays_charged(error: type[BaseException]) -> Non
         with pytest.raises(error) as caught:
             s.run(count, ["private"], cost=PureDP(0.2))
     (note,) = caught.value.__notes__
-    assert "PureDP(0.2) was charged to 'top' (step 2) before count raised, and stays charged" in note
+    assert "PureDP(0.2) was charged to 'top' (entry top#3) before count raised, and stays charged" in note
     assert "run it again: that is charged again" in note
     assert "private" not in note
     assert spent(account) == Fraction(3, 10)
@@ -263,9 +263,9 @@ def test_a_wrapper_that_adds_an_argument_is_called_with_its_own() -> None:
     "thing", [None, Policy(1, 0, filter="basic"), "census", [4111]], ids=lambda value: type(value).__name__
 )
 def test_a_session_of_what_is_no_account_is_refused_at_once(thing: Any) -> None:  # noqa: ANN401  anything
-    with pytest.raises(odo.errors.InvalidPolicy, match=r"needs an account, such as Accountant\(policy\)") as caught:
+    with pytest.raises(odo.errors.InvalidArgument, match=r"needs an account, such as Accountant\(policy\)") as caught:
         session(thing)
-    assert str(caught.value).endswith(f"and a {type(thing).__name__} is not one")
+    assert str(caught.value).endswith(f"(got a {type(thing).__name__})")
 
 
 def test_a_session_runs_only_while_it_is_open() -> None:
