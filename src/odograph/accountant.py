@@ -122,10 +122,11 @@ class _Charge:
         Assumes: a reservation is voided only if its mechanism was not run.
         """
         if not isinstance(note, str) or (verb == "void" and not note.strip()):
-            what = (
-                "reason must be a non-empty string: it says why" if verb == "void" else "note must be a string, not"
-            )
-            raise InvalidArgument(f"{what} the mechanism was not run (got {note!r})")
+            if verb == "void":
+                raise InvalidArgument(
+                    f"reason must be a non-empty string that says why nothing was run (got {note!r})"
+                )
+            raise InvalidArgument(f"note must be a string (got {note!r})")
         account, tree = self.account, self.account._tree
         tree.refuse_reentry()
         with tree.lock:

@@ -31,7 +31,7 @@ from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.meters import Meter
 from odograph.core.planning import G, Quote, iterable_costs, largest_that
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound, BudgetExceeded, InvalidGuarantee, LedgerCorrupt
+from odograph.errors import AccountNotFound, BudgetExceeded, InvalidArgument, InvalidGuarantee, LedgerCorrupt
 from odograph.ledger import transfer
 from odograph.ledger.backend import Opened, check_costs
 from odograph.ledger.entries import check_key, check_name, check_note, parse_entry_id, text_of
@@ -140,9 +140,7 @@ class RemoteBackend:
     def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
         """Commit or void a reservation."""
         if verb == "void" and (not isinstance(note, str) or not note.strip()):
-            raise InvalidGuarantee(
-                "void needs a reason: it says that the mechanism was not run, and somebody will ask; nothing changed"
-            )
+            raise InvalidArgument(f"reason must be a non-empty string that says why nothing was run (got {note!r})")
         form = {"reason" if verb == "void" else "note": check_note(note)}
         return receipt_of(self._wire.call("POST", f"{_held(reservation)}/{verb}", form))
 

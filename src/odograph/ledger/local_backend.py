@@ -19,7 +19,7 @@ from odograph.errors import (
     AccountClosed,
     AccountNotFound,
     BudgetExceeded,
-    InvalidGuarantee,
+    InvalidArgument,
     LedgerCorrupt,
     LedgerError,
     ReservationNotFound,
@@ -191,9 +191,7 @@ class LocalBackend:
     def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
         """Commit or void a reservation."""
         if verb == "void" and (not isinstance(note, str) or not note.strip()):
-            raise InvalidGuarantee(
-                "void needs a reason: it says that the mechanism was not run, and somebody will ask; nothing changed"
-            )
+            raise InvalidArgument(f"reason must be a non-empty string that says why nothing was run (got {note!r})")
         reserved, legs = self.reserved(reservation)
         author = self.author(reservation, note)
         outcome = self.submit(Resolve(author, verb, reserved, legs))
