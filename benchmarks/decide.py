@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 import odograph as odo
+from odograph.core.compiled import Compiled
 from timing import number, row, seconds
 
 ROUNDS = 7
@@ -41,12 +42,12 @@ def one_by_one(count: int) -> None:
         compiled = odo.compile_policy(odo.Policy(20, 1e-6, filter=name))
         cost = compiled.price(request)
 
-        def decide(compiled: odo.Compiled = compiled, cost: odo.Price = cost) -> None:
+        def decide(compiled: Compiled = compiled, cost: odo.gate.Price = cost) -> None:
             totals = compiled.start
             for _ in range(count):
-                totals = odo.decide(compiled.meters, totals, cost).totals_after
+                totals = odo.gate.decide(compiled.meters, totals, cost).totals_after
 
-        def price(compiled: odo.Compiled = compiled) -> None:
+        def price(compiled: Compiled = compiled) -> None:
             for _ in range(count):
                 compiled.price(request)
 

@@ -29,6 +29,7 @@ import opendp.prelude as dp
 import statsmodels.api as sm
 
 import odograph as odo
+from odograph.training import TrainingPlan
 
 dp.enable_features("contrib")
 
@@ -126,7 +127,7 @@ class Run:
     legs: list[tuple[Setting, float]]
 
 
-def train_adaptively(plan: odo.TrainingPlan, data: Data, seed: int) -> Run:
+def train_adaptively(plan: TrainingPlan, data: Data, seed: int) -> Run:
     """Train leg by leg; noisy gains say which leg is kept, when the setting changes, and when to stop."""
     run = Run(np.zeros(data.features.shape[1]), odo.Accountant(plan.compiled, name="adaptive"), [])
     rng = np.random.default_rng(seed)
@@ -144,7 +145,7 @@ def train_adaptively(plan: odo.TrainingPlan, data: Data, seed: int) -> Run:
     return run
 
 
-def train_fixed(plan: odo.TrainingPlan, data: Data, setting: Setting, seed: int) -> Run:
+def train_fixed(plan: TrainingPlan, data: Data, setting: Setting, seed: int) -> Run:
     """Train with one setting for as many steps as the plan admits of it alone."""
     account = odo.Accountant(plan.compiled, name=f"clip {setting.clip:g}")
     rng, steps = np.random.default_rng(seed), plan.steps[RATE, setting.noise]
@@ -155,7 +156,7 @@ def train_fixed(plan: odo.TrainingPlan, data: Data, setting: Setting, seed: int)
 
 
 @cache
-def plans() -> tuple[odo.TrainingPlan, odo.TrainingPlan]:
+def plans() -> tuple[TrainingPlan, TrainingPlan]:
     """Return the plan for adaptive training, and one for a fixed setting, which need not pay for the choice."""
     noises = sorted(LEG)
     adaptive = odo.dpsgd_policy(

@@ -39,6 +39,7 @@ from torch.utils.data import TensorDataset
 
 import odograph as odo
 from odograph.integrations.opacus import charge_before_step, sampling_rate
+from odograph.training import TrainingPlan
 
 dp.enable_features("contrib")
 
@@ -157,7 +158,7 @@ class Outcome:
 
 
 @cache
-def training_plan(rule: str = "exact") -> odo.TrainingPlan:
+def training_plan(rule: str = "exact") -> TrainingPlan:
     """Return the policy of the part for training: steps with any of the noises, in any order."""
     return odo.dpsgd_policy(
         EPSILON, DELTA, sample_rates=[RATE], noise_multipliers=NOISES, filter=rule, privacy_unit="woman"
@@ -170,7 +171,7 @@ def validation_policy() -> odo.Policy:
     return odo.Policy(EPSILON, DELTA, privacy_unit="woman")
 
 
-def adaptive(seed: int, plan: odo.TrainingPlan) -> Outcome:
+def adaptive(seed: int, plan: TrainingPlan) -> Outcome:
     """Train with noise, and for as long, as private validation suggests."""
     people, others, _ = survey()
     training = Training(people, NOISES[0], seed)

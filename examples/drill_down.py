@@ -82,7 +82,8 @@ class SessionDrillDown(DrillDown):
 def replay(account: odo.Accountant, rule: str) -> int:
     """Return how many of the same costs, in the same order, another filter admits before its first refusal."""
     other = odo.Accountant(odo.Policy(EPSILON, DELTA, privacy_unit=UNIT, filter=rule))
-    quote = other.quote(entry.guarantee for entry in account.history)
+    costs = [entry.cost for entry in account.history() if entry.verb == "reserve" and entry.cost is not None]
+    quote = other.quote(costs)
     return sum(decision.admitted for decision in quote.decisions)
 
 

@@ -1,128 +1,79 @@
-"""Privacy filters and odometers for fully adaptive analysis."""
+"""Privacy filters and odometers for fully adaptive analysis.
 
-from odograph.accountant import Accountant
-from odograph.compile import compile_policy
-from odograph.connect import connect
-from odograph.core import filters, gate, odometers, planning
-from odograph.core.compiled import Compiled
-from odograph.core.gate import Decision, Price, Totals, decide
-from odograph.core.guarantees import (
-    GDP,
-    RDP,
-    ZCDP,
-    ApproxDP,
-    Guarantee,
-    Mechanism,
-    Parallel,
-    ProbDP,
-    PureDP,
-    guarantee_from_dict,
-)
-from odograph.core.mechanisms import (
-    discrete_gaussian,
-    exponential,
-    exponential_zcdp,
-    gaussian,
-    laplace,
-    laplace_zcdp,
-    parallel,
-    randomized_response,
-    subsampled_gaussian,
-    subsampled_gaussian_menu,
-)
-from odograph.core.menu import MenuItem
-from odograph.core.odometers import Reading
-from odograph.core.planning import Quote
-from odograph.core.policy import Policy
-from odograph.document import Entry
-from odograph.errors import (
-    AccountClosed,
-    AccountExists,
-    AccountNotFound,
-    BudgetExceeded,
-    IdempotencyConflict,
-    InvalidGuarantee,
-    InvalidPolicy,
-    LedgerBusy,
-    LedgerCorrupt,
-    LedgerError,
-    MissingExtra,
-    OdographError,
-    ReservationNotFound,
-    ReservationResolved,
-    ServiceUnavailable,
-    UnprovenComposition,
-)
-from odograph.integrations import cost_of
-from odograph.ledger.account import LedgerAccount, Reservation
-from odograph.ledger.ledger import Ledger
-from odograph.ledger.results import Checkpoint, Receipt, Verification
-from odograph.population.population import Population
-from odograph.population.prices import Prices, vectorized_price
-from odograph.progress import progress_bar
-from odograph.session import Session, private, session
-from odograph.training import TrainingPlan, dpsgd_policy
+Names are loaded when they are first used, so that `import odograph` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from odograph import errors
+    from odograph.account import Account
+    from odograph.accountant import Accountant
+    from odograph.compile import compile_policy
+    from odograph.connection import connect
+    from odograph.core import filters, gate, guarantees, mechanisms, odometers, planning
+    from odograph.core.gate import Decision
+    from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, ProbDP, PureDP
+    from odograph.core.mechanisms import (
+        exponential,
+        gaussian,
+        laplace,
+        parallel,
+        randomized_response,
+        subsampled_gaussian,
+    )
+    from odograph.core.policy import Policy
+    from odograph.errors import BudgetExceeded, IdempotencyConflict, OdographError, UnprovenComposition
+    from odograph.integrations import cost_of
+    from odograph.ledger.account import LedgerAccount
+    from odograph.ledger.ledger import Ledger
+    from odograph.ledger.results import Checkpoint, HistoryEntry, Receipt, Reservation
+    from odograph.population.population import Population
+    from odograph.population.prices import Prices, vectorized_price
+    from odograph.progress import progress_bar
+    from odograph.sessions import Session, private, session
+    from odograph.training import dpsgd_policy
+
+    __version__: str
 
 __all__ = [
     "GDP",
     "RDP",
     "ZCDP",
-    "AccountClosed",
-    "AccountExists",
-    "AccountNotFound",
+    "Account",
     "Accountant",
     "ApproxDP",
     "BudgetExceeded",
     "Checkpoint",
-    "Compiled",
     "Decision",
-    "Entry",
     "Guarantee",
+    "HistoryEntry",
     "IdempotencyConflict",
-    "InvalidGuarantee",
-    "InvalidPolicy",
     "Ledger",
     "LedgerAccount",
-    "LedgerBusy",
-    "LedgerCorrupt",
-    "LedgerError",
-    "Mechanism",
-    "MenuItem",
-    "MissingExtra",
     "OdographError",
-    "Parallel",
     "Policy",
     "Population",
-    "Price",
     "Prices",
     "ProbDP",
     "PureDP",
-    "Quote",
-    "Reading",
     "Receipt",
     "Reservation",
-    "ReservationNotFound",
-    "ReservationResolved",
-    "ServiceUnavailable",
     "Session",
-    "Totals",
-    "TrainingPlan",
     "UnprovenComposition",
-    "Verification",
     "compile_policy",
     "connect",
     "cost_of",
-    "decide",
-    "discrete_gaussian",
     "dpsgd_policy",
+    "errors",
     "exponential",
-    "exponential_zcdp",
     "filters",
     "gate",
     "gaussian",
-    "guarantee_from_dict",
+    "guarantees",
     "laplace",
-    "laplace_zcdp",
+    "mechanisms",
     "odometers",
     "parallel",
     "planning",
@@ -131,6 +82,73 @@ __all__ = [
     "randomized_response",
     "session",
     "subsampled_gaussian",
-    "subsampled_gaussian_menu",
     "vectorized_price",
 ]
+
+_MODULES = {
+    "errors": "odograph.errors",
+    "filters": "odograph.core.filters",
+    "gate": "odograph.core.gate",
+    "guarantees": "odograph.core.guarantees",
+    "mechanisms": "odograph.core.mechanisms",
+    "odometers": "odograph.core.odometers",
+    "planning": "odograph.core.planning",
+}
+_DEFINED_IN = {
+    "GDP": "odograph.core.guarantees",
+    "RDP": "odograph.core.guarantees",
+    "ZCDP": "odograph.core.guarantees",
+    "Account": "odograph.account",
+    "Accountant": "odograph.accountant",
+    "ApproxDP": "odograph.core.guarantees",
+    "BudgetExceeded": "odograph.errors",
+    "Checkpoint": "odograph.ledger.results",
+    "Decision": "odograph.core.gate",
+    "Guarantee": "odograph.core.guarantees",
+    "HistoryEntry": "odograph.ledger.results",
+    "IdempotencyConflict": "odograph.errors",
+    "Ledger": "odograph.ledger.ledger",
+    "LedgerAccount": "odograph.ledger.account",
+    "OdographError": "odograph.errors",
+    "Policy": "odograph.core.policy",
+    "Population": "odograph.population.population",
+    "Prices": "odograph.population.prices",
+    "ProbDP": "odograph.core.guarantees",
+    "PureDP": "odograph.core.guarantees",
+    "Receipt": "odograph.ledger.results",
+    "Reservation": "odograph.ledger.results",
+    "Session": "odograph.sessions",
+    "UnprovenComposition": "odograph.errors",
+    "compile_policy": "odograph.compile",
+    "connect": "odograph.connection",
+    "cost_of": "odograph.integrations",
+    "dpsgd_policy": "odograph.training",
+    "exponential": "odograph.core.mechanisms",
+    "gaussian": "odograph.core.mechanisms",
+    "laplace": "odograph.core.mechanisms",
+    "parallel": "odograph.core.mechanisms",
+    "private": "odograph.sessions",
+    "progress_bar": "odograph.progress",
+    "randomized_response": "odograph.core.mechanisms",
+    "session": "odograph.sessions",
+    "subsampled_gaussian": "odograph.core.mechanisms",
+    "vectorized_price": "odograph.population.prices",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  any of the names above
+    """Load a name, or the version, when it is first used."""
+    if name in _MODULES:
+        value: Any = import_module(_MODULES[name])
+    elif name in _DEFINED_IN:
+        value = getattr(import_module(_DEFINED_IN[name]), name)
+    elif name == "__version__":
+        value = import_module("importlib.metadata").version("odograph")
+    else:
+        raise AttributeError(f"module 'odograph' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,58 +1,281 @@
-"""What an account can do, whoever keeps it: in memory, in a file, behind a service."""
+"""Account: one set of members for accounts in memory, in a file, in a database and behind a service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, Self
 
+from odograph.compile import Certification, certification
 from odograph.core.compiled import Compiled
-from odograph.core.gate import Decision
+from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
-from odograph.core.planning import G, Quote
+from odograph.core.odometers import Reading
+from odograph.core.planning import G, Quote, standing, used
 from odograph.core.policy import Policy
-from odograph.errors import InvalidPolicy, UnprovenComposition
+from odograph.errors import IdempotencyConflict, InvalidArgument, UnprovenComposition
+from odograph.figures import account_card, draw_account
+from odograph.ledger.entries import CHARGES, iso_time
+from odograph.ledger.lifetimes import Lifetime
+from odograph.ledger.results import HistoryEntry, Receipt, Reservation
+from odograph.ledger.stores.base import Balance
 
-__all__ = ["Account", "check_account", "offers_of"]
+__all__ = ["Account", "account_summary", "check_account", "check_page", "microseconds", "offers_of"]
+
+_LONGEST: Final = 10**9  # seconds until a reservation expires
+_SHOWN: Final = 5  # last charges on a card
+_LOOKED_AT: Final = 20  # last entries among which they are looked for
 
 
-class Account(Protocol):
-    """The part of an account that sessions and integrations rely on."""
+class Account(ABC):
+    """A privacy budget: `Accountant` keeps one in memory, `LedgerAccount` in a ledger, here or behind a service.
+
+    Both have the members below with the same signatures, and the same tests run on both.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name; an account at the top of an `Accountant` tree may have none."""
+
+    @property
+    @abstractmethod
+    def compiled(self) -> Compiled:
+        """The policy's meters and limits, compiled once, when the account was opened."""
 
     @property
     def policy(self) -> Policy:
         """The policy, fixed when the account was opened."""
-        ...
+        return self.compiled.policy
 
     @property
-    def compiled(self) -> Compiled:
-        """The policy's meters and limits, compiled once."""
-        ...
+    def certification(self) -> Certification:
+        """How this installation knows that the limits keep the promise, or that it does not."""
+        return certification(self.compiled)
 
+    @property
+    def dataset(self) -> str:
+        """The dataset of which this account is a block; empty if it is not one."""
+        return self._balance().head.dataset
+
+    @property
+    @abstractmethod
+    def parent(self) -> Account | None:
+        """The account above this one, which is charged with it."""
+
+    @property
+    @abstractmethod
+    def children(self) -> Mapping[str, Account]:
+        """The accounts directly below this one, by name; read-only."""
+
+    @property
+    def totals(self) -> Totals:
+        """What was spent, in integer units."""
+        return self._balance().totals
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no new charges."""
+        return self._balance().closed
+
+    @property
+    def size(self) -> int:
+        """How many entries were written, the opening included."""
+        return self._balance().sequence + 1
+
+    @property
+    def lifetime(self) -> Lifetime | None:
+        """What this account and those linked to it as successors promise together; None if there are none."""
+        return None
+
+    @property
+    @abstractmethod
+    def pending(self) -> tuple[Reservation, ...]:
+        """The reservations charged here that were neither committed nor voided."""
+
+    @property
+    @abstractmethod
+    def voids(self) -> int:
+        """How many reservations charged here were voided; each is an assurance that nothing was run."""
+
+    @abstractmethod
+    def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
+        """Charge the cost here and to every account above, or raise `BudgetExceeded` and charge none of them.
+
+        The same key with the same cost returns the first receipt, `repeated`, and charges nothing more: it pays for
+        one run. A refusal leaves the key free.
+        """
+
+    @abstractmethod
+    def reserve(
+        self,
+        cost: Guarantee,
+        *,
+        key: str | None = None,
+        expires: timedelta | float | None = None,
+        note: str = "",
+    ) -> Reservation:
+        """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided.
+
+        A key that was used before gives the same reservation, `repeated`, also once it was committed.
+        """
+
+    @contextmanager
+    def spending(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Iterator[Reservation]:
+        """Reserve, run the block, commit; what raises inside is committed too, because its noise was drawn.
+
+        A block that does not run the mechanism may void the reservation that it is given. A key that was used before
+        is refused with `IdempotencyConflict`: its block ran, or may have, and a second run is a second answer. An API
+        key that may not commit or void spends instead, which is a reservation that stands.
+        """
+        reservation = self._begin(cost, key, note)
+        if reservation.repeated:
+            raise IdempotencyConflict(
+                f"key {key!r} was used before ({reservation.id}): what it paid for was run, or may have been, and the"
+                " answer is not stored. Another key runs it again and charges it again"
+            )
+        try:
+            yield reservation
+        finally:
+            if reservation.receipt.verb == "reserve" and not reservation.voided:
+                reservation.commit()
+
+    @abstractmethod
     def decide(self, cost: Guarantee) -> Decision:
-        """Say whether the cost would be admitted; spend nothing."""
-        ...
+        """Return whether the cost would be admitted, what is left, and what would fit instead; spend nothing."""
 
-    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
-        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
-        ...
-
+    @abstractmethod
     def quote(self, costs: Iterable[Guarantee]) -> Quote:
         """Decide several costs in order, all or nothing, spending nothing."""
-        ...
 
-    def spending(self, cost: Guarantee, *, note: str = "") -> AbstractContextManager[object]:
-        """Charge at entry, before anything inside runs; the charge stands however the block ends."""
-        ...
+    @abstractmethod
+    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+
+    def reading(self) -> Reading:
+        """Read the policy's odometer: valid at all times at once, and the only one that the guarantee covers."""
+        return self.compiled.reading(self.totals)
+
+    def compare(self) -> tuple[Reading, ...]:
+        """Return the policy's reading, and the finite ones of other odometers, which the guarantee does not cover."""
+        return self.compiled.compare(self.totals)
+
+    @abstractmethod
+    def history(self, first: int = 0, count: int | None = None) -> tuple[HistoryEntry, ...]:
+        """Return entries from a sequence on, at most `count`; a negative `first` counts from the end."""
+
+    def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
+        """Draw the reading over time with the budget line, and other odometers, not covered by the guarantee."""
+        return draw_account(self.compiled, self._totals_over_time(), ax=ax)
+
+    @abstractmethod
+    def close(self, *, note: str = "") -> None:
+        """Take no new charges from now on, here and below; reservations can still be resolved."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary of the account in plain types: the part `account` of `describe`, and cheaper."""
+        return account_summary(self.compiled, self._balance())
+
+    def describe(self) -> dict[str, Any]:
+        """Return the account in plain types, with what is spent and left, its reading and what fits next.
+
+        This is the JSON of the API and of `odograph show --json`. It does not restore an account.
+        """
+        balance, compiled, lifetime = self._balance(), self.compiled, self.lifetime
+        now = standing(compiled, balance.totals)
+        return {
+            "account": account_summary(compiled, balance),
+            "policy": self.policy.to_dict(),
+            "source": compiled.note,
+            "certification": self.certification,
+            "meters": {name: {"spent": spent, "left": now.left[name]} for name, spent in now.spent.items()},
+            "reading": compiled.reading(balance.totals).to_dict(),
+            "largest": [] if balance.closed else [offer.to_dict() for offer in offers_of(self)],
+            "children": [*self.children],
+            "lifetime": None if lifetime is None else lifetime.to_dict(),
+            "pending": [reservation.receipt.to_dict() for reservation in self.pending],
+            "voids": self.voids,
+        }
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def _repr_html_(self) -> str:
+        last = [entry for entry in reversed(self.history(-_LOOKED_AT)) if entry.verb in CHARGES][:_SHOWN]
+        # The offer is of the kind charged last: a policy need not take every kind.
+        offer = self.largest(cost) if last and (cost := last[0].cost) is not None else None
+        rows = [(str(entry.cost), entry.note or entry.account) for entry in last]
+        return account_card(self.name, self.compiled, self.totals, offer, rows)
+
+    def _begin(self, cost: Guarantee, key: str | None, note: str) -> Reservation:
+        """Charge for a block that is about to run."""
+        return self.reserve(cost, key=key, note=note)
+
+    @abstractmethod
+    def _balance(self) -> Balance:
+        """Return the current state of the account, read at one moment."""
+
+    @abstractmethod
+    def _totals_over_time(self) -> Sequence[Totals]:
+        """Return the totals after each charge that stands, oldest first."""
+
+
+def account_summary(compiled: Compiled, balance: Balance) -> dict[str, Any]:
+    """Return the summary of an account in plain types, without reading its history."""
+    head, policy = balance.head, compiled.policy
+    return {
+        "name": head.name,
+        "parent": head.parent,
+        "successor_of": head.successor_of,
+        "dataset": head.dataset,
+        "privacy_unit": head.privacy_unit,
+        "neighbors": head.neighbors,
+        "promise": {"epsilon": float(policy.epsilon), "delta": float(policy.delta), "text": policy.promise},
+        "filter": policy.filter_text,
+        "spent": used(compiled, balance.totals),
+        "steps": balance.totals.steps,
+        "sequence": balance.sequence,
+        "seal": balance.seal,
+        "time": iso_time(balance.time),
+        "totals": balance.totals.to_text(),
+        "closed": balance.closed,
+        "linked": balance.linked,
+        "origin": balance.origin,
+    }
 
 
 def check_account(account: object, who: str) -> None:
-    """Raise unless it can be charged: a policy, or nothing, would be found out only by the first mechanism."""
+    """Raise unless it can be charged: otherwise only the first mechanism would show that it cannot."""
     if not callable(getattr(account, "spending", None)):
-        raise InvalidPolicy(
-            f"{who} needs an account, such as Accountant(policy) or ledger.account(name), and a"
-            f" {type(account).__name__} is not one"
+        raise InvalidArgument(
+            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got a"
+            f" {type(account).__name__})"
         )
+
+
+def check_page(first: object, count: object) -> None:
+    """Raise unless these select a part of a history."""
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise InvalidArgument(f"first must be an integer (got {first!r})")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise InvalidArgument(f"count must be a positive integer (got {count!r})")
+
+
+def microseconds(expires: timedelta | float | None) -> int | None:
+    """Return how long a reservation can be voided, given as a timedelta or in seconds."""
+    if expires is None:
+        return None
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
+        raise InvalidArgument(
+            f"expires must be a timedelta or seconds, above 0 and at most {_LONGEST:,} (got {expires!r})"
+        )
+    return int(seconds * 1_000_000)
 
 
 def offers_of(account: Account) -> list[Guarantee]:

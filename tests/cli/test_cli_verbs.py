@@ -105,7 +105,7 @@ def test_the_same_key_charges_once() -> None:
 def test_every_kind_of_cost_is_read_exactly(cost: list[str], guarantee: odo.Guarantee) -> None:
     opened("census", "--filter", "zcdp", "--delta-steps", "1e-7")
     receipt = document("spend", "census", *cost)
-    assert odo.guarantee_from_dict(receipt["accounts"][0]["cost"]) == guarantee
+    assert odo.guarantees.guarantee_from_dict(receipt["accounts"][0]["cost"]) == guarantee
 
 
 @pytest.mark.parametrize(

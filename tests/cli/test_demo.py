@@ -29,7 +29,7 @@ from odograph.cli.demo import (
     tally,
 )
 from odograph.integrations.opendp import noisy
-from odograph.ledger.results import Past
+from odograph.ledger.results import HistoryEntry
 
 QUESTIONS = 41  # one count of everybody, two questions for each of 19 splits, two to confirm
 
@@ -59,7 +59,7 @@ def data() -> Rows:
     return Rows.load().clamp()
 
 
-def spends(folder: Path) -> list[Past]:
+def spends(folder: Path) -> list[HistoryEntry]:
     with odo.connect(f"sqlite:///{folder / LEDGER}") as ledger:
         return [past for past in ledger.account(ACCOUNT).history(0, 1000) if past.entry.verb == "spend"]
 
@@ -114,20 +114,20 @@ def test_it_resumes_from_the_first_question_and_from_the_last(killed_after: int,
 def test_an_analyst_that_charges_again_is_caught(tmp_path: Path) -> None:
     report = investigated(tmp_path / "new", change=REPEATS)
     assert len(spends(report.folder)) > QUESTIONS
-    with pytest.raises(odo.LedgerError, match="'rows of everyone' was charged 2 times and answered 2 times"):
+    with pytest.raises(odo.errors.LedgerError, match="'rows of everyone' was charged 2 times and answered 2 times"):
         tallied(report.folder)
 
 
 def test_an_analyst_that_answers_without_a_charge_is_caught(tmp_path: Path) -> None:
     report = investigated(tmp_path / "new", change=LOSES)
-    with pytest.raises(odo.LedgerError, match="was charged 0 times and answered 1 times"):
+    with pytest.raises(odo.errors.LedgerError, match="was charged 0 times and answered 1 times"):
         tallied(report.folder)
 
 
 def test_an_analyst_that_draws_an_answer_again_is_caught(tmp_path: Path) -> None:
     report = investigated(tmp_path / "new", change=REDRAWS)
     assert len(spends(report.folder)) == QUESTIONS
-    with pytest.raises(odo.LedgerError, match="'rows of everyone' was charged 1 times and answered 2 times"):
+    with pytest.raises(odo.errors.LedgerError, match="'rows of everyone' was charged 1 times and answered 2 times"):
         tallied(report.folder)
 
 

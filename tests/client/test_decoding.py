@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.types import Message
 
 import odograph as odo
+from odograph.account import account_summary
 from odograph.client import decoding
 from odograph.core.meters import Meter
 from odograph.errors import BudgetExceeded
-from odograph.ledger.account import account_summary
 from odograph.service import visibility
 from odograph.service.auth import Caller, Role
 from odograph.service.dashboard import sessions, view_models
@@ -37,7 +37,7 @@ GUARANTEES: Final = (
     | NUMBERS.map(odo.ZCDP)
     | st.builds(odo.ApproxDP, NUMBERS, st.sampled_from(["0", "1e-9", "1e-300"]))
     | st.builds(lambda value: odo.RDP((2, "5/2"), (value, value)), NUMBERS)
-    | st.builds(lambda one, other: odo.Parallel((odo.PureDP(one), odo.GDP(other))), NUMBERS, NUMBERS)
+    | st.builds(lambda one, other: odo.guarantees.Parallel((odo.PureDP(one), odo.GDP(other))), NUMBERS, NUMBERS)
 )
 
 
@@ -85,7 +85,7 @@ def check_read_back(costs: list[odo.Guarantee]) -> None:
         for name, balance in backend.balances().items():
             assert decoding.balance_of(sent(visibility.row_of(backend, SEER, balance))) == balance
             page = sent(visibility.entries_form(ledger, SEER, name, 0, 1000))["entries"]
-            assert [decoding.past_of(name, one) for one in page] == backend.history(name, 0, 1000)
+            assert [decoding.history_entry_of(name, one) for one in page] == backend.history(name, 0, 1000)
         assert decoding.lifetime_of(sent(visibility.lifetime_form(account.lifetime, SEER))) == account.lifetime
         verified = ledger.verify()
         assert decoding.verification_of(sent(verified.to_dict())) == verified
@@ -113,11 +113,11 @@ def answers() -> list[tuple[Callable[..., object], Any]]:
             (decoding.receipt_of, sent(visibility.receipt_form(receipt, SEER))),
             (decoding.balance_of, sent(visibility.row_of(backend, SEER, backend.balances(["census"])["census"]))),
             (
-                lambda form: decoding.past_of("census", form),
+                lambda form: decoding.history_entry_of("census", form),
                 sent(visibility.entries_form(ledger, SEER, "census", 0, 9))["entries"][0],
             ),
             (
-                lambda form: decoding.past_of("census", form),
+                lambda form: decoding.history_entry_of("census", form),
                 sent(visibility.entries_form(ledger, BOUND, "census", 0, 9))["entries"][0],
             ),
             (decoding.lifetime_of, sent(visibility.lifetime_form(account.lifetime, SEER))),

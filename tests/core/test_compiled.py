@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import odograph as odo
-from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, Policy, Price, PureDP, compile_policy, parallel
+from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, PureDP, compile_policy, parallel
+from odograph.core.compiled import Compiled
 from odograph.core.filters import Exact, GdpMeter, PaperMeter, ZcdpMeter, meter_from_dict
-from odograph.core.menu import LossDistribution
+from odograph.core.gate import Price
+from odograph.core.guarantees import Mechanism
+from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.meters import EpsilonMeter, IntrinsicMeter, Meter
 from odograph.errors import InvalidPolicy
 
@@ -78,10 +81,10 @@ def test_a_price_is_never_negative() -> None:
         Price((0, None, -1))
 
 
-def item(neighbors: str) -> odo.MenuItem:
+def item(neighbors: str) -> MenuItem:
     """Randomized response at about 0.1, as a menu item."""
     ways = tuple(LossDistribution(-1, np.array([low, 0.0, 1 - low]), 0.0) for low in (0.475, 0.475))
-    return odo.MenuItem("response", 1, 0.1, ways, neighbors=neighbors)
+    return MenuItem("response", 1, 0.1, ways, neighbors=neighbors)
 
 
 def test_the_curve_of_a_listed_mechanism_has_no_price_for_neighbours_that_it_is_not_for() -> None:
@@ -99,10 +102,10 @@ def test_the_curve_of_a_listed_mechanism_has_no_price_for_neighbours_that_it_is_
 def test_a_stored_policy_with_the_alternatives_of_another_rule_is_refused() -> None:
     form = compile_policy(Policy(1, 1e-6, filter="zcdp")).to_dict()
     other = compile_policy(Policy(1, 1e-6, filter="gdp")).to_dict()
-    assert odo.Compiled.from_dict(form)
+    assert Compiled.from_dict(form)
     form["meters"][3] = other["meters"][3]
     with pytest.raises(InvalidPolicy, match="must be those of its filters"):
-        odo.Compiled.from_dict(form)
+        Compiled.from_dict(form)
 
 
 def test_a_policy_names_each_rule_once_and_tells_its_share() -> None:

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from odograph import RDP, Decision, Policy, Price, PureDP, Totals, compile_policy, decide
+from odograph import RDP, Decision, Policy, PureDP, compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.filters import ExactMeter, PaperMeter, ZcdpMeter
 from odograph.core.fixed_point import CEILING
+from odograph.core.gate import Price, Totals, decide
 from odograph.core.meters import DeltaMeter, EpsilonMeter, IntrinsicMeter, Meter
 from odograph.core.planning import AccountState, how_many
 from odograph.core.value_iteration import FAMILIES

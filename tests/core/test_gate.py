@@ -11,22 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from odograph import (
-    GDP,
-    ZCDP,
-    ApproxDP,
-    Compiled,
-    Guarantee,
-    Policy,
-    Price,
-    ProbDP,
-    PureDP,
-    Totals,
-    compile_policy,
-    decide,
-)
+from odograph import GDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy
+from odograph.core.compiled import Compiled
 from odograph.core.filters import PaperMeter
 from odograph.core.fixed_point import CEILING
+from odograph.core.gate import Price, Totals, decide
 from odograph.core.guarantees import exact_of
 from odograph.core.meters import DeltaMeter, EpsilonMeter
 from odograph.core.planning import AccountState, ask, largest, quote

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import odograph as odo
-from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Mechanism, ProbDP, PureDP, guarantee_from_dict
-from odograph.core.guarantees import exact_of
+from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, ProbDP, PureDP
+from odograph.core.guarantees import Mechanism, exact_of, guarantee_from_dict
 from odograph.errors import InvalidGuarantee
 
 

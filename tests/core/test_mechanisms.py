@@ -37,7 +37,7 @@ def test_sensitivity_over_noise_is_exact() -> None:
     assert odo.laplace(scale="0.3", sensitivity=1) == odo.PureDP(Fraction(10, 3))
     assert odo.gaussian(sigma=25) == odo.GDP("0.04")
     assert odo.gaussian(sigma=3, sensitivity=Decimal("0.5")) == odo.GDP(Fraction(1, 6))
-    assert odo.discrete_gaussian(sigma=10, sensitivity=2) == odo.ZCDP("0.02")
+    assert odo.mechanisms.discrete_gaussian(sigma=10, sensitivity=2) == odo.ZCDP("0.02")
     assert odo.exponential("0.1") == odo.PureDP(0.1)
 
 
@@ -51,7 +51,7 @@ def laplace_renyi(epsilon: mpmath.mpf, order: mpmath.mpf) -> mpmath.mpf:
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_laplace_zcdp_is_the_divergence_at_order_one_and_covers_every_order(epsilon: str) -> None:
     true = mpmath.mpf(epsilon)
-    rho = odo.laplace_zcdp(scale=1, sensitivity=epsilon).rho
+    rho = odo.mechanisms.laplace_zcdp(scale=1, sensitivity=epsilon).rho
     assert_just_above(rho, true + mpmath.expm1(-true))
     for order in ("1.0001", "1.1", "2", "3.7", "10", "100", "10000"):
         assert laplace_renyi(true, mpmath.mpf(order)) <= mpmath.mpf(order) * big(rho)
@@ -59,7 +59,7 @@ def test_laplace_zcdp_is_the_divergence_at_order_one_and_covers_every_order(epsi
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_exponential_zcdp(epsilon: str) -> None:
-    assert exact_of(odo.exponential_zcdp(epsilon).rho) == Fraction(epsilon) ** 2 / 8
+    assert exact_of(odo.mechanisms.exponential_zcdp(epsilon).rho) == Fraction(epsilon) ** 2 / 8
 
 
 def answers_epsilon(truth: mpmath.mpf, categories: int) -> mpmath.mpf:
@@ -91,7 +91,9 @@ def test_even_odds_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [odo.laplace, odo.laplace_zcdp, odo.gaussian, odo.discrete_gaussian], ids=lambda f: f.__name__
+    "make",
+    [odo.laplace, odo.mechanisms.laplace_zcdp, odo.gaussian, odo.mechanisms.discrete_gaussian],
+    ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("noise", [0, 0.0, "0", Fraction(0), -0.0])
 def test_zero_noise_is_refused_not_free(make: Callable[[object], object], noise: object) -> None:
@@ -125,9 +127,9 @@ def test_randomized_response_needs_two_answers(categories: object) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: odo.laplace_zcdp("1e-400"),
-        lambda: odo.exponential_zcdp("1e400"),
-        lambda: odo.exponential_zcdp(1e200),
+        lambda: odo.mechanisms.laplace_zcdp("1e-400"),
+        lambda: odo.mechanisms.exponential_zcdp("1e400"),
+        lambda: odo.mechanisms.exponential_zcdp(1e200),
     ],
 )
 def test_a_cost_beyond_every_float_is_refused_as_a_guarantee(call: Callable[[], object]) -> None:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import odograph as odo
-from odograph import Compiled, Mechanism, MenuItem, Policy, UnprovenComposition, compile_policy
+from odograph import Policy, UnprovenComposition, compile_policy
+from odograph.core.compiled import Compiled
 from odograph.core.conversions import largest_mu
 from odograph.core.filters import Exact
-from odograph.core.menu import LossDistribution
+from odograph.core.guarantees import Mechanism
+from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.planning import AccountState, largest
 
 
@@ -28,7 +30,7 @@ OPTIMA = {1.0: (2060, 0.95), 1.5: (7220, 0.93), 2.5: (23906, 0.90)}
 
 @cache
 def menu() -> tuple[MenuItem, ...]:
-    return odo.subsampled_gaussian_menu(3, 1e-6, [(RATE, noise) for noise in OPTIMA])
+    return odo.mechanisms.subsampled_gaussian_menu(3, 1e-6, [(RATE, noise) for noise in OPTIMA])
 
 
 @cache
@@ -99,17 +101,17 @@ def test_the_message_lists_the_menu() -> None:
 
 
 def test_a_menu_of_plain_gaussians_agrees_with_the_gdp_filter_from_below() -> None:
-    items = odo.subsampled_gaussian_menu(1, 1e-6, [(1, 100)])
+    items = odo.mechanisms.subsampled_gaussian_menu(1, 1e-6, [(1, 100)])
     steps = admitted(compile_policy(Policy(1, 1e-6, filter=Exact(takes=(), menu=items))), items[0].name)
     most = int(largest_mu(1.0, 1e-6) ** 2 * 100**2)
     assert 0.985 * most <= steps <= most
 
 
 def test_a_stored_menu_prices_but_does_not_certify() -> None:
-    again = odo.Compiled.from_dict(over_the_menu().to_dict())
+    again = Compiled.from_dict(over_the_menu().to_dict())
     name = menu()[1].name
     assert again.price(Mechanism(name, 99)) == over_the_menu().price(Mechanism(name, 99))
-    with pytest.raises(odo.InvalidPolicy, match="build its items again"):
+    with pytest.raises(odo.errors.InvalidPolicy, match="build its items again"):
         compile_policy(Policy(3, 1e-7, filter=Exact(takes=(), menu=again.policy.menu)))
 
 
@@ -173,6 +175,6 @@ def test_mass_that_is_missing_counts_as_infinite_loss() -> None:
     masses = np.array([0.5, 0.5 - 9e-7])
     try:
         losses = LossDistribution(0, masses, 0.0)
-    except odo.InvalidPolicy:
+    except odo.errors.InvalidPolicy:
         return
     assert losses.infinite >= 9e-7

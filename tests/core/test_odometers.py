@@ -15,7 +15,7 @@ import odograph as odo
 from odograph.core import odometers
 from odograph.core.conversions import filter_time, largest_mu
 from odograph.core.filters import FILTERS, Exact, ExactMeter, Gdp, Renyi, Zcdp
-from odograph.core.menu import LossDistribution
+from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.odometers import (
     BestOf,
     DiscreteMixture,
@@ -24,6 +24,7 @@ from odograph.core.odometers import (
     Odometer,
     PaperMixture,
     PaperStitched,
+    Reading,
     RenyiOdometer,
     Rogers,
     Spent,
@@ -46,7 +47,7 @@ EVERY: list[Odometer] = [
 ]
 
 
-def spend(policy: odo.Policy, *costs: odo.Guarantee) -> odo.Reading:
+def spend(policy: odo.Policy, *costs: odo.Guarantee) -> Reading:
     compiled = odo.compile_policy(policy)
     totals = compiled.start
     for cost in costs:
@@ -60,9 +61,9 @@ def spend(policy: odo.Policy, *costs: odo.Guarantee) -> odo.Reading:
 def test_stored_form_round_trips(odometer: Odometer) -> None:
     form = json.loads(json.dumps(odometer_to_dict(odometer)))
     assert odometer_from_dict(form) == odometer
-    with pytest.raises(odo.InvalidPolicy):
+    with pytest.raises(odo.errors.InvalidPolicy):
         odometer_from_dict({**form, "kind": "nonsense"})
-    with pytest.raises(odo.InvalidPolicy):
+    with pytest.raises(odo.errors.InvalidPolicy):
         odometer_from_dict({"kind": odometer.kind, "tuning": 1})
 
 
@@ -253,10 +254,10 @@ def test_the_default_reads_curves_where_they_are_taken() -> None:
 
 def test_the_default_of_a_menu_made_by_hand_reads_what_comes_with_a_curve() -> None:
     losses = LossDistribution.of(np.array([0.01, -0.01]), np.array([0.502499979, 0.497500021]), 0.01)
-    item = odo.MenuItem("coin", 1, 0.01, (losses, losses))
+    item = MenuItem("coin", 1, 0.01, (losses, losses))
     policy = odo.Policy(1, 1e-6, filter=odo.filters.Exact(takes=(), menu=[item]))
     curve = odo.RDP((2, 16, 64), ("0.0001", "0.0008", "0.0032"))
-    assert spend(policy, odo.Mechanism("coin", 1, curve)).loss < 0.5
+    assert spend(policy, odo.guarantees.Mechanism("coin", 1, curve)).loss < 0.5
     bare = spend(policy, item.runs(1))
     assert math.isinf(bare.loss)
     assert "their Rényi curve" in bare.note
@@ -377,7 +378,7 @@ def test_an_order_that_stands_alone_keeps_its_short_name() -> None:
     ids=range(9),
 )
 def test_a_tuning_that_no_theorem_covers_is_refused(make: Callable[[], object], said: str) -> None:
-    with pytest.raises(odo.InvalidPolicy, match=said):
+    with pytest.raises(odo.errors.InvalidPolicy, match=said):
         make()
 
 

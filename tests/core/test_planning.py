@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import odograph as odo
-from odograph import GDP, RDP, ZCDP, Mechanism, Parallel, Policy, PureDP, compile_policy, parallel
+from odograph import GDP, RDP, ZCDP, Policy, PureDP, compile_policy, parallel
 from odograph.account import offers_of
+from odograph.core.guarantees import Mechanism, Parallel
 from odograph.core.planning import AccountState, largest
 from odograph.errors import InvalidGuarantee
 

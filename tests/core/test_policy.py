@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import odograph as odo
-from odograph import GDP, RDP, ZCDP, ApproxDP, Compiled, Guarantee, Mechanism, Policy, ProbDP, PureDP, compile_policy
+from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy
+from odograph.core.compiled import Compiled
 from odograph.core.filters import FILTERS, Exact, ExactMeter, Renyi, RenyiMeter, Target
 from odograph.core.fixed_point import CEILING, SCALE
+from odograph.core.guarantees import Mechanism
 from odograph.core.menu import MenuItem
 from odograph.core.meters import Meter
 from odograph.core.odometers import BestOf, FilterOdometer, Mixture, RenyiOdometer

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from odograph import GDP, Parallel, Policy, PureDP, compile_policy, parallel
+from odograph import GDP, Policy, PureDP, compile_policy, parallel
 from odograph.core.conversions import pure_to_intrinsic
 from odograph.core.filters import ExactMeter
 from odograph.core.fixed_point import SCALE
+from odograph.core.guarantees import Parallel
 from odograph.core.planning import AccountState, largest, quote
 
 COMPILED = compile_policy(Policy(1, 1e-6))

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 import odograph as odo
-from odograph.core.menu import LossDistribution
+from odograph.core.compiled import Compiled
+from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.odometers import FilterOdometer, Rogers
 from odograph.core.value_iteration import blocks_alone, solve
 
 
-def item_of(p: list[float], q: list[float], *, oriented: bool, step: float = 0.002) -> odo.MenuItem:
+def item_of(p: list[float], q: list[float], *, oriented: bool, step: float = 0.002) -> MenuItem:
     """A mechanism with finitely many outcomes, as a menu item."""
     ratio = np.log(np.array(p) / np.array(q))
     ways = (LossDistribution.of(ratio, np.array(p), step), LossDistribution.of(-ratio, np.array(q), step))
-    return odo.MenuItem("pair", 1, step, ways, oriented=oriented)
+    return MenuItem("pair", 1, step, ways, oriented=oriented)
 
 
 def divergence(pairs: list[tuple[list[float], list[float]]], epsilon: float) -> float:
@@ -35,12 +36,12 @@ def divergence(pairs: list[tuple[list[float], list[float]]], epsilon: float) -> 
 
 def test_a_reveal_is_never_forgotten() -> None:
     leaky = LossDistribution(0, np.array([0.999]), 0.001)
-    item = odo.MenuItem("leaky", 1, 0.01, (leaky, leaky))
+    item = MenuItem("leaky", 1, 0.01, (leaky, leaky))
     assert blocks_alone(Fraction(1), Fraction(1, 10**6), item) == 0
     assert blocks_alone(Fraction(1), Fraction(1, 100), item) == 10
     # Negative control: without its reveal the item would seem to cost nothing.
     free = LossDistribution(0, np.array([1.0]), 0.0)
-    assert blocks_alone(Fraction(1), Fraction(1, 10**6), odo.MenuItem("free", 1, 0.01, (free, free))) > 1000
+    assert blocks_alone(Fraction(1), Fraction(1, 10**6), MenuItem("free", 1, 0.01, (free, free))) > 1000
 
 
 def test_an_item_that_can_be_turned_is_certified_both_ways() -> None:
@@ -56,13 +57,13 @@ def test_an_item_that_can_be_turned_is_certified_both_ways() -> None:
 
 def test_what_can_be_turned_is_charged_step_by_step_and_replacing_has_no_direction() -> None:
     ways = item_of([0.6, 0.4], [0.4, 0.6], oriented=False).directions
-    with pytest.raises(odo.InvalidPolicy, match="one step"):
-        odo.MenuItem("pair", 2, 0.002, ways)
-    with pytest.raises(odo.InvalidPolicy, match="no direction"):
-        odo.MenuItem("pair", 1, 0.002, ways, oriented=True, neighbors="replace-one")
-    with pytest.raises(odo.InvalidPolicy, match="other neighbors"):
+    with pytest.raises(odo.errors.InvalidPolicy, match="one step"):
+        MenuItem("pair", 2, 0.002, ways)
+    with pytest.raises(odo.errors.InvalidPolicy, match="no direction"):
+        MenuItem("pair", 1, 0.002, ways, oriented=True, neighbors="replace-one")
+    with pytest.raises(odo.errors.InvalidPolicy, match="other neighbors"):
         odo.Policy(
-            1, 1e-6, neighbors="replace-one", filter=odo.filters.Exact(menu=[odo.MenuItem("pair", 1, 0.002, ways)])
+            1, 1e-6, neighbors="replace-one", filter=odo.filters.Exact(menu=[MenuItem("pair", 1, 0.002, ways)])
         )
 
 
@@ -88,9 +89,9 @@ def test_under_basic_composition_the_reading_is_the_sum(delta: str | float) -> N
 
 def test_an_offer_of_more_runs_carries_their_delta() -> None:
     compiled = odo.compile_policy(odo.Policy(1, 1e-6, delta_steps="1e-7", filter="renyi"))
-    run = odo.Mechanism("noisy", 1, odo.RDP((8, 32, 128), (1e-9, 4e-9, 2e-8), "1e-8"))
+    run = odo.guarantees.Mechanism("noisy", 1, odo.RDP((8, 32, 128), (1e-9, 4e-9, 2e-8), "1e-8"))
     offer = odo.planning.largest(odo.planning.AccountState("", compiled, compiled.start), run)
-    assert isinstance(offer, odo.Mechanism)
+    assert isinstance(offer, odo.guarantees.Mechanism)
     assert offer.steps == 10
     assert offer.curve is not None
     assert Fraction(str(offer.curve.delta)) == Fraction(1, 10**7)
@@ -100,26 +101,26 @@ def test_an_offer_of_more_runs_carries_their_delta() -> None:
 def test_a_stored_limit_that_was_raised_is_refused(rule: str) -> None:
     compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter=rule))
     form = json.loads(json.dumps(compiled.to_dict()))
-    assert odo.Compiled.from_dict(form) == compiled
+    assert Compiled.from_dict(form) == compiled
     last = max(i for i, meter in enumerate(form["meters"]) if meter["limit"] is not None)
     meter = form["meters"][last]
     lower = json.loads(json.dumps(form))
     lower["meters"][last]["limit"] = str(int(meter["limit"]) - 5)
-    assert odo.Compiled.from_dict(lower)
+    assert Compiled.from_dict(lower)
     meter["limit"] = str(int(meter["limit"]) * 3)
-    with pytest.raises(odo.InvalidPolicy):
-        odo.Compiled.from_dict(form)
+    with pytest.raises(odo.errors.InvalidPolicy):
+        Compiled.from_dict(form)
 
 
 def test_a_stored_menu_that_lists_something_else_is_refused() -> None:
     item = item_of([0.55, 0.45], [0.45, 0.55], oriented=False, step=0.02)
     compiled = odo.compile_policy(odo.Policy(1, 1e-3, filter=odo.filters.Exact(takes=(), menu=[item])))
     form = json.loads(json.dumps(compiled.to_dict()))
-    assert odo.Compiled.from_dict(form).price(item.runs(3)) == compiled.price(item.runs(3))
+    assert Compiled.from_dict(form).price(item.runs(3)) == compiled.price(item.runs(3))
     for charges in ([], [["pair", 2, 1]], [["another", 1, 1]], [["pair", 1, 1], ["another", 1, 1]]):
         form["meters"][3]["charges"] = charges
-        with pytest.raises(odo.InvalidPolicy):
-            odo.Compiled.from_dict(form)
+        with pytest.raises(odo.errors.InvalidPolicy):
+            Compiled.from_dict(form)
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(1e-7, 100.0), (1e-3, 100.0), (0.01, 1.0), (0.5, 2.0)])
@@ -141,7 +142,7 @@ def test_subsampled_curves_are_not_underpriced(rate: float, noise: float) -> Non
 
 
 def test_a_rogers_odometer_needs_two_people() -> None:
-    with pytest.raises(odo.InvalidPolicy, match="from 2"):
+    with pytest.raises(odo.errors.InvalidPolicy, match="from 2"):
         Rogers(1.5)
     assert math.isinf(Rogers(1000.0).boundary(0.5, 0.5))
 

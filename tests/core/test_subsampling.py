@@ -85,7 +85,7 @@ def test_sampling_everything_is_a_gaussian() -> None:
 
 @pytest.mark.parametrize("noise", [1e-200, 1e200])
 def test_noise_whose_square_is_no_float_is_refused(noise: float) -> None:
-    with pytest.raises(odo.InvalidGuarantee, match="from 1e-100 to 1e100"):
+    with pytest.raises(odo.errors.InvalidGuarantee, match="from 1e-100 to 1e100"):
         odo.subsampled_gaussian(0.01, noise)
 
 

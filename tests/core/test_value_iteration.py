@@ -10,7 +10,7 @@ import pytest
 
 import odograph as odo
 from odograph.core.conversions import largest_mu, largest_rho
-from odograph.core.menu import LossDistribution
+from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.value_iteration import refuted_intrinsic, solve
 from odograph.errors import InvalidPolicy
 
@@ -62,9 +62,9 @@ def test_no_runs_have_no_distribution() -> None:
         LossDistribution(0, np.array([1.0]), 0.0).composed(0)
 
 
-def item(name: str, mass: float = 0.5, step: float = 0.1) -> odo.MenuItem:
+def item(name: str, mass: float = 0.5, step: float = 0.1) -> MenuItem:
     losses = LossDistribution(-1, np.array([mass, 0.0, 1 - mass]), 0.0)
-    return odo.MenuItem(name, 1, step, (losses, losses))
+    return MenuItem(name, 1, step, (losses, losses))
 
 
 def test_menu_items_are_the_same_if_all_that_was_analysed_is() -> None:
@@ -80,7 +80,7 @@ def test_menu_items_are_the_same_if_all_that_was_analysed_is() -> None:
 def test_a_menu_item_has_two_directions_on_a_positive_step(ways: int, step: float) -> None:
     losses = LossDistribution(0, np.array([1.0]), 0.0)
     with pytest.raises(InvalidPolicy, match="two directions on a positive step"):
-        odo.MenuItem("a", 1, step, (losses,) * ways)
+        MenuItem("a", 1, step, (losses,) * ways)
 
 
 def test_menu_items_have_different_names() -> None:
@@ -89,4 +89,4 @@ def test_menu_items_have_different_names() -> None:
 
 
 def test_where_a_first_guess_is_far_too_high_a_block_is_a_single_step() -> None:
-    assert odo.subsampled_gaussian_menu(8, 1e-6, [(1.8e-5, 0.25)])[0].block == 1
+    assert odo.mechanisms.subsampled_gaussian_menu(8, 1e-6, [(1.8e-5, 0.25)])[0].block == 1

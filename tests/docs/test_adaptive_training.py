@@ -17,10 +17,11 @@ import pytest
 import adaptive_training
 import odograph as odo
 from adaptive_training import ASKING, FIXED, LADDER, RATE, Data, Setting, Vector
+from odograph.training import TrainingPlan
 
 
 @pytest.fixture(scope="module")
-def plans() -> tuple[odo.TrainingPlan, odo.TrainingPlan]:
+def plans() -> tuple[TrainingPlan, TrainingPlan]:
     return adaptive_training.plans()
 
 
@@ -51,7 +52,7 @@ def test_the_data_are_scaled_by_public_bounds(data: Data) -> None:
 
 
 def test_a_fixed_setting_gets_the_steps_that_its_loss_distribution_allows(
-    plans: tuple[odo.TrainingPlan, odo.TrainingPlan],
+    plans: tuple[TrainingPlan, TrainingPlan],
 ) -> None:
     steps = plans[1].steps[RATE, FIXED[0].noise]
     assert plans[1].compiled.policy.epsilon == 1
@@ -84,7 +85,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def test_what_runs_stays_within_the_promise(
-    plans: tuple[odo.TrainingPlan, odo.TrainingPlan], data: Data, watched: Watched
+    plans: tuple[TrainingPlan, TrainingPlan], data: Data, watched: Watched
 ) -> None:
     run = adaptive_training.train_adaptively(plans[0], data, seed=0)
     assert 0.8 < epsilon_of(watched.steps, watched.questions) <= 1
@@ -95,7 +96,7 @@ def test_what_runs_stays_within_the_promise(
 
 
 def test_running_more_than_is_charged_is_caught(
-    plans: tuple[odo.TrainingPlan, odo.TrainingPlan],
+    plans: tuple[TrainingPlan, TrainingPlan],
     data: Data,
     watched: Watched,
     monkeypatch: pytest.MonkeyPatch,

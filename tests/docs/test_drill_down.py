@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charge_history import charges
 
 import drill_down
 import odograph as odo
@@ -45,7 +46,7 @@ def runs(table: Rows) -> list[tuple[odo.Accountant, Group, str]]:
 
 
 def epsilons(account: odo.Accountant) -> list[float]:
-    costs = [entry.guarantee for entry in account.history]
+    costs = [entry.cost for entry in charges(account)]
     return [max(float(part.epsilon) for part in getattr(cost, "parts", [cost])) for cost in costs]
 
 

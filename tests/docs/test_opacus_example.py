@@ -11,15 +11,17 @@ pytest.importorskip("torch", reason="torch is not installed: see `make test`")
 pytest.importorskip("opacus", reason="torch is not installed: see `make test`")
 
 import torch
+from charge_history import charges
 
 import adaptive_training_opacus as example
 import odograph as odo
 from odograph.integrations.opacus import charge_before_step
+from odograph.training import TrainingPlan
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 
 
-def plan(epsilon: float) -> odo.TrainingPlan:
+def plan(epsilon: float) -> TrainingPlan:
     """A plan that needs no solving."""
     return odo.dpsgd_policy(
         epsilon,
@@ -35,10 +37,10 @@ def test_each_step_and_each_look_is_charged_to_its_own_part() -> None:
     outcome = example.adaptive(0, plan(0.3))
     training, validation = outcome.accounts
     assert training.totals.steps == outcome.steps > 20
-    assert {str(entry.guarantee) for entry in training.history} <= {
+    assert {str(entry.cost) for entry in charges(training)} <= {
         str(odo.subsampled_gaussian(example.RATE, noise)) for noise in example.NOISES
     }
-    assert [entry.guarantee for entry in validation.history] == [example.VALIDATION_COST] * len(outcome.story)
+    assert [entry.cost for entry in charges(validation)] == [example.VALIDATION_COST] * len(outcome.story)
     assert training.policy.delta == validation.policy.delta == example.DELTA
     assert 0 < training.reading().loss < 1
     assert outcome.accuracy > 0.6  # to say 'no' of everybody is 67% right

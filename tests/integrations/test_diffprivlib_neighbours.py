@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from charge_history import charges
 
 import odograph as odo
 
@@ -93,7 +94,7 @@ def test_a_tool_is_charged_for_the_policy_s_neighbours_or_refused(
         assert own.totals.steps == len(ours) == 0
     else:
         run(epsilon=0.25, accountant=ours)
-        assert [entry.guarantee for entry in own.history] == [odo.PureDP(0.25 * times)]
+        assert [entry.cost for entry in charges(own)] == [odo.PureDP(0.25 * times)]
         assert ours.spent_budget == [(0.25 * times, 0)]
 
 
@@ -177,7 +178,7 @@ def test_a_subclass_of_the_accountant_is_not_a_way_around_the_table() -> None:
 def test_two_steps_of_approximate_privacy_add_up_by_group_privacy() -> None:
     own = account("replace-one")
     function_of_diffprivlib("tools.histograms", "histogram")(BudgetAccountant(own), 0.5, 1e-9)
-    cost = own.history[0].guarantee
+    cost = charges(own)[0].cost
     assert isinstance(cost, odo.ApproxDP)
     assert cost.epsilon == 1
     assert (1 + math.exp(0.5)) * 1e-9 <= cost.delta <= (1 + math.exp(0.5)) * 1e-9 * (1 + 1e-12)  # type: ignore[operator]

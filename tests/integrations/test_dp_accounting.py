@@ -7,6 +7,7 @@ from typing import Any
 
 import mpmath
 import pytest
+from charge_history import charges
 
 import odograph as odo
 from odograph.core.conversions import gdp_to_dp_epsilon
@@ -85,7 +86,7 @@ def test_randomized_response_is_for_changed_answers() -> None:
 def test_a_poisson_sampled_gaussian_is_a_mechanism() -> None:
     assert cost_of(SAMPLED) == odo.subsampled_gaussian(0.01, 1.0)
     many = cost_of(both(repeated(SAMPLED, 30), SAMPLED))
-    assert isinstance(many, odo.Mechanism)
+    assert isinstance(many, odo.guarantees.Mechanism)
     assert (many.steps, many.name) == (31, odo.subsampled_gaussian(0.01, 1.0).name)
     assert covers(many.curve, both(repeated(SAMPLED, 30), SAMPLED))
 
@@ -107,7 +108,7 @@ def covers(curve: odo.RDP | None, event: Any, relation: Any = ADD) -> bool:  # n
 
 def curve_of(event: Any) -> odo.RDP:  # noqa: ANN401  untyped library
     cost = cost_of(event)
-    curve = cost.curve if isinstance(cost, odo.Mechanism) else cost
+    curve = cost.curve if isinstance(cost, odo.guarantees.Mechanism) else cost
     assert isinstance(curve, odo.RDP)
     return curve
 
@@ -242,7 +243,7 @@ def test_no_curve_for_added_records_serves_replaced_ones() -> None:
 )
 def test_what_has_no_price_is_refused(event: Any) -> None:  # noqa: ANN401  untyped library
     for wrapped in (event, both(GAUSS, event)) if not isinstance(event, str) else (event,):
-        with pytest.raises(odo.InvalidGuarantee):
+        with pytest.raises(odo.errors.InvalidGuarantee):
             cost_of(
                 wrapped,
                 neighbors="replace-one"
@@ -285,12 +286,12 @@ def test_compose_spends_and_returns_itself() -> None:
     acc = account()
     accountant = PrivacyAccountant(acc)
     assert accountant.compose(LAPLACE).compose(dpe.GaussianDpEvent(40.0), 4) is accountant
-    assert [entry.guarantee for entry in acc.history] == [odo.PureDP(0.125), odo.GDP(0.05)]
+    assert [entry.cost for entry in charges(acc)] == [odo.PureDP(0.125), odo.GDP(0.05)]
     assert accountant.ledger == both(LAPLACE, repeated(dpe.GaussianDpEvent(40.0), 4))
     assert accountant.neighboring_relation is ADD
     replaced = account(neighbors="replace-one")
     assert PrivacyAccountant(replaced).compose(dpe.GaussianDpEvent(40.0)).neighboring_relation is REPLACE
-    assert replaced.history[0].guarantee == odo.GDP(0.05)
+    assert charges(replaced)[0].cost == odo.GDP(0.05)
 
 
 def refuses_whole(compose: Callable[[Any, int], object], acc: odo.Accountant, event: Any, count: int) -> bool:  # noqa: ANN401
@@ -354,7 +355,7 @@ def test_it_reports_the_promise_and_nothing_else() -> None:
             accountant.get_epsilon(9.9e-7)
         with pytest.raises(odo.UnprovenComposition, match="promises nothing"):
             accountant.get_delta(0.999)
-        with pytest.raises(odo.InvalidGuarantee):
+        with pytest.raises(odo.errors.InvalidGuarantee):
             accountant.get_epsilon(math.nan)
         accountant.compose(LAPLACE)
     third = PrivacyAccountant(odo.Accountant(odo.Policy(Fraction(1, 3), 1e-6, filter="zcdp")))

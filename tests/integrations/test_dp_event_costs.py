@@ -212,8 +212,8 @@ def enough(event: Any, neighbors: str, cost: odo.Guarantee) -> bool:  # noqa: AN
             bounds = {float(order): float(order * exact_of(mu) ** 2 / 2) for order in ORDERS}
         case odo.ZCDP(rho):
             bounds = {float(order): float(order * exact_of(rho)) for order in ORDERS}
-        case odo.RDP() | odo.Mechanism():
-            curve = cost.curve if isinstance(cost, odo.Mechanism) else cost
+        case odo.RDP() | odo.guarantees.Mechanism():
+            curve = cost.curve if isinstance(cost, odo.guarantees.Mechanism) else cost
             assert curve is not None
             bounds = {float(order): float(curve.at(order) or math.inf) for order in ORDERS}
         case _:

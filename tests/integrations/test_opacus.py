@@ -14,6 +14,7 @@ pytest.importorskip("opacus", reason="torch is not installed: see `make test`")
 
 import opacus.optimizers.optimizer as noise_source
 import torch
+from charge_history import charges
 from opacus import PrivacyEngine
 from opacus.accountants import RDPAccountant
 from opacus.data_loader import DPDataLoader
@@ -131,7 +132,7 @@ def test_adaptive_training_stops_with_one_charge_for_every_draw(draws: list[floa
     assert 5 < len(draws) == own.totals.steps == len(record)
     assert set(draws) == {1.0, 1.5}  # both were chosen
     assert [noise for noise, _, _ in record.history] == draws
-    assert [entry.guarantee for entry in own.history] == [odo.subsampled_gaussian(RATE, noise) for noise in draws]
+    assert [entry.cost for entry in charges(own)] == [odo.subsampled_gaussian(RATE, noise) for noise in draws]
     # Opacus's accountant of fixed parameters cannot see more than was promised for any parameters.
     theirs = RDPAccountant()
     theirs.history = list(record.history)
@@ -171,7 +172,7 @@ def test_a_refused_step_changes_nothing_and_a_noisier_one_still_works(draws: lis
 def test_no_noise_has_no_price(draws: list[float]) -> None:
     own, training = account(), Training(noise=0.0)
     charge_before_step(training.optimizer, own, training.loader, batch_size=36)
-    with pytest.raises(odo.InvalidGuarantee):
+    with pytest.raises(odo.errors.InvalidGuarantee):
         training.step(next(training.batches()))
     assert draws == []
 
@@ -185,7 +186,7 @@ def test_a_scheduler_is_charged_for_the_noise_of_each_step(draws: list[float]) -
         scheduler.step()
     assert [noise * 0.5 for noise, _, _ in record.history] == draws
     assert draws == pytest.approx([0.5 * 4.0 * 0.9**n for n in range(5)])
-    assert [entry.guarantee for entry in own.history] == [
+    assert [entry.cost for entry in charges(own)] == [
         odo.subsampled_gaussian(RATE, noise) for noise, _, _ in record.history
     ]
 
@@ -200,7 +201,7 @@ def test_a_menu_charges_a_block_before_its_first_step(draws: list[float]) -> Non
     for n in range(1, 2 * block + 2):
         training.step(next(batches))
         assert own.totals.steps == math.ceil(n / block)
-    assert {entry.guarantee for entry in own.history} == {odo.subsampled_gaussian(RATE, 12.0, block)}
+    assert {entry.cost for entry in charges(own)} == {odo.subsampled_gaussian(RATE, 12.0, block)}
     training.optimizer.noise_multiplier = 4.0
     training.step(next(batches))
     assert record.history == [(12.0, RATE, block)] * 3 + [(4.0, RATE, plan.blocks[RATE, 4.0])]
@@ -281,7 +282,7 @@ def test_an_empty_batch_is_charged_like_any_other(draws: list[float]) -> None:
         training.step(batch)
     assert 0 in sizes
     assert len(draws) == own.totals.steps == 40
-    assert own.history[0].guarantee == odo.subsampled_gaussian(1 / 1024, 4.0)
+    assert charges(own)[0].cost == odo.subsampled_gaussian(1 / 1024, 4.0)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
@@ -322,7 +323,7 @@ def test_a_closure_runs_before_the_charge(draws: list[float]) -> None:
 
     training.optimizer.step(closure)
     assert draws == [6.0]
-    assert own.history[0].guarantee == odo.subsampled_gaussian(RATE, 6.0)
+    assert charges(own)[0].cost == odo.subsampled_gaussian(RATE, 6.0)
 
 
 def test_clipping_norms_may_change_between_steps_only(draws: list[float]) -> None:
@@ -347,7 +348,7 @@ def test_clipping_by_layer_is_the_same_mechanism(draws: list[float]) -> None:
     charge_before_step(training.optimizer, own, training.loader, batch_size=36)
     training.step(next(training.batches()))
     assert draws == [pytest.approx(4.0)]  # noise for the norm of both layers together, which is 1
-    assert own.history[0].guarantee == odo.subsampled_gaussian(RATE, 4.0)
+    assert charges(own)[0].cost == odo.subsampled_gaussian(RATE, 4.0)
     training.optimizer.max_grad_norms = [6.0, 8.0]  # the layers' norms, and not that of the noise
     with pytest.raises(odo.UnprovenComposition, match="clipped to 10"):
         training.step(next(training.batches()))
@@ -439,7 +440,7 @@ def test_the_mean_is_over_a_public_number_of_records() -> None:
         charge_before_step(training.optimizer, account(), training.loader, batch_size=36)
     assert fewer.optimizer.expected_batch_size == more.optimizer.expected_batch_size == 36
     for wrong in (0, 36.0, True, None):
-        with pytest.raises(odo.InvalidGuarantee, match="batch_size"):
+        with pytest.raises(odo.errors.InvalidGuarantee, match="batch_size"):
             charge_before_step(Training().optimizer, account(), more.loader, batch_size=wrong)  # type: ignore[arg-type]  # what is tested
 
 
@@ -481,7 +482,7 @@ def test_a_step_costs_one_subsampled_gaussian() -> None:
     assert cost_of(training.optimizer, sample_rate=sampling_rate(training.loader)) == expected
     charge_before_step(training.optimizer, account(), training.loader, batch_size=36)
     assert cost_of(training.optimizer, sample_rate=RATE) == expected
-    with pytest.raises(odo.InvalidGuarantee, match="sample_rate"):
+    with pytest.raises(odo.errors.InvalidGuarantee, match="sample_rate"):
         cost_of(training.optimizer)
     with pytest.raises(odo.UnprovenComposition, match="replace-one"):
         cost_of((2.0, RATE), neighbors="replace-one")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import pytest
+from charge_history import charges
 from scipy.optimize import brentq
 from scipy.stats import beta, laplace, norm
 
@@ -510,7 +511,7 @@ def test_thresholds_on_floats_and_their_norms() -> None:
         assert float(pair.delta) >= laplace.sf(5.0) * (1 - 1e-9)
         assert float(pair.epsilon) >= 1
     for wrong in ((0, 0, 0), (1, 0.0, 1.0), (1, 1.0), (1, 1.0, -1.0), 1, 0, None, 1 + 0j, (True, 1.0, 1.0)):
-        with pytest.raises(odo.InvalidGuarantee, match="d_in"):
+        with pytest.raises(odo.errors.InvalidGuarantee, match="d_in"):
             cost_of(gaussian, d_in=wrong)
 
 
@@ -626,9 +627,9 @@ def test_the_two_ways_out_of_a_known_size() -> None:
         s.run(resized, [1.0, 2.0, 3.0])
     # A mean of three moves by 10/3 at most, one of four (padded) by 10/4.
     for account, moved in ((replacing, 10 / 3), (adding, 10 / 4)):
-        (entry,) = account.history
-        assert isinstance(entry.guarantee, odo.PureDP)
-        assert moved / 40 <= float(entry.guarantee.epsilon) < moved / 40 * (1 + 1e-6)
+        (entry,) = charges(account)
+        assert isinstance(entry.cost, odo.PureDP)
+        assert moved / 40 <= float(entry.cost.epsilon) < moved / 40 * (1 + 1e-6)
 
 
 def test_domains_and_metrics_that_are_not_known_are_refused() -> None:
@@ -710,7 +711,7 @@ def test_frames_with_public_lengths_or_keys_are_refused() -> None:
         bounds = [dp.polars.Bound(by=[], per_group=rows_of_one)]
         assert cost_of(framed, neighbors=relation, d_in=bounds) == odo.PureDP(Fraction(rows_of_one, 4))
         for wrong in (None, [], 1, [dp.polars.Bound(by=[], per_group=rows_of_one - 1)], [1]):
-            with pytest.raises(odo.InvalidGuarantee, match="d_in"):
+            with pytest.raises(odo.errors.InvalidGuarantee, match="d_in"):
                 cost_of(framed, neighbors=relation, d_in=wrong)
 
 

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from odograph import Checkpoint, LedgerCorrupt, OdographError, Price, ReservationNotFound, Totals
+from odograph import Checkpoint, OdographError
+from odograph.core.gate import Price, Totals
+from odograph.errors import LedgerCorrupt, ReservationNotFound
 from odograph.ledger.entries import (
     START,
     Entry,

@@ -18,12 +18,10 @@ import odograph as odo
 from odograph import (
     BudgetExceeded,
     Ledger,
-    LedgerCorrupt,
     Policy,
     PureDP,
-    ReservationNotFound,
-    ReservationResolved,
 )
+from odograph.errors import LedgerCorrupt, ReservationNotFound, ReservationResolved
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.stores.base import Changes, State, Wants, Work
 from odograph.ledger.stores.memory import MemoryStore

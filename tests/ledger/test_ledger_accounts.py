@@ -13,17 +13,14 @@ from account_tree import TENTH, basic, family, record, spent, totals_of
 
 import odograph as odo
 from odograph import (
-    AccountClosed,
-    AccountExists,
-    AccountNotFound,
     BudgetExceeded,
-    InvalidPolicy,
     Ledger,
     LedgerAccount,
     Policy,
     PureDP,
-    ReservationResolved,
 )
+from odograph.core.compiled import Compiled
+from odograph.errors import AccountClosed, AccountExists, AccountNotFound, InvalidPolicy, ReservationResolved
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Made, Open
 from odograph.ledger.engine import carry_out
@@ -89,7 +86,7 @@ def test_the_compiled_policy_is_the_first_entry_and_never_changes(
     account = ledger.open_account("a", Policy(1, "2e-6", delta_steps="1e-6"))
     first = account.history(0, 1)[0].entry
     assert (first.verb, first.sequence) == ("open", 0)
-    assert odo.Compiled.from_dict(first.details["compiled"]) == account.compiled
+    assert Compiled.from_dict(first.details["compiled"]) == account.compiled
     account.spend(TENTH)
     account.close()
     assert account.history(0, 1)[0].entry == first
@@ -135,7 +132,7 @@ def test_a_closed_ledger_answers_nothing_and_says_so(ledger: Ledger, again: Call
         lambda: ledger.erase_note("a#1"),
     ]
     for action in actions:
-        with pytest.raises(odo.LedgerError, match="was closed in this program; nothing was charged"):
+        with pytest.raises(odo.errors.LedgerError, match="was closed in this program; nothing was charged"):
             action()
     if ledger.url != "memory://":  # what was in memory is gone with it
         assert again().account("a").totals.steps == 1
@@ -147,7 +144,7 @@ def test_closing_what_acts_for_another_closes_nothing_else(ledger: Ledger) -> No
         account = ben.account("a")
         account.spend(TENTH)
     for action in (lambda: account.spend(TENTH), lambda: account.totals, ben.verify):
-        with pytest.raises(odo.LedgerError, match="was closed in this program"):
+        with pytest.raises(odo.errors.LedgerError, match="was closed in this program"):
             action()
     ledger.account("a").spend(TENTH)
     assert ledger.account("a").totals.steps == 2
@@ -156,12 +153,12 @@ def test_closing_what_acts_for_another_closes_nothing_else(ledger: Ledger) -> No
 def test_a_closed_ledger_makes_no_file(tmp_path: Path) -> None:
     ledger = odo.connect(f"sqlite:///{tmp_path}/ledger.db")
     ledger.close()
-    with pytest.raises(odo.LedgerError, match="was closed in this program"):
+    with pytest.raises(odo.errors.LedgerError, match="was closed in this program"):
         ledger.open_account("a", basic())
     with odo.connect("memory://") as origin:
         origin.open_account("a", basic())
         origin.backup(tmp_path / "copy.db")
-    with pytest.raises(odo.LedgerError, match="was closed in this program"):
+    with pytest.raises(odo.errors.LedgerError, match="was closed in this program"):
         ledger.restore(tmp_path / "copy.db")
     assert [one.name for one in tmp_path.iterdir()] == ["copy.db"]
 
@@ -180,7 +177,7 @@ def test_sqlite_s_name_for_a_database_in_memory_is_no_file(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(odo.LedgerError, match="use memory:// for a ledger in memory"):
+    with pytest.raises(odo.errors.LedgerError, match="use memory:// for a ledger in memory"):
         odo.connect(url).open_account("a", basic())
     assert list(tmp_path.iterdir()) == []
 
@@ -275,7 +272,7 @@ def test_a_spend_is_charged_to_every_account_above(ledger: Ledger) -> None:
         "ana-maps": 1,
     }
     top = ledger.account("top")
-    assert [one.name for one in top.children] == ["ana", "ben"]
+    assert [*top.children] == ["ana", "ben"]
     parent = ledger.account("ana-maps").parent
     assert parent is not None
     assert parent.name == "ana"

@@ -12,21 +12,10 @@ from typing import Any
 import pytest
 
 import odograph as odo
-from odograph import (
-    AccountClosed,
-    BudgetExceeded,
-    Checkpoint,
-    IdempotencyConflict,
-    Ledger,
-    LedgerCorrupt,
-    LedgerError,
-    OdographError,
-    Policy,
-    PureDP,
-    ReservationResolved,
-    Verification,
-)
+from odograph import BudgetExceeded, Checkpoint, IdempotencyConflict, Ledger, OdographError, Policy, PureDP
+from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError, ReservationResolved
 from odograph.ledger.entries import Entry
+from odograph.ledger.results import Verification
 
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, filter="basic")
@@ -215,7 +204,7 @@ def nothing_in(ledger: Ledger) -> None:
     """Nothing was taken in: there are no accounts, or there is still no ledger."""
     try:
         assert ledger.accounts() == ()
-    except odo.AccountNotFound:
+    except odo.errors.AccountNotFound:
         return
 
 
@@ -280,7 +269,7 @@ def test_a_backup_is_read_and_never_spends(busy: Ledger, tmp_path: Path, princip
             lambda: copy.open_account("new", BASIC),
         ]
         for write in writes:
-            with pytest.raises(odo.LedgerError, match="is a backup, for reading; nothing was written"):
+            with pytest.raises(odo.errors.LedgerError, match="is a backup, for reading; nothing was written"):
                 write()
         assert copy.verify(checkpoint=checkpoint).checkpoint == checkpoint
         assert exported(copy) == before

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 
 import odograph as odo
-from odograph import BudgetExceeded, Ledger, LedgerAccount, Policy, PureDP, guarantee_from_dict
+from odograph import BudgetExceeded, Ledger, LedgerAccount, Policy, PureDP
+from odograph.core.guarantees import guarantee_from_dict
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import Entry, price_from_text, text_of
 from odograph.ledger.stores.memory import MemoryStore
@@ -147,7 +148,7 @@ def test_the_store_itself_refuses_update_and_delete(busy: Ledger, where: str) ->
     assert busy.verify().checkpoint == before
     control = "UPDATE accounts SET totals = '9;9 9 9 9;0 0 0 0' WHERE name = 'ana'"
     rewritten(where, control)  # negative control: what is derived can be changed, and is found
-    with pytest.raises(odo.LedgerCorrupt, match="ana"):
+    with pytest.raises(odo.errors.LedgerCorrupt, match="ana"):
         busy.verify()
 
 
@@ -161,7 +162,7 @@ def test_what_gets_past_the_triggers_is_seen(busy: Ledger, where: str) -> None:
         "version, account, sequence, time + 1, principal, verb, legs, cost, price, key, request, note, detail, seal"
     )
     rewritten(where, f"INSERT OR REPLACE INTO entries SELECT {fields} FROM entries WHERE sequence = 1")  # noqa: S608
-    with pytest.raises(odo.LedgerCorrupt, match="#1"):
+    with pytest.raises(odo.errors.LedgerCorrupt, match="#1"):
         busy.verify()
 
 

@@ -9,7 +9,8 @@ import pytest
 from ledger_forgery import BASIC, Rows, forge, read, tamper, verified
 
 import odograph as odo
-from odograph import ZCDP, Checkpoint, LedgerCorrupt, Policy, PureDP
+from odograph import ZCDP, Checkpoint, Policy, PureDP
+from odograph.errors import LedgerCorrupt
 from odograph.ledger.entries import START, digest_of, price_to_text, text_of, totals_to_text
 
 

@@ -13,18 +13,8 @@ from typing import Any
 import pytest
 
 import odograph as odo
-from odograph import (
-    AccountClosed,
-    ApproxDP,
-    BudgetExceeded,
-    Guarantee,
-    IdempotencyConflict,
-    Ledger,
-    Policy,
-    PureDP,
-    Receipt,
-    ReservationResolved,
-)
+from odograph import ApproxDP, BudgetExceeded, Guarantee, IdempotencyConflict, Ledger, Policy, PureDP, Receipt
+from odograph.errors import AccountClosed, ReservationResolved
 
 UNIT = 10**15
 TENTH = PureDP(0.1)
@@ -256,7 +246,7 @@ def test_a_refusal_of_several_accounts_frees_its_key(ledger: Ledger) -> None:
 def test_an_error_uses_no_key(ledger: Ledger) -> None:
     with pytest.raises(odo.UnprovenComposition):
         ledger.account("jan").spend(odo.GDP(0.1), key="q")
-    with pytest.raises(odo.AccountNotFound):
+    with pytest.raises(odo.errors.AccountNotFound):
         ledger.spend({"jan": TENTH, "nobody": TENTH}, key="q")
     assert not ledger.account("jan").spend(TENTH, key="q").repeated
 
@@ -280,7 +270,7 @@ def test_keys_are_told_apart_by_every_character(ledger: Ledger) -> None:
     for key in keys:
         try:
             assert not ledger.account("jan").spend(PureDP(0), key=key).repeated, key
-        except odo.InvalidGuarantee:
+        except odo.errors.InvalidGuarantee:
             continue
         assert ledger.account("jan").spend(PureDP(0), key=key).repeated
     ledger.verify()

@@ -16,21 +16,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import odograph as odo
 from odograph import (
-    AccountClosed,
-    AccountExists,
     ApproxDP,
     BudgetExceeded,
-    Compiled,
     Guarantee,
     IdempotencyConflict,
     Ledger,
     OdographError,
     Policy,
     PureDP,
-    ReservationResolved,
-    Totals,
     compile_policy,
 )
+from odograph.core.compiled import Compiled
+from odograph.core.gate import Totals
+from odograph.errors import AccountClosed, AccountExists, ReservationResolved
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import price_from_text
 from odograph.ledger.stores.base import Changes, State, Wants, Work
@@ -98,7 +96,7 @@ class Model:
         after, nothing = self.totals(costs), PureDP(0)
         charged = {one for name in costs for one in self.way_up(name)}
         return all(
-            odo.decide(self.policies[one].meters, after[one], self.policies[one].price(nothing)).admitted
+            odo.gate.decide(self.policies[one].meters, after[one], self.policies[one].price(nothing)).admitted
             for one in charged
         )
 

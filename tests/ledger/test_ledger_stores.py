@@ -15,8 +15,8 @@ import psycopg
 import pytest
 
 import odograph as odo
-from odograph import Ledger, LedgerCorrupt, LedgerError, OdographError, Policy, PureDP
-from odograph.errors import LedgerBusy, OutcomeUnknown
+from odograph import Ledger, OdographError, Policy, PureDP
+from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, OutcomeUnknown
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.stores.base import Balance, Changes, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore

@@ -9,7 +9,8 @@ import pytest
 from ledger_forgery import TENTH, Rows, forge, put, read, tamper, verified, write
 
 import odograph as odo
-from odograph import Checkpoint, LedgerCorrupt, PureDP
+from odograph import Checkpoint, PureDP
+from odograph.errors import LedgerCorrupt
 from odograph.ledger.entries import START, Entry, note_digest
 
 

@@ -16,21 +16,17 @@ from hypothesis import strategies as st
 import odograph as odo
 from odograph import (
     Accountant,
-    AccountClosed,
     BudgetExceeded,
     Guarantee,
     IdempotencyConflict,
-    InvalidGuarantee,
     Ledger,
     LedgerAccount,
     Policy,
     PureDP,
     Reservation,
-    ReservationNotFound,
-    ReservationResolved,
     session,
 )
-from odograph.errors import InvalidArgument
+from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee, ReservationNotFound, ReservationResolved
 from odograph.ledger import commands
 from odograph.ledger.entries import stamp
 

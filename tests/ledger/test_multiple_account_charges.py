@@ -14,17 +14,16 @@ from odograph import (
     GDP,
     ZCDP,
     Accountant,
-    AccountNotFound,
     BudgetExceeded,
     Decision,
     Guarantee,
-    InvalidGuarantee,
     Ledger,
     LedgerAccount,
     Policy,
     PureDP,
     UnprovenComposition,
 )
+from odograph.errors import AccountNotFound, InvalidGuarantee
 
 
 def test_several_accounts_are_charged_together(ledger: Ledger) -> None:

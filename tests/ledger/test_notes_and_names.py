@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 import odograph as odo
-from odograph import Ledger, LedgerCorrupt, OdographError, Policy, PureDP
+from odograph import Ledger, OdographError, Policy, PureDP
+from odograph.errors import LedgerCorrupt
 
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, filter="basic")

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import odograph as odo
-from odograph import Ledger, LedgerCorrupt, Policy, PureDP
+from odograph import Ledger, Policy, PureDP
 from odograph.errors import (
     AccountClosed,
     AccountNotFound,
     IdempotencyConflict,
     LedgerBusy,
+    LedgerCorrupt,
     LedgerError,
     UnprovenComposition,
 )

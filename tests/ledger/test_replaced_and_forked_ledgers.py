@@ -13,13 +13,8 @@ import psycopg
 import pytest
 
 import odograph as odo
-from odograph import (
-    AccountClosed,
-    AccountNotFound,
-    LedgerError,
-    Policy,
-    PureDP,
-)
+from odograph import Policy, PureDP
+from odograph.errors import AccountClosed, AccountNotFound, LedgerError
 
 BASIC = Policy(1, 0, filter="basic")
 LOOSE = Policy(100, 0, filter="basic")

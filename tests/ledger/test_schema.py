@@ -16,7 +16,8 @@ import pytest
 from postgres_server import PostgresServer
 
 import odograph as odo
-from odograph import Checkpoint, LedgerCorrupt
+from odograph import Checkpoint
+from odograph.errors import LedgerCorrupt
 from odograph.ledger.stores.sql import SCHEMA, migrations, queries, schema
 from odograph.ledger.stores.sqlite import SqliteStore
 

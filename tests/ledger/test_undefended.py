@@ -10,7 +10,8 @@ import pytest
 from ledger_forgery import BASIC, TENTH, forge, read, tamper, verified
 
 import odograph as odo
-from odograph import BudgetExceeded, Checkpoint, LedgerCorrupt, PureDP
+from odograph import BudgetExceeded, Checkpoint, PureDP
+from odograph.errors import LedgerCorrupt
 
 
 def test_a_forged_history_is_not_seen_without_a_checkpoint(file: Path, checkpoint: Checkpoint) -> None:

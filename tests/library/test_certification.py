@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 import odograph as odo
 from odograph import compile as compilation
+from odograph.accountant import document_digest
 from odograph.cli.app import app
 from odograph.compile import Certification, certification, exact_table
 from odograph.core.compiled import Compiled
 from odograph.core.filters import ExactMeter
-from odograph.core.menu import LossDistribution
+from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.theory import kov_delta
-from odograph.document import digest_of
 from odograph.errors import InvalidPolicy, LedgerCorrupt
 
 # What a document may claim without being refuted, and what no budget over a menu ever was.
@@ -44,14 +44,14 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], N
     return move
 
 
-def response(epsilon: float = 1.0, name: str = "response") -> odo.MenuItem:
+def response(epsilon: float = 1.0, name: str = "response") -> MenuItem:
     """Randomized response: an epsilon-DP step."""
     up = 1 / (1 + math.exp(-epsilon))
     losses = LossDistribution(-1, np.array([1 - up, 0.0, up]), 0.0)
-    return odo.MenuItem(name, 1, epsilon, (losses, losses))
+    return MenuItem(name, 1, epsilon, (losses, losses))
 
 
-def menu_only(item: odo.MenuItem | None = None) -> odo.Policy:
+def menu_only(item: MenuItem | None = None) -> odo.Policy:
     return odo.Policy(1, 1e-6, filter=odo.filters.Exact(takes=(), menu=[item or response()]))
 
 
@@ -139,13 +139,13 @@ def check_ways_in(compiled: Compiled, ledger: odo.Ledger) -> None:
     account = odo.Accountant(compiled)
     form = account.to_dict()
     copied = {name: value for name, value in form.items() if name != "digest"}
-    for one in (account, odo.Accountant.from_dict(copied | {"digest": digest_of(copied)})):
+    for one in (account, odo.Accountant.from_dict(copied | {"digest": document_digest(copied)})):
         assert one.certification is Certification.NONE
         assert "limits not certified here" in repr(one)
     opened = ledger.open_account("claim", compiled)
     ledger.open_account("sound", odo.Policy(1, 1e-6))
     assert opened.certification is Certification.NONE
-    receipt = ledger.spend({"claim": odo.Mechanism("response"), "sound": odo.PureDP("0.1")})
+    receipt = ledger.spend({"claim": odo.guarantees.Mechanism("response"), "sound": odo.PureDP("0.1")})
     assert receipt.uncertified == ("claim",)
     assert receipt.to_dict()["uncertified"] == ["claim"]
     assert str(receipt).endswith("; limits not certified here: claim")
@@ -183,7 +183,7 @@ def test_a_claim_that_is_refuted_is_refused_everywhere() -> None:
     form = honest.to_dict() | {"compiled": absurd.to_dict()}
     del form["digest"]
     with pytest.raises(LedgerCorrupt, match="not a budget that was certified"):
-        odo.Accountant.from_dict(form | {"digest": digest_of(form)})
+        odo.Accountant.from_dict(form | {"digest": document_digest(form)})
     with odo.connect("memory://") as ledger, pytest.raises(InvalidPolicy, match="not a budget that was certified"):
         ledger.open_account("claim", absurd)
 
@@ -257,7 +257,7 @@ def test_an_enormous_claim_in_tiny_units_is_answered_at_once() -> None:
 
 def test_a_budget_of_a_stricter_target_takes_what_the_policy_takes_and_can_be_read_back() -> None:
     compiled = odo.compile_policy(odo.Policy(1.1, 1e-6, filter=odo.filters.Exact(takes=("pure",))), solve=False)
-    assert odo.Compiled.from_dict(compiled.to_dict()) == compiled
+    assert Compiled.from_dict(compiled.to_dict()) == compiled
     assert pickle.loads(pickle.dumps(odo.Accountant(compiled))).compiled == compiled  # noqa: S301  our own
     with odo.connect("memory://") as ledger:
         ledger.open_account("x", compiled)

@@ -5,8 +5,10 @@ from functools import cache
 import pytest
 
 import odograph as odo
-from odograph import InvalidGuarantee, InvalidPolicy, TrainingPlan, UnprovenComposition
+from odograph import UnprovenComposition
 from odograph.core.odometers import RenyiOdometer
+from odograph.errors import InvalidGuarantee, InvalidPolicy
+from odograph.training import TrainingPlan
 
 RATES, NOISES = (0.01,), (1.0, 1.5)
 SETTINGS = [(0.01, 1.0), (0.01, 1.5)]

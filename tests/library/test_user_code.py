@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import opendp.prelude as dp
 import pytest
+from charge_history import charges
 
 import odograph as odo
 
@@ -44,5 +45,5 @@ def test_the_cost_of_a_step_is_chosen_from_what_was_seen(people: int, second: fl
         rough = s.run(noisy_count, data, scale=50.0, cost=odo.PureDP(0.02))
         cost = odo.PureDP(0.2 if rough < 1500 else 0.05)  # 20 noise scales from either number of people
         s.run(noisy_count, data, scale=1 / float(cost.epsilon), cost=cost)
-    assert [entry.guarantee for entry in acc.history] == [odo.PureDP(0.02), odo.PureDP(second)]
-    assert [entry.note for entry in acc.history] == ["noisy_count", "noisy_count"]
+    assert [entry.cost for entry in charges(acc)] == [odo.PureDP(0.02), odo.PureDP(second)]
+    assert [entry.note for entry in charges(acc)] == ["noisy_count", "noisy_count"]

@@ -15,8 +15,10 @@ import numpy as np
 from spark_cluster import session
 
 import odograph as odo
-from odograph import Compiled, Guarantee, Ledger, Policy, Population, Prices, Totals, compile_policy, decide
+from odograph import Guarantee, Ledger, Policy, Population, Prices, compile_policy
+from odograph.core.compiled import Compiled
 from odograph.core.filters import Renyi
+from odograph.core.gate import Totals, decide
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import read_pointer
 from odograph.population.gate import SPENT, gate_of

@@ -13,8 +13,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from population_helpers import RULES, compiled_for
 
-from odograph import Compiled, Policy, Price, Totals, compile_policy, decide
+from odograph import Policy, compile_policy
+from odograph.core.compiled import Compiled
 from odograph.core.fixed_point import CEILING
+from odograph.core.gate import Price, Totals, decide
 from odograph.errors import InvalidPolicy
 from odograph.population.gate import SPENT, Amounts, Column, Gate, Mask, admit, admit_rows, gate_of, would_admit
 

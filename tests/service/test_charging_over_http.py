@@ -227,7 +227,7 @@ def test_after_an_import_a_principal_writes_under_the_identity_that_the_copy_bro
         odo.connect(service.url, token=service.token("ana")) as ledger,
         odo.connect(service.url, token=service.token("olga")) as owner,
     ):
-        with pytest.raises(odo.AccountNotFound):
+        with pytest.raises(odo.errors.AccountNotFound):
             ledger.spend({"census": odo.PureDP("0.1")})
         with (tmp_path / "copy").open(encoding="utf-8") as file:
             owner.import_(file, checkpoint=checkpoint)

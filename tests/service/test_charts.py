@@ -307,7 +307,7 @@ def test_a_closed_account_has_no_room_for_plans_and_the_name_of_another_is_not_t
     assert told is not None
     assert "closed" in told.problem
     assert "secret" not in told.problem
-    with pytest.raises(odo.AccountNotFound):
+    with pytest.raises(odo.errors.AccountNotFound):
         make_plan(ledger, bound, "secret", {"size": "0.1"})
 
 

@@ -44,7 +44,8 @@ def test_a_checkpoint_that_is_none_is_the_callers_mistake_and_not_the_ledgers(ow
 
 
 @pytest.mark.parametrize(
-    ("part", "broken", "status"), [("_read_checkpoint", lambda _: None, 200), ("BadDocument", odo.LedgerCorrupt, 500)]
+    ("part", "broken", "status"),
+    [("_read_checkpoint", lambda _: None, 200), ("BadDocument", odo.errors.LedgerCorrupt, 500)],
 )
 def test_a_checkpoint_that_is_passed_over_or_blamed_on_the_ledger_would_be_caught(
     owner: httpx.Client, monkeypatch: pytest.MonkeyPatch, part: str, broken: object, status: int

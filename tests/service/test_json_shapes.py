@@ -30,7 +30,7 @@ def shapes() -> Iterator[dict[str, tuple[Any, type[msgspec.Struct]]]]:
             "reading": (account.reading().to_dict(), forms.ReadingForm),
             "entry": (account.history()[-1].to_dict(), forms.EntryForm),
             "summary": (account.summary(), forms.AccountRow),
-            "account": (account.to_dict(), forms.AccountForm),
+            "account": (account.describe(), forms.AccountForm),
             "lifetime": (account.lifetime.to_dict() if account.lifetime else None, forms.LifetimeForm),
             "verification": (ledger.verify().to_dict(), forms.VerificationForm),
             "checkpoint": (ledger.checkpoint().to_dict(), forms.CheckpointForm),

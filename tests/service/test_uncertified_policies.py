@@ -12,8 +12,9 @@ from page_client import visitor_of, words_of
 from service_server import ServiceThread
 
 import odograph as odo
+from odograph.core.menu import MenuItem
 
-MENU = odo.MenuItem("training", 1, digest="0" * 64)  # as a document has it: without its losses
+MENU = MenuItem("training", 1, digest="0" * 64)  # as a document has it: without its losses
 
 
 @pytest.fixture
@@ -64,4 +65,6 @@ def test_a_budget_that_nothing_here_certifies_is_marked_wherever_it_is_shown(
     assert "not certified" not in pages["sound"]
     with odo.connect(service.url, token=service.token("owner")) as remote:
         assert remote.verify().uncertified == ("claim",)
-        assert remote.account("claim").spend(odo.Mechanism("training"), key="q remote").uncertified == ("claim",)
+        assert remote.account("claim").spend(odo.guarantees.Mechanism("training"), key="q remote").uncertified == (
+            "claim",
+        )

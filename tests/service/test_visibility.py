@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from service_server import ServiceThread
 
 import odograph as odo
+from odograph import account as account_module
 from odograph.errors import AccountClosed, AccountNotFound
-from odograph.ledger import account as ledger_account
 from odograph.service import problems, request_schemas, visibility
 from odograph.service.auth import Caller, Role, digest_of_token
 from odograph.service.endpoint import Route
@@ -323,14 +323,14 @@ def test_an_account_s_page_is_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> 
     with odo.connect("memory://", principal="ana") as ledger:
         account = ledger.open_account("census", odo.Policy(1, 0, filter="basic"))
         account.spend(odo.PureDP("0.25"))
-        summary_of = ledger_account.account_summary
+        summary_of = account_module.account_summary
 
         def meanwhile(*args: Any) -> dict[str, Any]:
             summary = summary_of(*args)
             account.spend(odo.PureDP("0.5"))
             return summary
 
-        monkeypatch.setattr(ledger_account, "account_summary", meanwhile)
+        monkeypatch.setattr(account_module, "account_summary", meanwhile)
         form = visibility.account_form(ledger, Caller("ana", Role.OWNER, "k", None), "census")
         assert account.reading().loss == pytest.approx(0.75)
     assert form.account.spent == form.meters["epsilon"].spent == 0.25

@@ -20,7 +20,7 @@ from service_process import BLOCK_FILE, Service, end_process, has_ended, held, w
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.errors import LedgerBusy
 from odograph.ledger.fair_queue import FairQueue
 from odograph.ledger.stores.base import Store, Wants, Work

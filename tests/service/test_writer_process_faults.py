@@ -15,7 +15,7 @@ from service_process import Service, end_process, has_ended
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.errors import LedgerBusy
 from odograph.ledger.backend import LocalBackend
 from odograph.service import writer_process, writer_protocol

@@ -17,7 +17,7 @@ from service_process import held, wait_until
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.core.guarantees import Guarantee, Parallel
 from odograph.errors import ERROR_TABLE, LedgerBusy, OdographError
 from odograph.ledger.commands import Author

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import odograph as odo
-from odograph import BudgetExceeded, Checkpoint, Ledger, Policy, PureDP, Totals
+from odograph import BudgetExceeded, Checkpoint, Ledger, Policy, PureDP
+from odograph.core.gate import Totals
 from odograph.ledger.entries import START, Entry, totals_to_text
 
 TENTH = PureDP(0.1)

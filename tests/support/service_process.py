@@ -188,7 +188,7 @@ def has_ended(pid: int) -> bool:
 
 def break_service(defect: str) -> None:
     """Give the service of this process, and its writers, a defect; writers are started by this file."""
-    from odograph.connect import store_at  # noqa: PLC0415  for the program alone
+    from odograph.connection import store_at  # noqa: PLC0415  for the program alone
     from odograph.service import server, state, writer_client, writer_process  # noqa: PLC0415  as above
 
     writer_client.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import Self
 
 import uvicorn
 
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.service.app import App
 from odograph.service.key_store import connect_keys
 from odograph.service.server import HttpProtocol

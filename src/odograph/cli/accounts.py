@@ -112,7 +112,7 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
         lifetime = account.lifetime
         lines = [f"opened {name} in {ledger.url}: {policy.promise}, by the filter {policy.filter_text}"]
         lines += [f"lifetime promise {lifetime}"] if lifetime else []
-        print_result(account.to_dict() | {"url": ledger.url}, "\n".join(lines), as_json=options.json)
+        print_result(account.describe() | {"url": ledger.url}, "\n".join(lines), as_json=options.json)
 
 
 @with_options
@@ -120,7 +120,7 @@ def show(account: Account, *, options: LedgerOptions) -> None:
     """Show an account: its promise, what is spent and left, its odometer reading, and the largest next charges."""
     with options.ledger() as ledger:
         own = ledger.account(account)
-        form = own.to_dict() | {"url": ledger.url}
+        form = own.describe() | {"url": ledger.url}
         print_result(form, _account_table(own, form), as_json=options.json)
 
 

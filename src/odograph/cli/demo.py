@@ -36,7 +36,7 @@ from odograph.account import Account
 from odograph.cli.options import AsJson, print_result
 from odograph.cli.reports import save_picture
 from odograph.compile import compile_policy
-from odograph.connect import connect
+from odograph.connection import connect
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.planning import AccountState, how_many, quote, used
 from odograph.core.policy import Policy

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from odograph.connect import connect
+from odograph.connection import connect
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.mechanisms import gaussian, laplace
 from odograph.errors import InvalidArgument, InvalidGuarantee

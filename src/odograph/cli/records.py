@@ -92,19 +92,19 @@ def history(
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("entry", "time (UTC)", "verb", "cost", "by", "key", "note"):
         table.add_column(name, no_wrap=name in ("entry", "time (UTC)", "verb", "key"))
-    for entry, principal, note in page:
+    for entry in page:
         key = f"{entry.key[:6]}..." if _RANDOM_KEY.fullmatch(entry.key) else entry.key
-        cost = "" if entry.guarantee is None else str(entry.guarantee)
+        cost = "" if entry.cost is None else str(entry.cost)
         # Notes are untrusted: characters that would control the terminal are replaced.
-        plain = "".join(letter if letter.isprintable() else " " for letter in note)
+        plain = "".join(letter if letter.isprintable() else " " for letter in entry.note)
         table.add_row(
-            str(entry.sequence), f"{entry.moment:%Y-%m-%d %H:%M:%S}", entry.verb, cost, principal, key, plain
+            str(entry.sequence), f"{entry.time:%Y-%m-%d %H:%M:%S}", entry.verb, cost, entry.principal, key, plain
         )
-    begin = page[0].entry.sequence if page else size
+    begin = page[0].sequence if page else size
     if page and len(page) < size:
         table.caption = f"entries {begin} to {begin + len(page) - 1} of {size}; --first and --count show others"
         table.caption_justify = "left"
-    form = {"account": account, "size": size, "entries": [past.to_dict() for past in page]}
+    form = {"account": account, "size": size, "entries": [entry.to_dict() for entry in page]}
     print_result(
         form, table if page else f"there are no entries from {first} on: {account} has {size}", as_json=options.json
     )

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from odograph.cli.options import DEFAULT_URL, AsJson, account_names, new_file, print_result, with_options
-from odograph.connect import connect
+from odograph.connection import connect
 from odograph.errors import InvalidArgument
 from odograph.extras import load
 from odograph.ledger.entries import moment

@@ -14,10 +14,10 @@ from typing import IO, Any, Final, cast
 from odograph.client.decoding import (
     balance_of,
     decision_of,
+    history_entry_of,
     lifetime_of,
     maybe_of,
     part_of,
-    past_of,
     quote_of,
     receipt_of,
     understood,
@@ -36,7 +36,7 @@ from odograph.ledger import transfer
 from odograph.ledger.backend import Opened, check_costs, check_reason
 from odograph.ledger.entries import check_key, check_name, check_note, parse_entry_id, text_of
 from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import Checkpoint, Past, Receipt, Verification
+from odograph.ledger.results import Checkpoint, HistoryEntry, Receipt, Verification
 from odograph.ledger.stores.base import Balance, Head
 from odograph.progress import Progress
 
@@ -184,13 +184,13 @@ class RemoteBackend:
         """Return what an account and those linked to it promise together."""
         return lifetime_of(maybe_of(self._wire.call("GET", f"{_path(name)}/lifetime"), "lifetime", dict))
 
-    def history(self, name: str, first: int, count: int) -> list[Past]:
+    def history(self, name: str, first: int, count: int) -> list[HistoryEntry]:
         """Return a page of entries."""
-        found: list[Past] = []
+        found: list[HistoryEntry] = []
         while len(found) < count:
             query = {"first": first + len(found), "count": min(_PAGE, count - len(found))}
             page = part_of(self._wire.call("GET", f"{_path(name)}/entries", query=query), "entries", list)
-            found += [past_of(name, form) for form in page]
+            found += [history_entry_of(name, form) for form in page]
             if not page:
                 break
         return found

@@ -16,16 +16,16 @@ from odograph.core.planning import Quote
 from odograph.errors import OdographError, RemoteError
 from odograph.ledger.entries import VERSION, Entry, price_from_text, text_of, totals_from_text
 from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import Checkpoint, Line, Past, Receipt, Verification
+from odograph.ledger.results import Checkpoint, HistoryEntry, Line, Receipt, Verification, history_entry
 from odograph.ledger.stores.base import Balance, Head
 
 __all__ = [
     "balance_of",
     "decision_of",
+    "history_entry_of",
     "lifetime_of",
     "maybe_of",
     "part_of",
-    "past_of",
     "quote_of",
     "receipt_of",
     "understood",
@@ -137,11 +137,11 @@ def quote_of(form: Form, meters: Meters, asked: str) -> Quote:
 
 
 @understood
-def past_of(account: str, form: Form) -> Past:
+def history_entry_of(account: str, form: Form) -> HistoryEntry:
     """Read an entry; one that names accounts that the caller may not see comes without them."""
     if form["sealed"] is not None:
         fields = form["sealed"] | {name: int(form["sealed"][name]) for name in _NUMBERS}
-        return Past(Entry(**fields), form["principal"], form["note"])
+        return history_entry(Entry(**fields), form["principal"], form["note"])
     expires = {} if form["expires"] is None else {"expires": str(_time(form["expires"]))}
     entry = Entry(
         version=VERSION,
@@ -159,7 +159,7 @@ def past_of(account: str, form: Form) -> Past:
         detail=json.dumps(expires) if expires else "",
         seal=form["seal"],
     )
-    return Past(entry, form["principal"], form["note"])
+    return history_entry(entry, form["principal"], form["note"])
 
 
 @understood

@@ -64,7 +64,7 @@ from odograph.ledger.entries import (
     text_of,
 )
 from odograph.ledger.lifetimes import Lifetime, linked, together
-from odograph.ledger.results import Checkpoint, Line, Past, Receipt, Verification
+from odograph.ledger.results import Checkpoint, HistoryEntry, Line, Receipt, Verification, history_entry
 from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.progress import Progress
@@ -235,7 +235,7 @@ class Backend(Protocol):
         """Return what an account and those linked to it promise together; None if it is alone."""
         ...
 
-    def history(self, name: str, first: int, count: int) -> Sequence[Past]:
+    def history(self, name: str, first: int, count: int) -> Sequence[HistoryEntry]:
         """Return a page of entries, from a sequence on."""
         ...
 
@@ -421,10 +421,10 @@ class LocalBackend:
             raise BudgetExceeded(with_counter_offer(asks, result))
         if isinstance(result, Repeated):
             return self._first_receipt(result.record, verb, key)
-        own, linked, _ = result
+        own, linked, decision = result
         try:
             if linked or not asks:
-                return self._receipt_of(own, linked)
+                return self._receipt_of(own, linked)._replace(decision=decision)
         except LedgerError as problem:  # it was written all the same
             raise OutcomeUnknown(
                 "this is written, and its receipt could not be read; ask again with the same key to have it",
@@ -435,7 +435,7 @@ class LocalBackend:
         lines = tuple([Line(one.account, one.sequence, asks[i].cost, one.seal) for i, one in enumerate(own)])
         expires = first.expires if first.detail else None
         unsure = tuple([ask.asked[0] for ask in asks if not ask.certified])
-        return Receipt(first.verb, first.key, first.time, lines, expires, (), repeated=False, uncertified=unsure)
+        return Receipt(first.verb, first.key, first.time, lines, expires, (), False, unsure, decision)  # noqa: FBT003
 
     def _receipt_of(self, own: Sequence[Entry], linked: Iterable[str]) -> Receipt:
         """Return the receipt of some entries, reading what they do not hold."""
@@ -539,12 +539,12 @@ class LocalBackend:
         found = [self.lifetime(name) for name in names]
         return tuple(dict.fromkeys(lifetime for lifetime in found if lifetime is not None))
 
-    def history(self, name: str, first: int, count: int) -> list[Past]:
+    def history(self, name: str, first: int, count: int) -> list[HistoryEntry]:
         """Return a page of entries, with the names and notes that were not erased."""
         entries = self.store.entries(name, first, count)  # before what stands beside them, which is there by then
         notes, names = self.store.notes(name, first, count), self.store.principals()
         return [
-            Past(
+            history_entry(
                 entry,
                 names.get(entry.principal, _ERASED),
                 (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from odograph.core.gate import Price, Totals
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, ReservationNotFound, told
+from odograph.errors import InvalidArgument, InvalidPolicy, LedgerCorrupt, ReservationNotFound, told
 
 __all__ = [
     "AHEAD",
@@ -259,20 +259,19 @@ def check_name(name: object, field: str = "name") -> str:
 
 
 def check_key(key: object, field: str = "key") -> str:
-    """Return a key if it can be one: a text on one line."""
+    """Return a key if it can be one: a string on one line."""
     if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
-        raise InvalidGuarantee(
-            f"{field} must be a text of 1 to {_LONGEST_KEY} printable characters, and {shown(key)} is not;"
-            " nothing was charged"
-        )
+        got = shown(key) if isinstance(key, str) else f"a {type(key).__name__}"
+        raise InvalidArgument(f"{field} must be a string of 1 to {_LONGEST_KEY} printable characters (got {got})")
     return key
 
 
 def check_note(note: object) -> str:
     """Return a note if it can be one."""
     if not isinstance(note, str) or len(note) > _LONGEST_NOTE or _UNSTORABLE.search(note):
-        raise InvalidGuarantee(
-            f"note must be a text of at most {_LONGEST_NOTE:,} characters, none of them NUL or half a"
-            f" surrogate pair, and this {type(note).__name__} is not; nothing was charged"
+        got = f"{len(note):,} characters" if isinstance(note, str) else f"a {type(note).__name__}"
+        raise InvalidArgument(
+            f"note must be a string of at most {_LONGEST_NOTE:,} characters, without NUL and lone surrogates"
+            f" (got {got})"
         )
     return note

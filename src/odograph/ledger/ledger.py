@@ -8,15 +8,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from odograph.account import microseconds
 from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.policy import Policy
-from odograph.errors import InvalidPolicy
-from odograph.ledger.account import LedgerAccount, Reservation, microseconds
+from odograph.errors import InvalidPolicy, LedgerError
+from odograph.ledger.account import LedgerAccount
 from odograph.ledger.backend import Backend
 from odograph.ledger.entries import check_name
-from odograph.ledger.results import Checkpoint, Receipt, Verification
+from odograph.ledger.results import Checkpoint, Receipt, Reservation, Verification
 from odograph.ledger.stores.base import Head
 from odograph.ledger.transfer import check_file
 from odograph.progress import Progress
@@ -31,7 +32,7 @@ class Ledger:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self.backend = backend  # what this object stands on, for whoever builds on a ledger
+        self.backend = backend  # for code that builds on a ledger, such as the service
 
     @property
     def url(self) -> str:
@@ -52,8 +53,8 @@ class Ledger:
         name: str,
         policy: Policy | Compiled,
         *,
-        parent: str = "",
-        successor_of: str = "",
+        parent: LedgerAccount | str | None = None,
+        successor_of: LedgerAccount | str | None = None,
         dataset: str = "",
         key: str | None = None,
         note: str = "",
@@ -61,21 +62,30 @@ class Ledger:
         """Open an account; its compiled policy is its first entry and never changes.
 
         What it spends, every account above it (`parent`) spends too. A new policy for the same data is a new account,
-        `successor_of` the old one: a fresh budget, and the promises add up. Accounts of one `dataset` are blocks of
-        it: each holds the records of its own day or region, and a person's records are in one block.
+        `successor_of` the old one: a fresh budget, and the promises add up. Both are given as accounts of this ledger
+        or by name. Accounts of one `dataset` are blocks of it: each holds the records of its own day or region, and a
+        person's records are in one block.
         """
         check_name(name)
-        for field, value in (("parent", parent), ("successor_of", successor_of), ("dataset", dataset)):
-            if value != "":
-                check_name(value, field)
+        above, before = self._name_of(parent, "parent"), self._name_of(successor_of, "successor_of")
+        if dataset != "":
+            check_name(dataset, "dataset")
         if not isinstance(policy, Policy | Compiled):
-            raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6), not {policy!r}")
+            raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
         whom = policy.policy if isinstance(policy, Compiled) else policy
         unit, neighbors = whom.privacy_unit, whom.neighbors
         if not unit.isprintable():
-            raise InvalidPolicy(f"Policy.privacy_unit must be printable text in a ledger, and {unit!r} is not")
-        self.backend.open(Head(name, parent, successor_of, dataset, unit, neighbors), policy, key, note)
+            raise InvalidPolicy(f"in a ledger Policy.privacy_unit must be printable (got {unit!r})")
+        self.backend.open(Head(name, above, before, dataset, unit, neighbors), policy, key, note)
         return self.account(name)
+
+    def _name_of(self, account: LedgerAccount | str | None, field: str) -> str:
+        """Return the name of a relative that was given as an account of this ledger or by its name."""
+        if isinstance(account, LedgerAccount):
+            if self.account(account.name) != account:
+                raise LedgerError(f"{field} must be an account of {self.url} (got one of another ledger)")
+            return account.name
+        return "" if account is None or account == "" else check_name(account, field)
 
     def account(self, name: str) -> LedgerAccount:
         """Return an account that was opened before."""
@@ -105,14 +115,16 @@ class Ledger:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        return Reservation(self.backend, self.backend.charge("reserve", costs, key, note, microseconds(expires)))
+        return Reservation(
+            self.backend.resolve, self.backend.charge("reserve", costs, key, note, microseconds(expires))
+        )
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
-        """Say whether several accounts would admit their costs together; spend nothing."""
+        """Return whether several accounts would admit their costs together; spend nothing."""
         return self.backend.decide(costs)
 
     def commit(self, reservation: str, *, note: str = "") -> Receipt:
-        """Say that a reservation's mechanism was run, or may have been; works after it expired, and again."""
+        """Confirm a reservation: its mechanism was run, or may have been. Works after it expired, and again."""
         return self.backend.resolve("commit", reservation, note)
 
     def void(self, reservation: str, reason: str) -> Receipt:
@@ -121,18 +133,18 @@ class Ledger:
 
     def reservation(self, reservation: str) -> Reservation:
         """Return a reservation by its id, such as `census#17`: to resolve it in another process."""
-        return Reservation(self.backend, self.backend.reservation(reservation))
+        return Reservation(self.backend.resolve, self.backend.reservation(reservation))
 
     def verify(self, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
         """Replay every entry of every account, or raise `LedgerCorrupt` and name the first bad one."""
         return self.backend.verify(checkpoint, progress)
 
     def checkpoint(self) -> Checkpoint:
-        """Say where every account stands, to be kept elsewhere: `verify` then sees what was removed or rewritten."""
+        """Return the last seal of every account: kept elsewhere, it lets `verify` detect removals and rewrites."""
         return self.backend.checkpoint()
 
     def export(self, file: IO[str], *, progress: Progress | None = None) -> Checkpoint:
-        """Write the whole ledger as JSON Lines, integers as text; return where it stood."""
+        """Write the whole ledger as JSON Lines, integers as strings; return its checkpoint."""
         check_file(file, "export", "w")
         return self.backend.export(file, progress)
 
@@ -148,7 +160,7 @@ class Ledger:
         return self.backend.import_(file, checkpoint, progress)
 
     def backup(self, path: str | Path, *, progress: Progress | None = None) -> Checkpoint:
-        """Copy the whole ledger, as it is now, into a new SQLite file, for reading; return where it stood."""
+        """Copy the whole ledger, as it is now, into a new SQLite file, for reading; return its checkpoint."""
         return self.backend.backup(Path(path), progress)
 
     def restore(
@@ -158,11 +170,11 @@ class Ledger:
         return self.backend.restore(Path(path), checkpoint, progress)
 
     def erase_note(self, entry: str) -> bool:
-        """Erase the note of an entry, such as `census#17`; the entry keeps its digest. Say whether there was one."""
+        """Erase the note of an entry, such as `census#17`; its digest stays. Return whether there was one."""
         return self.backend.erase_note(entry)
 
     def erase_principal(self, name: str) -> bool:
-        """Erase a principal's name; entries keep the random identity. Say whether there was one.
+        """Erase a principal's name; entries keep the random identity. Return whether there was one.
 
         The keys that it used stay used, for every principal: a retry under one of them is not charged a second time.
         """

@@ -1,19 +1,29 @@
-"""What the verbs answer: receipts, history as people read it, checkpoints."""
+"""What an account returns: receipts, reservations, entries of its history; and what a ledger's audit returns."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee
-from odograph.errors import LedgerCorrupt, told
-from odograph.ledger.entries import Entry, checkpoint_of, iso_time, moment
+from odograph.errors import LedgerCorrupt, LedgerError, told
+from odograph.ledger.entries import Entry, checkpoint_of, iso_time, legs_from_text, moment, price_from_text
 from odograph.ledger.lifetimes import Lifetime
 
-__all__ = ["Checkpoint", "Line", "Past", "Receipt", "Verification"]
+__all__ = [
+    "Checkpoint",
+    "HistoryEntry",
+    "Line",
+    "Receipt",
+    "Reservation",
+    "Stated",
+    "Verification",
+    "history_entry",
+]
 
 _FORM = 1
 
@@ -24,29 +34,32 @@ class Line(NamedTuple):
     account: str
     sequence: int
     cost: Guarantee
-    seal: str
+    seal: str  # empty in memory
 
 
 # One is made at every spend, hence a tuple with names: a frozen dataclass takes four times as long.
 class Receipt(NamedTuple):
-    """A durable charge. It pays for one run of the mechanism, whoever shows it and how often.
+    """Proof of a charge. It pays for one run of the mechanism, regardless of how often it is shown.
 
-    `repeated` says that the same key was used before: this is the first receipt again, and nothing was charged now.
+    `repeated` means that the same key was used before: this is the first receipt again, and nothing was charged now.
     `uncertified` names the accounts whose limits the installation that wrote it has not certified.
+    `decision` is the decision that admitted the charge: the totals after it and what is left. It is None on a receipt
+    that is read back later, on one that a service returns, and on those of commits and voids.
     """
 
     verb: str
-    key: str
+    key: str  # empty in memory if none was given
     written: int  # microseconds since 1970, by the store's clock
     lines: tuple[Line, ...]
     voidable_until: int | None  # the same, for a reservation that expires
     lifetimes: tuple[Lifetime, ...]
     repeated: bool
     uncertified: tuple[str, ...] = ()
+    decision: Decision | None = None
 
     @property
     def id(self) -> str:
-        """What the ledger calls it: `account#sequence` of the first account."""
+        """The id of the charge: `account#sequence` of the first account."""
         return f"{self.lines[0].account}#{self.lines[0].sequence}"
 
     @property
@@ -56,7 +69,7 @@ class Receipt(NamedTuple):
 
     @property
     def expires(self) -> datetime | None:
-        """Until when a reservation can be voided; None if always, or if this is no reservation."""
+        """Until when a reservation can be voided; None if it does not expire, or if this is not a reservation."""
         return None if self.voidable_until is None else moment(self.voidable_until)
 
     def __eq__(self, other: object) -> bool:
@@ -88,36 +101,149 @@ class Receipt(NamedTuple):
 
     def __str__(self) -> str:
         done = {"spend": "spent", "reserve": "reserved", "commit": "committed", "void": "voided"}[self.verb]
-        costs = ", ".join(f"{line.cost} of {line.account}" for line in self.lines)
+        costs = ", ".join(f"{line.cost} of {line.account}" if line.account else f"{line.cost}" for line in self.lines)
         again = " before, nothing was charged now" if self.repeated else ""
+        key = f", key {self.key}" if self.key else ""
         promise = "".join(f"; lifetime promise {lifetime}" for lifetime in self.lifetimes)
         unsure = f"; limits not certified here: {', '.join(self.uncertified)}" if self.uncertified else ""
-        return f"{done}{again}: {costs}; entry {self.id}, key {self.key}{promise}{unsure}"
+        return f"{done}{again}: {costs}; entry {self.id}{key}{promise}{unsure}"
 
 
-class Past(NamedTuple):
-    """An entry as people read it: with the principal's name and the note, or `erased` in their place."""
+class Reservation:
+    """A charge that is yet to be committed, or voided if the mechanism was not run."""
 
-    entry: Entry
-    principal: str
+    def __init__(self, resolve: Callable[[str, str, str], Receipt], receipt: Receipt) -> None:
+        self._resolve = resolve  # called with the verb, the reservation's id and the note
+        self.receipt = receipt
+        self.voided = False  # through this object
+
+    @property
+    def repeated(self) -> bool:
+        """Whether its key was used before: what it pays for was begun then, and must not be begun again."""
+        return self.receipt.repeated
+
+    @property
+    def expires(self) -> datetime | None:
+        """Until when it can be voided; None if it does not expire."""
+        return self.receipt.expires
+
+    @property
+    def id(self) -> str:
+        """The id by which any process may resolve a ledger's reservation: `ledger.commit(id)`."""
+        return self.receipt.id
+
+    def commit(self, *, note: str = "") -> Receipt:
+        """Confirm the charge: the mechanism was run, or may have been. Works after it expired, and again."""
+        return self._resolve("commit", self.id, note)
+
+    def void(self, reason: str) -> Receipt:
+        """Take the charge back: the mechanism was not run. Not after it was committed or has expired."""
+        receipt = self._resolve("void", self.id, reason)
+        self.voided = True
+        return receipt
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a reservation is not sent to another process: there, use odograph.connect(...).reservation({self.id!r})"
+        )
+
+    def __repr__(self) -> str:
+        until = "" if self.expires is None else f", expires {self.expires:%Y-%m-%d %H:%M:%S} UTC"
+        return f"<Reservation {self.id}{until}{', repeated' if self.repeated else ''}>"
+
+
+class Stated(NamedTuple):
+    """What an entry of an account in memory charges, and the account that was asked."""
+
+    cost: Guarantee | None
+    price: Price | None
+    account: str
+
+
+class HistoryEntry(NamedTuple):
+    """One entry of an account's history: what was done, at what cost, and on whose request.
+
+    `key` is the caller's; for a commit or void it is the reservation's id. An erased name or note reads `erased`.
+    """
+
+    sequence: int  # 0 is the opening
+    written: int  # microseconds since 1970, by the store's clock
+    verb: str  # open, spend, reserve, commit, void, close; a ledger also records what it refused: refuse
+    key: str
     note: str
+    voidable_until: int | None = None  # microseconds since 1970
+    principal: str = ""  # the name of who asked; empty in memory
+    seal: str = ""  # empty in memory
+    sealed: Entry | None = None  # the entry as a ledger stores it, from which the rest is read; None in memory
+    stated: Stated | None = None  # the rest, in memory
+
+    @property
+    def cost(self) -> Guarantee | None:
+        """The guarantee that was asked for; None for an opening or closing."""
+        return self.entry.guarantee if self.stated is None else self.stated.cost
+
+    @property
+    def price(self) -> Price | None:
+        """The units charged on each meter of this account; None for an opening or closing."""
+        if self.stated is not None:
+            return self.stated.price
+        return price_from_text(self.entry.price) if self.entry.price else None
+
+    @property
+    def account(self) -> str:
+        """The name of the account that was asked: this one, or one below it."""
+        if self.stated is not None:
+            return self.stated.account
+        entry = self.entry
+        own = (entry.account, entry.sequence)
+        return next((leg.own[0] for leg in legs_from_text(entry.legs) if own in leg.places), entry.account)
+
+    @property
+    def time(self) -> datetime:
+        """When it was written, by the store's clock."""
+        return moment(self.written)
+
+    @property
+    def expires(self) -> datetime | None:
+        """Until when a reservation can be voided; None if it does not expire, or if this is not a reservation."""
+        return None if self.voidable_until is None else moment(self.voidable_until)
+
+    @property
+    def entry(self) -> Entry:
+        """The entry as a ledger stores and seals it; an account in memory raises `LedgerError`."""
+        if self.sealed is None:
+            raise LedgerError("an account in memory has no sealed entries; an account of a ledger has")
+        return self.sealed
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in plain types; `sealed` has the exact strings under its seal."""
-        entry = self.entry
+        sealed = self.sealed
+        if sealed is not None:
+            cost, price = json.loads(sealed.cost) if sealed.cost else None, sealed.price
+        else:
+            cost = None if self.cost is None else self.cost.to_dict()
+            price = "" if self.price is None else self.price.to_text()
         return {
-            "sequence": entry.sequence,
-            "time": iso_time(entry.time),
-            "verb": entry.verb,
-            "cost": json.loads(entry.cost) if entry.cost else None,
-            "price": entry.price,
+            "sequence": self.sequence,
+            "time": iso_time(self.written),
+            "verb": self.verb,
+            "cost": cost,
+            "price": price,
             "principal": self.principal,
-            "key": entry.key,
+            "key": self.key,
             "note": self.note,
-            "expires": None if entry.expires is None else iso_time(entry.expires),
-            "seal": entry.seal,
-            "sealed": {field: str(value) for field, value in entry._asdict().items()},
+            "expires": None if self.voidable_until is None else iso_time(self.voidable_until),
+            "seal": self.seal,
+            "sealed": None if sealed is None else {field: str(value) for field, value in sealed._asdict().items()},
         }
+
+
+def history_entry(entry: Entry, principal: str, note: str) -> HistoryEntry:
+    """Return a ledger's entry for its history, with the principal's name and the note, which are stored beside it."""
+    until = entry.expires if entry.verb == "reserve" else None
+    return HistoryEntry(
+        entry.sequence, entry.time, entry.verb, entry.key, note, until, principal, entry.seal, sealed=entry
+    )
 
 
 @dataclass(frozen=True, slots=True)

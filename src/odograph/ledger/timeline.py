@@ -1,6 +1,6 @@
-"""Where an account stood after each of its charges: what readings over time are drawn from.
+"""The totals of a ledger's account after each of its charges, for plots of its reading over time.
 
-They are walked back from where the account stands, so a long history costs no more than its newest part.
+They are computed backward from the current totals, so the newest part of a long history can be read alone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _PAGE: Final = 2000
 
 
 class State(NamedTuple):
-    """Where the account stood after a charge, or when it was opened."""
+    """The totals after a charge, or when the account was opened."""
 
     time: int  # microseconds since 1970
     totals: Totals
 
 
 def states(account: LedgerAccount, totals: Totals, sequence: int, most: int | None = None) -> tuple[State, ...]:
-    """Return where the account stood after each charge that stands, oldest first; voided charges are left out.
+    """Return the totals after each charge that stands, oldest first; voided charges are left out.
 
     `totals` are those after the entry of that `sequence`. At most `most` entries are read, or all of them.
     """
@@ -35,8 +35,7 @@ def states(account: LedgerAccount, totals: Totals, sequence: int, most: int | No
     stop = 0 if most is None else max(0, sequence + 1 - most)
     for end in range(sequence + 1, stop, -_PAGE):
         first = max(stop, end - _PAGE)
-        for past in reversed(account.history(first, end - first)):
-            entry = past.entry
+        for entry in (past.entry for past in reversed(account.history(first, end - first))):
             if entry.verb == "void":  # it comes after what it takes back, so it is met first
                 voided.add(entry.key)
             elif entry.verb in CHARGES and entry.called not in voided:

@@ -40,7 +40,7 @@ from odograph.ledger.commands import (
 )
 from odograph.ledger.entries import Entry, check_name, shown, text_of
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.results import Past
+from odograph.ledger.results import HistoryEntry
 from odograph.ledger.stores.base import Head
 from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
 from odograph.population.gate import gate_of
@@ -306,7 +306,7 @@ class Population:
         self.outputs.append(answer)
         return answer
 
-    def history(self, first: int = 0, count: int = 1000) -> Sequence[Past]:
+    def history(self, first: int = 0, count: int = 1000) -> Sequence[HistoryEntry]:
         """Return a page of its ledger entries: rounds and their keys, nothing about any person."""
         return self._backend.history(self.name, first, count)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from odograph.connect import connect
+from odograph.connection import connect
 from odograph.errors import (
     IdempotencyConflict,
     KeyNotFound,

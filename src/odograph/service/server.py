@@ -17,7 +17,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.errors import LedgerBusy, LedgerError
 from odograph.service import logs
 from odograph.service.app import App, Connections

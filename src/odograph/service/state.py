@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.errors import AccountNotFound, LedgerBusy, NotAuthenticated, OdographError
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY

@@ -12,18 +12,19 @@ from typing import Any, Final
 
 from msgspec import UNSET, Raw
 
+from odograph.account import account_summary
 from odograph.core.gate import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound
-from odograph.ledger.account import LedgerAccount, account_summary
+from odograph.ledger.account import LedgerAccount
 from odograph.ledger.backend import Backend
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import Past, Receipt
+from odograph.ledger.results import HistoryEntry, Receipt
 from odograph.ledger.stores.base import Balance
 from odograph.service.auth import Caller
 from odograph.service.response_schemas import (
@@ -104,7 +105,7 @@ def row_of(backend: Backend, caller: Caller, balance: Balance) -> AccountRow:
 
 def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
     """Return an account with everything that its page shows."""
-    form = visible_account(ledger, caller, name).to_dict()
+    form = visible_account(ledger, caller, name).describe()
     lifetime = form["lifetime"] if form["lifetime"] and _sees_all(caller, form["lifetime"]["accounts"]) else None
     pending = [one for one in form["pending"] if _sees_all(caller, [line["account"] for line in one["accounts"]])]
     linked = form["account"]["linked"] and (caller.accounts is None or lifetime is not None)
@@ -270,7 +271,7 @@ def _reading(reading: Reading) -> ReadingForm:
     return ReadingForm(**reading.to_dict())
 
 
-def _entry(past: Past, caller: Caller) -> EntryForm:
+def _entry(past: HistoryEntry, caller: Caller) -> EntryForm:
     form = past.to_dict()
     if caller.accounts is not None and not _sees_all(caller, _names(past.entry)):
         # The key of a commit or void is its reservation's id, which may be that of another account.

@@ -18,7 +18,7 @@ from typing import IO, Final
 
 import msgspec
 
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.errors import OdographError, OutcomeUnknown
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Ask, Charge, Command, Made, Outcome, Refused

@@ -63,7 +63,7 @@ def seen(path: Path) -> dict[str, Any]:
                 account.closed,
                 [past.entry for past in account.history(0, 1000)],
                 [reservation.id for reservation in account.pending],
-                [child.name for child in account.children],
+                [*account.children],
             )
             for account in accounts
         }

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 from msgspec import Raw, Struct
 
+from odograph.account import microseconds
 from odograph.errors import BudgetExceeded, OdographError, ReservationNotFound
-from odograph.ledger.account import microseconds
 from odograph.ledger.backend import LocalBackend, with_counter_offer
 from odograph.ledger.commands import Author, Charge, Refused
 from odograph.ledger.engine import result_of

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from odograph.connect import store_at
+from odograph.connection import store_at
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.engine import _ThreadState
 from odograph.ledger.ledger import Ledger

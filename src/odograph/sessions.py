@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from odograph.account import Account, check_account
-from odograph.core.gate import Decision
 from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
 from odograph.integrations import cost_of, is_interactive, name_of, states_cost
+from odograph.ledger.results import Reservation
 
 __all__ = ["Cost", "Private", "Session", "private", "session"]
 
@@ -50,7 +50,7 @@ class Session:
     One-shot mechanisms may overlap in threads; they count in the order of their admission. What is not proven is
     refused: a session inside a session of the same account, a run inside a running mechanism, and mechanisms that
     answer later (generators, coroutines, OpenDP's queryables), because what they say depends on when they are asked.
-    A run in a thread that a mechanism starts looks like an overlap and is not recognised: do not do that.
+    A run in a thread that a mechanism starts looks like an overlap and is not recognized: do not do that.
     """
 
     def __init__(self, account: Account) -> None:
@@ -80,8 +80,9 @@ class Session:
         mechanism: Callable[..., _T],
         /,
         *args: Any,
-        cost: Cost | None = None,
+        key: str | None = None,
         note: str = "",
+        cost: Cost | None = None,
         trust_cost: bool = False,
         **kwargs: Any,
     ) -> _T:
@@ -91,6 +92,12 @@ class Session:
         cost below what such a measurement states is refused; with `trust_cost=True` it is charged, and the entry's
         note says so. If the mechanism raises, the charge stands, because its noise was drawn from the data; a note on
         the exception says what was charged.
+
+        With a `key` the mechanism is run and charged at most once: a second run under the same key, such as that of a
+        notebook which is run again from the top, raises `IdempotencyConflict`. The answer is not stored.
+
+        A mechanism that has a parameter called `key`, `note`, `cost` or `trust_cost` itself is given it beforehand:
+        `s.run(functools.partial(mechanism, key="blue"), data, cost=...)`.
         """
         if not self._open:
             raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
@@ -107,11 +114,12 @@ class Session:
         inside = copy_context()
         inside.run(_RUNNING.set, name)
         label = note or name
-        with self.account.spending(guarantee, note=f"{label}; {trusted:.1000}" if trusted else label) as charge:
+        label = f"{label}; {trusted:.1000}" if trusted else label
+        with self.account.spending(guarantee, key=key, note=label) as charge:
             try:
                 answer = inside.run(mechanism, *args, **kwargs)
             except BaseException as problem:
-                problem.add_note(self._charged(charge, guarantee, name))
+                problem.add_note(self._charged(charge, guarantee, name, key))
                 raise
         if unfinished := _unfinished(answer):
             raise UnprovenComposition(
@@ -172,17 +180,15 @@ class Session:
             return None
         return InvalidGuarantee(f"cost={given} is less, on some meter, than what the measurement states, {own}")
 
-    def _charged(self, charge: object, guarantee: Guarantee, name: str) -> str:
+    def _charged(self, charge: Reservation, guarantee: Guarantee, name: str, key: str | None) -> str:
         """Return what stays charged when a mechanism raises, under which entry, and how to go on."""
-        receipt, account = getattr(charge, "receipt", None), getattr(self.account, "name", "")
+        receipt, account = charge.receipt, self.account.name
         to = f" to {account!r}" if account else ""
-        if receipt is not None:
-            to += f" (entry {receipt.id}, key {receipt.key})"
-        elif isinstance(charge, Decision):
-            to += f" (step {charge.totals_after.steps})"
+        under = f", key {receipt.key}" if receipt.key else ""
         return (
-            f"odograph: {guarantee} was charged{to} before {name} raised, and stays charged, because noise may have"
-            " been drawn from the data. Correct the mechanism and run it again: that is charged again"
+            f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) before {name} raised, and stays"
+            " charged, because noise may have been drawn from the data. Correct the mechanism and run it again"
+            f"{'' if key is None else ' under another key'}: that is charged again"
         )
 
 
@@ -310,7 +316,7 @@ def _unfinished(answer: object) -> str:
     return next(filter(None, map(_unfinished, some_or_held)), "")
 
 
-def _covers(account: Any, given: Guarantee, own: Guarantee) -> bool:  # noqa: ANN401  not every account has a parent
+def _covers(account: Account | None, given: Guarantee, own: Guarantee) -> bool:
     """Whether a cost charges at least as much as another on every meter, here and above.
 
     A meter on which the other has no price is one that the given cost must have none on either.
@@ -323,7 +329,7 @@ def _covers(account: Any, given: Guarantee, own: Guarantee) -> bool:  # noqa: AN
             return False
         if any(a is not None and (b is None or a < b) for a, b in zip(asked, proven, strict=True)):
             return False
-        account = getattr(account, "parent", None)
+        account = account.parent
     return True
 
 
@@ -342,9 +348,9 @@ def _not_callable(mechanism: object) -> InvalidGuarantee:
     )
 
 
-def _top(account: Any) -> object:  # noqa: ANN401  not every account has a parent
-    while getattr(account, "parent", None) is not None:
-        account = account.parent
+def _top(account: Account) -> Account:
+    while (above := account.parent) is not None:
+        account = above
     return account
 
 

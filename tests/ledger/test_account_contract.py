@@ -1,0 +1,782 @@
+"""The contract of an account, clause by clause, on an account in memory, on every store and behind a service.
+
+A clause is a function of `Opening`, which opens accounts of one kind. Broken accounts are caught by the same clauses.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from typing import Any, Protocol
+
+import pytest
+from charge_history import charges
+
+import odograph as odo
+from odograph import (
+    GDP,
+    Account,
+    Accountant,
+    ApproxDP,
+    BudgetExceeded,
+    Guarantee,
+    HistoryEntry,
+    IdempotencyConflict,
+    Ledger,
+    LedgerAccount,
+    Policy,
+    PureDP,
+    Receipt,
+    Reservation,
+    UnprovenComposition,
+)
+from odograph.errors import (
+    AccountClosed,
+    AccountExists,
+    InvalidArgument,
+    InvalidGuarantee,
+    InvalidPolicy,
+    ReservationResolved,
+)
+
+UNIT = 10**15
+TENTH = PureDP(0.1)
+BASIC = Policy(1, 0, filter="basic")
+
+
+class Opening(Protocol):
+    """Open an account of one kind, with a parent of the same kind or none."""
+
+    def __call__(self, name: str, policy: Policy = BASIC, parent: Account | None = None) -> Account: ...
+
+
+def in_memory(kind: type[Accountant] = Accountant) -> Opening:
+    def opening(name: str, policy: Policy = BASIC, parent: Account | None = None) -> Account:
+        assert parent is None or isinstance(parent, Accountant)
+        return kind(policy, name=name, parent=parent)
+
+    return opening
+
+
+def in_ledger(ledger: Ledger) -> Opening:
+    def opening(name: str, policy: Policy = BASIC, parent: Account | None = None) -> Account:
+        assert parent is None or isinstance(parent, LedgerAccount)
+        return ledger.open_account(name, policy, parent=parent)
+
+    return opening
+
+
+@pytest.fixture(params=["accountant", "memory", "sqlite", "postgres", "service"])
+def opening(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Opening]:  # noqa: ANN401  a path
+    if request.param == "accountant":
+        yield in_memory()
+        return
+    token = None
+    if request.param == "service":
+        service = request.getfixturevalue("service")
+        url, token = service.url, service.token("ana")
+    elif request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+    else:
+        url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/ledger.db"
+    with odo.connect(url, token=token) if token else odo.connect(url, principal="ana") as ledger:
+        yield in_ledger(ledger)
+        if ledger.accounts():
+            ledger.verify()
+
+
+Clause = Callable[[Opening], None]
+CLAUSES: dict[str, Clause] = {}
+
+
+def clause(check: Clause) -> Clause:
+    CLAUSES[check.__name__] = check
+    return check
+
+
+# What clauses look at.
+
+
+def pair(opening: Opening) -> tuple[Account, Account]:
+    """An account and the one above it."""
+    top = opening("top")
+    return opening("ana", parent=top), top
+
+
+def tenths(*accounts: Account) -> tuple[Fraction | int, ...]:
+    return tuple(Fraction(account.totals.amounts[1], UNIT) * 10 for account in accounts)
+
+
+def state(*accounts: Account) -> list[object]:
+    """Everything that a charge, a resolution or a closing would change."""
+    return [(one.totals, [e for e in one.history() if e.verb != "refuse"], one.closed, one.voids) for one in accounts]
+
+
+def verbs(account: Account) -> list[str]:
+    return [entry.verb for entry in account.history() if entry.verb != "refuse"]
+
+
+def wait_for(moment: datetime | None) -> None:
+    """Wait until a time is over, by a clock that the store cannot be behind of for long."""
+    assert moment is not None
+    while datetime.now(UTC) <= moment + timedelta(milliseconds=20):
+        time.sleep(0.01)
+
+
+@contextmanager
+def unchanged(*accounts: Account) -> Iterator[None]:
+    before = state(*accounts)
+    yield
+    assert state(*accounts) == before
+
+
+# Spending.
+
+
+@clause
+def a_spend_is_charged_here_and_above(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ben = opening("ben", parent=top)
+    receipt = ana.spend(TENTH, note="visits")
+    ben.spend(PureDP("0.2"))
+    assert tenths(ana, ben, top) == (1, 2, 3)
+    assert (receipt.verb, receipt.id, receipt.repeated, receipt.expires) == ("spend", "ana#1", False, None)
+    assert [(line.account, line.sequence, line.cost) for line in receipt.lines] == [("ana", 1, TENTH)]
+    assert receipt.decision is None or receipt.decision.totals_after.amounts[1] == UNIT // 10
+    assert json.loads(json.dumps(receipt.to_dict()))["accounts"][0]["cost"] == TENTH.to_dict()
+    assert "spent: PureDP(0.1) of ana; entry ana#1" in str(receipt)
+
+
+@clause
+def what_is_full_takes_nothing_more_and_offers_nothing(opening: Opening) -> None:
+    ana, top = pair(opening)
+    for _ in range(10):
+        ana.spend(TENTH)
+    with unchanged(ana, top), pytest.raises(BudgetExceeded) as caught:
+        ana.spend(PureDP("1e-15"))
+    assert caught.value.decision.largest is None
+    assert caught.value.charged is False
+
+
+@clause
+def a_refusal_names_the_account_and_what_would_fit(opening: Opening) -> None:
+    top = opening("top")
+    ana, ben = opening("ana", Policy("0.5", 0, filter="basic"), top), opening("ben", parent=top)
+    ben.spend(PureDP("0.7"))
+    for cost, refused_by, fits in ((PureDP("0.6"), "top", "0.3"), (PureDP("0.35"), "top", "0.3")):
+        with unchanged(top, ana, ben), pytest.raises(BudgetExceeded) as caught:
+            ana.spend(cost)
+        assert caught.value.decision.account in {refused_by, "ana"}
+        assert caught.value.decision.largest == PureDP(fits)
+    ana.spend(PureDP("0.3"))
+    assert tenths(ana, ben, top) == (3, 7, 10)
+
+
+@clause
+def what_has_no_theorem_or_is_not_a_guarantee_is_not_charged(opening: Opening) -> None:
+    ana, top = pair(opening)
+    attempts: list[Callable[[Any], object]] = [ana.spend, ana.reserve, ana.decide, lambda cost: ana.quote([cost])]
+    with unchanged(ana, top):
+        for attempt in attempts:
+            with pytest.raises(UnprovenComposition):
+                attempt(GDP(0.1))
+            for wrong in (0.1, None, "PureDP(0.1)", PureDP):
+                with pytest.raises(InvalidGuarantee):
+                    attempt(wrong)
+
+
+@clause
+def a_wrong_key_note_or_expiry_is_not_charged(opening: Opening) -> None:
+    ana, top = pair(opening)
+    wrong: list[dict[str, Any]] = [{"key": ""}, {"key": 3}, {"key": "a\nb"}, {"key": "x" * 201}, {"note": 3}]
+    with unchanged(ana, top):
+        for arguments in wrong:
+            for attempt in (ana.spend, ana.reserve):
+                with pytest.raises(InvalidArgument, match=next(iter(arguments))):
+                    attempt(TENTH, **arguments)
+        for expires in (0, -1, float("nan"), float("inf"), 1e30, True, "5", timedelta(0)):
+            with pytest.raises(InvalidArgument, match="expires"):
+                ana.reserve(TENTH, expires=expires)  # type: ignore[arg-type]
+
+
+# Keys.
+
+
+@clause
+def a_key_is_charged_once(opening: Opening) -> None:
+    ana, top = pair(opening)
+    first = ana.spend(TENTH, key="q", note="first")
+    with unchanged(ana, top):
+        for again in (ana.spend(TENTH, key="q"), ana.spend(PureDP("0.10"), key="q", note="again")):
+            assert again == first
+            assert (again.repeated, first.repeated, again.decision) == (True, False, None)
+            assert again.lines == first.lines
+    assert not ana.spend(TENTH, key="r").repeated
+    assert tenths(ana, top) == (2, 2)
+
+
+@clause
+def without_a_key_every_spend_is_charged(opening: Opening) -> None:
+    ana, top = pair(opening)
+    receipts = [ana.spend(TENTH) for _ in range(3)]
+    assert not any(receipt.repeated for receipt in receipts)
+    assert len({receipt.id for receipt in receipts}) == 3
+    assert tenths(ana, top) == (3, 3)
+
+
+@clause
+def a_key_with_another_request_is_a_conflict(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ben = opening("ben", parent=top)
+    ana.spend(TENTH, key="q")
+    others: list[Callable[[], object]] = [
+        lambda: ana.spend(PureDP("0.2"), key="q"),
+        lambda: ana.spend(ApproxDP(0.1, 0), key="q"),
+        lambda: ben.spend(TENTH, key="q"),
+        lambda: ana.reserve(TENTH, key="q"),
+        lambda: ana.spending(TENTH, key="q").__enter__(),
+        lambda: ana.spend(PureDP(9), key="q"),
+    ]
+    with unchanged(ana, ben, top):
+        for other in others:
+            with pytest.raises(IdempotencyConflict, match="'q'"):
+                other()
+
+
+@clause
+def a_refusal_and_an_error_leave_the_key_free(opening: Opening) -> None:
+    ana, top = pair(opening)
+    for cost in (PureDP(2), PureDP(3)):
+        with pytest.raises(BudgetExceeded) as caught:
+            ana.spend(cost, key="q")
+    with pytest.raises(UnprovenComposition):
+        ana.spend(GDP(0.1), key="q")
+    offer = caught.value.decision.largest
+    assert offer is not None
+    assert not ana.spend(offer, key="q").repeated
+    assert ana.spend(offer, key="q").repeated
+    with pytest.raises(IdempotencyConflict):
+        ana.spend(PureDP(2), key="q")
+    assert tenths(ana, top) == (10, 10)
+
+
+@clause
+def a_used_key_is_answered_when_the_budget_is_gone_or_the_account_closed(opening: Opening) -> None:
+    ana, _ = pair(opening)
+    first = ana.spend(PureDP(1), key="q")
+    assert ana.spend(PureDP(1), key="q") == first
+    ana.close()
+    assert ana.spend(PureDP(1), key="q") == first
+    with pytest.raises(AccountClosed):
+        ana.spend(PureDP(0), key="another")
+
+
+@clause
+def keys_are_told_apart_by_every_character(opening: Opening) -> None:
+    ana, _ = pair(opening)
+    keys = ["q", "Q", "q ", "q\u0301", "\u00e9", "e\u0301", "SS", "ss", "1", "01"]
+    for key in keys:
+        assert not ana.spend(PureDP(0), key=key).repeated, key
+        assert ana.spend(PureDP(0), key=key).repeated
+
+
+# Reservations.
+
+
+@clause
+def a_reservation_is_charged_when_made_and_stays_charged_when_committed(opening: Opening) -> None:
+    ana, top = pair(opening)
+    held = ana.reserve(TENTH)
+    assert tenths(ana, top) == (1, 1)
+    assert [one.id for one in ana.pending] == [one.id for one in top.pending] == [held.id] == ["ana#1"]
+    assert repr(held) == "<Reservation ana#1>"
+    with pytest.raises(BudgetExceeded):
+        ana.spend(PureDP("0.95"))
+    receipt = held.commit(note="run")
+    assert (receipt.verb, receipt.repeated, receipt.decision) == ("commit", False, None)
+    assert tenths(ana, top) == (1, 1)
+    assert ana.pending == top.pending == ()
+    assert (ana.voids, top.voids) == (0, 0)
+
+
+@clause
+def a_void_restores_every_account_exactly(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ana.spend(TENTH)
+    before = (ana.totals, top.totals)
+    receipt = ana.reserve(PureDP("0.3")).void("the query had a typing error")
+    assert (ana.totals, top.totals) == before
+    assert receipt.verb == "void"
+    assert ana.pending == top.pending == ()
+    assert (ana.voids, top.voids) == (1, 1)
+    ana.spend(PureDP("0.9"))
+
+
+@clause
+def a_reservation_is_resolved_once(opening: Opening) -> None:
+    ana, top = pair(opening)
+    kept, taken_back = ana.reserve(TENTH), ana.reserve(TENTH)
+    first, void = kept.commit(), taken_back.void("not run")
+    with unchanged(ana, top):
+        assert kept.commit() == first
+        assert kept.commit().repeated
+        assert taken_back.void("for another reason") == void
+        with pytest.raises(ReservationResolved):
+            kept.void("not run")
+        with pytest.raises(ReservationResolved):
+            taken_back.commit()
+    assert tenths(ana, top) == (1, 1)
+
+
+@clause
+def a_pending_reservation_can_be_resolved_from_the_account_above(opening: Opening) -> None:
+    ana, top = pair(opening)
+    held = ana.reserve(TENTH)
+    (found,) = top.pending
+    found.void("the worker died before it read any data")
+    assert tenths(ana, top) == (0, 0)
+    with pytest.raises(ReservationResolved):
+        held.commit()
+
+
+@clause
+def once_expired_it_can_be_committed_and_not_voided(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ana.reserve(TENTH, expires=3600).void("in time")
+    late = ana.reserve(TENTH, expires=timedelta(milliseconds=1))
+    assert late.expires is not None
+    assert repr(late) == f"<Reservation {late.id}, expires {late.expires:%Y-%m-%d %H:%M:%S} UTC>"
+    wait_for(late.expires)
+    with unchanged(ana, top), pytest.raises(ReservationResolved, match="expire"):
+        late.void("too late")
+    assert [one.id for one in ana.pending] == [late.id]
+    assert late.commit().verb == "commit"
+    assert late.commit().repeated
+    assert tenths(ana, top) == (1, 1)
+
+
+@clause
+def a_void_repeated_after_the_expiry_is_the_first_void(opening: Opening) -> None:
+    ana, _ = pair(opening)
+    held = ana.reserve(TENTH, expires=0.3)
+    first = held.void("in time")
+    wait_for(held.expires)
+    assert held.void("again") == first
+
+
+@clause
+def a_void_needs_a_reason(opening: Opening) -> None:
+    ana, top = pair(opening)
+    held = ana.reserve(TENTH)
+    for reason in ("", "  ", None, 3):
+        with pytest.raises(InvalidArgument):
+            held.void(reason)  # type: ignore[arg-type]
+    assert tenths(ana, top) == (1, 1)
+    held.void("the data was not there yet")
+    assert ana.history(-1)[0].note == "the data was not there yet"
+
+
+@clause
+def a_key_gives_the_same_reservation_until_it_is_voided(opening: Opening) -> None:
+    ana, top = pair(opening)
+    first = ana.reserve(TENTH, key="q", expires=3600)
+    again = ana.reserve(TENTH, key="q", expires=60)
+    assert (again.id, again.expires, again.repeated, first.repeated) == (first.id, first.expires, True, False)
+    assert repr(again).endswith(", repeated>")
+    again.void("not run")
+    with unchanged(ana, top), pytest.raises(ReservationResolved, match="voided"):
+        ana.reserve(TENTH, key="q")
+    other = ana.reserve(TENTH, key="r")
+    other.commit()
+    assert ana.reserve(TENTH, key="r").repeated
+    assert tenths(ana, top) == (1, 1)
+
+
+@clause
+def a_key_that_looks_like_a_reservation_is_a_key(opening: Opening) -> None:
+    ana, top = pair(opening)
+    held = ana.reserve(TENTH)
+    ana.spend(TENTH, key=held.id)
+    held.void("not run")
+    assert ana.spend(TENTH, key=held.id).repeated
+    assert tenths(ana, top) == (1, 1)
+
+
+# Blocks.
+
+
+@clause
+def a_block_reserves_and_commits(opening: Opening) -> None:
+    ana, top = pair(opening)
+    with ana.spending(TENTH, key="q", note="a block") as held:
+        assert isinstance(held, Reservation)
+        assert tenths(ana, top) == (1, 1)
+        assert [one.id for one in ana.pending] == [held.id]
+    assert ana.pending == ()
+    assert verbs(ana) == ["open", "reserve", "commit"]
+    with pytest.raises(ReservationResolved):
+        held.void("x")
+
+
+@clause
+def what_raises_inside_a_block_is_committed(opening: Opening) -> None:
+    ana, top = pair(opening)
+    for error in (KeyError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        with pytest.raises(error), ana.spending(TENTH):
+            raise error
+    assert tenths(ana, top) == (4, 4)
+    assert ana.pending == ()
+    assert verbs(ana)[-1] == "commit"
+
+
+@clause
+def a_block_that_was_voided_inside_stays_voided(opening: Opening) -> None:
+    ana, top = pair(opening)
+    with ana.spending(TENTH) as held:
+        held.void("nothing to ask")
+    assert tenths(ana, top) == (0, 0)
+    assert ana.pending == ()
+
+
+@clause
+def a_block_does_not_run_unpaid_or_twice(opening: Opening) -> None:
+    ana, top = pair(opening)
+    runs = []
+    with pytest.raises(BudgetExceeded), ana.spending(PureDP(2), key="q"):
+        runs.append("unpaid")
+    with ana.spending(TENTH, key="q"):
+        runs.append("once")
+    with pytest.raises(IdempotencyConflict, match="the answer is not stored"), ana.spending(TENTH, key="q"):
+        runs.append("twice")
+    assert runs == ["once"]
+    assert tenths(ana, top) == (1, 1)
+
+
+# Asking.
+
+
+@clause
+def asking_changes_nothing_and_says_what_a_spend_would(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ana.spend(TENTH)
+    model = Accountant(BASIC)
+    model.spend(TENTH)
+    with unchanged(ana, top):
+        assert ana.decide(PureDP("0.9")).admitted
+        refusal = ana.decide(PureDP("0.91"))
+        assert (refusal.admitted, refusal.largest) == (False, PureDP("0.9"))
+        assert ana.largest(PureDP) == model.largest(PureDP) == PureDP("0.9")
+        assert ana.largest(PureDP, times=9) == TENTH
+        assert ana.quote([PureDP("0.4"), PureDP("0.5")]).admitted
+        assert not ana.quote([PureDP("0.4"), PureDP("0.51")]).admitted
+        assert ana.reading() == model.reading()
+        assert ana.compare() == model.compare()
+        assert ana.certification is model.certification
+        repr(ana), ana._repr_html_(), ana.children, ana.describe()
+        with pytest.raises(InvalidGuarantee, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
+            ana.quote(TENTH)  # type: ignore[arg-type]
+
+
+@clause
+def what_is_asked_below_knows_the_accounts_above(opening: Opening) -> None:
+    ana, top = pair(opening)
+    top.spend(PureDP("0.8"))
+    assert ana.largest(PureDP) == PureDP("0.2")
+    assert ana.largest(PureDP, times=2) == TENTH
+    assert ana.decide(PureDP("0.3")).account == "top"
+    assert not ana.quote([TENTH, TENTH, PureDP("1e-15")]).admitted
+
+
+@clause
+def the_description_is_plain_and_has_the_same_fields_everywhere(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ana.reserve(TENTH)
+    form, above = ana.describe(), top.describe()
+    assert json.loads(json.dumps(form)) == form
+    assert form.keys() == Accountant(BASIC).describe().keys()
+    assert form["account"] == ana.summary()
+    assert form["account"].keys() == Accountant(BASIC).summary().keys()
+    assert (form["account"]["name"], form["account"]["parent"], form["account"]["steps"]) == ("ana", "top", 1)
+    assert (above["children"], len(above["pending"]), above["voids"]) == (["ana"], 1, 0)
+    assert form["largest"] == [PureDP("0.9").to_dict()]
+
+
+# History.
+
+
+@clause
+def history_is_paged(opening: Opening) -> None:
+    ana, _ = pair(opening)
+    for i in range(7):
+        ana.spend(PureDP(0), note=f"note {i}")
+    whole = ana.history()
+    assert [entry.sequence for entry in whole] == [*range(8)] == [*range(ana.size)]
+    assert ana.history(2, 3) == whole[2:5]
+    assert ana.history(6, 100) == ana.history(6) == whole[6:]
+    assert ana.history(-2) == whole[-2:]
+    assert ana.history(-3, 2) == whole[-3:-1]
+    assert ana.history(8) == ana.history(1000, 5) == ana.history(10**30) == ()
+    assert ana.history(0, 10**30) == ana.history(first=0, count=None) == whole
+    assert [entry.note for entry in whole[1:]] == [f"note {i}" for i in range(7)]
+    for first, count in ((0, 0), (0, -1), (0.5, 1), (0, 1.5), ("0", 1), (True, 1), (0, True)):
+        with pytest.raises(InvalidArgument, match=r"first must be an integer|count must be a positive integer"):
+            ana.history(first, count)  # type: ignore[arg-type]
+
+
+@clause
+def an_entry_says_what_was_charged_and_on_whose_request(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ana.spend(PureDP("0.2"), key="q", note="visits")
+    held = ana.reserve(TENTH, expires=60)
+    held.void("not run")
+    top.close(note="over")
+    for account in (ana, top):
+        entries = account.history()
+        assert all(isinstance(entry, HistoryEntry) for entry in entries)
+        assert [entry.verb for entry in entries] == ["open", "spend", "reserve", "void", "close"]
+        assert [entry.cost for entry in entries] == [None, PureDP("0.2"), TENTH, TENTH, None]
+        assert [entry.account for entry in entries[1:4]] == ["ana"] * 3
+        assert entries[1].price == account.compiled.price(PureDP("0.2"))
+        assert (entries[0].price, entries[1].key, entries[3].key) == (None, "q", held.id)
+        assert [entry.expires for entry in entries] == [None, None, held.expires, None, None]
+        times = [entry.time for entry in entries]
+        assert times == sorted(times)
+        assert json.loads(json.dumps([entry.to_dict() for entry in entries]))
+    assert [entry.note for entry in ana.history()][:4] == ["", "visits", "", "not run"]
+    assert top.history()[-1].note == "over"
+
+
+# Sub-accounts and closing.
+
+
+@clause
+def accounts_form_a_tree(opening: Opening) -> None:
+    ana, top = pair(opening)
+    ben = opening("ben", parent=top)
+    assert dict(top.children) == {"ana": ana, "ben": ben}
+    assert not ana.children
+    assert (ana.parent, top.parent) == (top, None)
+    with pytest.raises(TypeError):
+        top.children["eve"] = ana  # type: ignore[index]
+    with pytest.raises(AccountExists):
+        opening("ana", parent=top)
+    with pytest.raises(InvalidPolicy):
+        opening("eve", Policy(1, 0, filter="basic", privacy_unit="household"), top)
+    assert {*top.children} == {"ana", "ben"}
+    assert (ana.name, ana.policy, ana.dataset, ana.lifetime) == ("ana", BASIC, "", None)
+
+
+@clause
+def a_closed_account_takes_no_new_charges_here_and_below(opening: Opening) -> None:
+    top = opening("top")
+    ana, ben = opening("ana", parent=top), opening("ben", parent=top)
+    below = opening("ana-maps", parent=ana)
+    held, kept = below.reserve(TENTH), ana.reserve(TENTH)
+    ana.close(note="the study is over")
+    ana.close()
+    assert [one.closed for one in (top, ana, below, ben)] == [False, True, True, False]
+    with unchanged(top, ana, below):
+        for account in (ana, below):
+            attempts: list[Callable[[Guarantee], object]] = [
+                account.spend,
+                account.reserve,
+                lambda cost, one=account: one.spending(cost).__enter__(),  # type: ignore[misc]
+                account.decide,
+                lambda cost, one=account: one.quote([cost]),  # type: ignore[misc]
+            ]
+            for attempt in attempts:
+                with pytest.raises(AccountClosed):
+                    attempt(PureDP(0))
+            assert account.largest(PureDP) is None
+            assert account.describe()["largest"] == []
+        with pytest.raises(AccountClosed):
+            opening("late", parent=ana)
+    held.void("not run")
+    kept.commit()
+    ben.spend(TENTH)
+    assert tenths(top, ana, below, ben) == (2, 1, 0, 1)
+    assert verbs(ana).count("close") == verbs(below).count("close") == 1
+
+
+@clause
+def a_handle_is_the_account(opening: Opening) -> None:
+    ana, top = pair(opening)
+    assert ana == top.children["ana"]
+    assert ana != top
+    assert len({ana, top, top.children["ana"]}) == 2
+    with pytest.raises(AttributeError):
+        ana.policy = BASIC  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        ana.totals = top.totals  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", CLAUSES)
+def test_an_account_keeps_the_contract(name: str, opening: Opening) -> None:
+    CLAUSES[name](opening)
+
+
+# Broken accounts, and the clause that each must fail.
+
+
+def charge_of(held: Reservation) -> Any:  # noqa: ANN401  what an account in memory remembers of it
+    return held._resolve.__self__  # type: ignore[attr-defined]  # noqa: SLF001  to break it
+
+
+class ForgetsKeys(Accountant):
+    def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:  # noqa: ARG002  the bug
+        return super().spend(cost, note=note)
+
+
+class ForgetsWhatAKeyWasUsedFor(Accountant):
+    def _repeat(self, charge: Any, verb: str, cost: Guarantee) -> tuple[Receipt, Any]:  # noqa: ANN401, ARG002
+        return charge.receipt._replace(repeated=True), charge
+
+
+class KeepsTheKeyOfARefusal(Accountant):
+    def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
+        try:
+            return super().spend(cost, key=key, note=note)
+        except BudgetExceeded:
+            super().spend(PureDP(0), key=key)
+            raise
+
+
+class RefundsWhatWasCommitted(Accountant):
+    def reserve(self, cost: Guarantee, **options: Any) -> Reservation:
+        held = super().reserve(cost, **options)
+        charge = charge_of(held)
+
+        def resolve(verb: str, reservation: str, note: str) -> Receipt:
+            if verb == "void":
+                charge.resolution = None
+            return charge.resolve(verb, reservation, note)  # type: ignore[no-any-return]
+
+        return Reservation(resolve, held.receipt)
+
+
+class RefundsWhatExpired(Accountant):
+    def reserve(self, cost: Guarantee, **options: Any) -> Reservation:
+        held = super().reserve(cost, **options)
+        charge = charge_of(held)
+        charge.receipt = charge.receipt._replace(voidable_until=None)
+        return held
+
+
+class RefundsItselfAlone(Accountant):
+    def reserve(self, cost: Guarantee, **options: Any) -> Reservation:
+        held = super().reserve(cost, **options)
+        charge = charge_of(held)
+        free = tuple(type(price)((0,) * len(price.amounts)) for price in charge.prices[:-1])
+        charge.prices = (*free, charge.prices[-1])
+        return held
+
+
+class RefundsWhatRaised(Accountant):
+    @contextmanager
+    def spending(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Iterator[Reservation]:
+        held = self.reserve(cost, key=key, note=note)
+        try:
+            yield held
+        except BaseException:
+            held.void("it raised")
+            raise
+        if not held.voided:
+            held.commit()
+
+
+class ClosesItselfAlone(Accountant):
+    def _with_descendants(self) -> Iterator[Accountant]:
+        yield self
+
+
+class ForgetsItsParent(Accountant):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._chain = (self,)
+
+
+class WritesRefusalsDownAsSpends(Accountant):
+    def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
+        with suppress(BudgetExceeded):
+            return super().spend(cost, key=key, note=note)
+        return super().spend(PureDP(0), note=note)
+
+
+BROKEN: dict[type[Accountant], Clause] = {
+    ForgetsKeys: a_key_is_charged_once,
+    ForgetsWhatAKeyWasUsedFor: a_key_with_another_request_is_a_conflict,
+    KeepsTheKeyOfARefusal: a_refusal_and_an_error_leave_the_key_free,
+    RefundsWhatWasCommitted: a_reservation_is_resolved_once,
+    RefundsWhatExpired: once_expired_it_can_be_committed_and_not_voided,
+    RefundsItselfAlone: a_void_restores_every_account_exactly,
+    RefundsWhatRaised: what_raises_inside_a_block_is_committed,
+    ClosesItselfAlone: a_closed_account_takes_no_new_charges_here_and_below,
+    ForgetsItsParent: a_spend_is_charged_here_and_above,
+    WritesRefusalsDownAsSpends: what_is_full_takes_nothing_more_and_offers_nothing,
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_broken_account_is_caught(broken: type[Accountant]) -> None:
+    """Negative controls: the clause holds for an account, and fails for the broken one."""
+    BROKEN[broken](in_memory())
+    with pytest.raises((AssertionError, pytest.fail.Exception, odo.OdographError)):
+        BROKEN[broken](in_memory(broken))
+
+
+# One set of signatures.
+
+
+def members(kind: type) -> dict[str, Any]:
+    return {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+
+def signature_of(member: Any) -> object:  # noqa: ANN401  a method or property
+    if isinstance(member, property):
+        return property
+    function = inspect.unwrap(member)
+    parameters = inspect.signature(function).parameters.values()
+    return [(one.name, one.kind, one.default, str(one.annotation)) for one in parameters], str(
+        inspect.signature(function).return_annotation
+    )
+
+
+def differences(kind: type) -> list[str]:
+    """The members of an account that a class lacks, or has with another signature."""
+    own = members(kind)
+    return [
+        name
+        for name, member in members(Account).items()
+        if name not in own or signature_of(own[name]) != signature_of(member)
+    ]
+
+
+OWN = {Accountant: {"from_dict", "resume", "to_dict"}, LedgerAccount: set[str]()}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_every_account_has_the_same_members_with_the_same_signatures(kind: type[Account]) -> None:
+    assert differences(kind) == []
+    assert members(kind).keys() - members(Account).keys() == OWN[kind]
+    assert len(members(Account)) > 20
+
+
+def test_another_signature_is_found() -> None:
+    assert differences(RefundsItselfAlone) == ["reserve"]
+
+
+def test_in_memory_a_charge_without_a_key_is_not_remembered() -> None:
+    account = Accountant(BASIC, keep=0)
+    for _ in range(50):
+        account.spend(PureDP("0.01"))
+        with account.spending(PureDP("0.001")):
+            pass
+    form = account.to_dict()
+    assert (form["charges"], form["entries"], charges(account)) == ([], [], ())
+    account.spend(PureDP(0), key="q")
+    assert [charge["key"] for charge in account.to_dict()["charges"]] == ["q"]
