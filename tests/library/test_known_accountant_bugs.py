@@ -42,6 +42,7 @@ from odograph import (
     compile_policy,
 )
 from odograph.core.filters import Renyi, RenyiMeter
+from odograph.errors import InvalidArgument
 
 UNIT = 10**15
 TENTH = PureDP(0.1)
@@ -215,7 +216,7 @@ def test_nan_infinities_negatives_and_booleans_accepted(bad: float) -> None:
     for policy in policies:
         with pytest.raises(InvalidPolicy):
             policy()
-    with pytest.raises(InvalidGuarantee):
+    with pytest.raises(InvalidArgument):
         account.largest(PureDP, times=bad)  # type: ignore[arg-type]
     assert account.totals.steps == 0
 
@@ -334,7 +335,7 @@ def test_refund_without_a_charge() -> None:
     with pytest.raises(KeyError), account.spending(TENTH):
         raise KeyError
     assert spent(account) == Fraction(6, 10)
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(InvalidArgument):
         Price((0, -1, 0, 0))
     with pytest.raises(InvalidGuarantee):
         PureDP(-0.1)

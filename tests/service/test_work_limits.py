@@ -65,8 +65,8 @@ def test_the_search_for_an_offer_prices_no_more_for_more_parts(
 
 
 def test_a_search_that_prices_every_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    scaled = offers._scaled  # noqa: SLF001  the control is made of it
-    monkeypatch.setattr(offers, "_scaled", lambda kind, **_: scaled(kind, whole=True))
+    scaled = offers._parallel_maker  # noqa: SLF001  the control is made of it
+    monkeypatch.setattr(offers, "_parallel_maker", lambda kind, **_: scaled(kind, whole=True))
     assert priced_for(Parallel((PureDP(2),) * 500)) > MOST_PRICED
 
 

@@ -14,7 +14,7 @@ from odograph.errors import (
     InvalidPolicy,
     LedgerCorrupt,
     OdographError,
-    told,
+    explain,
 )
 from odograph.ledger.commands import Author, Made, Outcome, keep_note, remember, repeated, time_of
 from odograph.ledger.entries import START, Entry, digest_of, text_of
@@ -32,7 +32,7 @@ def opening_of(entry: Entry) -> tuple[Head, Compiled]:
         words = _WORDS_OF_0_1 if form["compiled"].get("form") == 1 else {}
         return Head(*(form[words.get(name, name)] for name in Head._fields)), Compiled.from_dict(form["compiled"])
     except (OdographError, AttributeError, LookupError, TypeError, ValueError) as problem:
-        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({told(problem)})") from problem
+        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({explain(problem)})") from problem
 
 
 class Open(NamedTuple):

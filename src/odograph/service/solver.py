@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-from odograph.compile import compile_policy, compiled_at_hand
+from odograph.compile import compile_at_hand, compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.policy import Policy
 from odograph.errors import InvalidPolicy, LedgerBusy
@@ -68,7 +68,7 @@ class Solver:
 
     async def compile(self, policy: Policy) -> Compiled:
         """Compile a policy as `odograph.compile_policy` does, without blocking the event loop."""
-        compiled = compiled_at_hand(policy)
+        compiled = compile_at_hand(policy)
         if compiled is not None:
             return compiled
         if self._pending > self._max_queued:
@@ -80,7 +80,7 @@ class Solver:
         try:
             async with self._lock:
                 # An earlier request may have solved the same policy.
-                return compiled_at_hand(policy) or await self._solve(policy)
+                return compile_at_hand(policy) or await self._solve(policy)
         finally:
             self._pending -= 1
 
