@@ -94,7 +94,7 @@ def test_a_refusal_without_an_offer_says_why() -> None:
     curve = odo.RDP(orders, (100,) * len(orders))
     for request, why in (
         (odo.parallel(many), f"more than {MOST_DIFFERENT} different parts a smaller request is not searched for"),
-        (odo.parallel([PureDP(2), curve]), "curves or mechanisms have no one size"),
+        (odo.parallel([PureDP(2), curve]), "curves or mechanisms have no single size"),
         (Mechanism("m", 7, curve), f"more than {MOST_POINTS} orders a smaller request is not searched for"),
     ):
         decision = account.decide(request)
