@@ -23,7 +23,7 @@ from odograph.service.dashboard.view_models import Citation, read_citation
 from odograph.service.openapi import FieldDescription, Operation, describe_operations, describe_types
 from odograph.service.routes import ROUTES
 
-__all__ = ["ALIASES", "PAGES", "cli", "errors", "examples", "http", "markdown", "restructured", "theorems"]
+__all__ = ["ALIASES", "PAGES", "cli", "errors", "examples", "http", "markdown", "theorems", "to_restructured"]
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = Path(odograph.__file__).parent
@@ -38,7 +38,7 @@ _CHARGED: Final = {False: "no", True: "yes", None: "not known"}
 _LABEL: Final = re.compile(r"^(Theorem|Assumes):", re.MULTILINE)
 
 
-def restructured(docstring: str) -> str:
+def to_restructured(docstring: str) -> str:
     """Return a docstring as reStructuredText: `Theorem:` and `Assumes:` become fields, other markup is escaped."""
     return _LABEL.sub(r":\1:", _outside_code(docstring, r"([*|_\\])"))
 

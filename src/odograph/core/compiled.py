@@ -121,7 +121,7 @@ class Compiled:
         policy = self.policy
         chosen = odometer or policy.odometer
         spent = _spent(self.meters, totals)
-        if self._deltas_passed(totals):
+        if self._exceeds_delta_steps(totals):
             loss = math.inf
         elif policy.is_basic:
             # Nothing of delta is left for a boundary; the sum of the epsilons needs none of it.
@@ -146,7 +146,7 @@ class Compiled:
             return ""
         if math.isfinite(loss):
             return "It may exceed the promise, because it states more: a bound on the loss itself, at every moment."
-        if self._deltas_passed(totals):
+        if self._exceeds_delta_steps(totals):
             return "No finite reading: the sum of the steps' own deltas is above the policy's delta_steps."
         parts = [part for _, part in odometer.parts] if isinstance(odometer, BestOf) else [odometer]
         untimed = totals.unpriced[self.index(IntrinsicMeter)] > 0
@@ -158,7 +158,7 @@ class Compiled:
         cure = " and ".join(cures) or "steps that come with their Rényi curve, at an order of its own"
         return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
 
-    def _deltas_passed(self, totals: Totals) -> bool:
+    def _exceeds_delta_steps(self, totals: Totals) -> bool:
         """Return whether the steps' deltas exceed delta'', as in totals that no gate admitted."""
         i = self.index(DeltaMeter)
         return totals.amounts[i] > (self.meters[i].limit or 0)

@@ -83,13 +83,13 @@ class Decision(NamedTuple):
     @property
     def spent(self) -> dict[str, float]:
         """What was spent before the request, per meter that has a limit."""
-        return {m.name: float(self.totals.amounts[i] / m.scale) for i, m in self._limited()}
+        return {m.name: float(self.totals.amounts[i] / m.scale) for i, m in self._with_limit()}
 
     @property
     def asked(self) -> dict[str, float | None]:
         """What the request costs, per meter that has a limit; None where it has no price there."""
         amounts = self.price.amounts
-        return {m.name: None if (a := amounts[i]) is None else float(a / m.scale) for i, m in self._limited()}
+        return {m.name: None if (a := amounts[i]) is None else float(a / m.scale) for i, m in self._with_limit()}
 
     @property
     def left(self) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Decision(NamedTuple):
         after = self.totals_after
         return {
             m.name: 0.0 if after.unpriced[i] else max(0.0, float((limit - after.amounts[i]) / m.scale))
-            for i, m in self._limited()
+            for i, m in self._with_limit()
             if (limit := m.limit) is not None
         }
 
@@ -121,11 +121,11 @@ class Decision(NamedTuple):
         if self.admitted:
             left = ", ".join(
                 f"{m.name} {self.left[m.name]:.4g}"
-                for i, m in self._limited()
+                for i, m in self._with_limit()
                 if not m.counts_delta and not self.totals_after.unpriced[i]
             )
             return f"admitted: {self.request or 'the request'}; left: {left}"
-        needs = [self._excess(i, m) for i, m in self._limited()]
+        needs = [self._excess(i, m) for i, m in self._with_limit()]
         short = ", ".join(filter(None, needs)) or "more than is left"
         if self.largest is not None:
             offer = f"the largest request of this kind still admitted is {self.largest}"
@@ -148,7 +148,7 @@ class Decision(NamedTuple):
         over = f" (over by {float((total - limit) / meter.scale):.3g})" if after == most else ""
         return f"{meter.name} {after} of {most}{over}"
 
-    def _limited(self) -> list[tuple[int, Meter]]:
+    def _with_limit(self) -> list[tuple[int, Meter]]:
         return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
 
 

@@ -92,7 +92,7 @@ class Guarantee:
         needed = [name for name in cls.__match_args__ if fields[name].default is MISSING]
         return cls(**dict.fromkeys(needed, 0) | {cls.size: size})
 
-    def resized(self, size: Numeric) -> Self:
+    def resize(self, size: Numeric) -> Self:
         """Return the same guarantee with another size."""
         return replace(self, **{self.size: size})
 

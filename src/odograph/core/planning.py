@@ -219,7 +219,7 @@ def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
         return None if long else partial(_fewer_steps, kind)
     if isinstance(kind, Parallel):
         return _parallel_maker(kind)
-    return kind.resized if kind.size else None
+    return kind.resize if kind.size else None
 
 
 def _parallel_maker(kind: Parallel, *, whole: bool = False) -> Callable[[Numeric], Guarantee] | None:
@@ -238,7 +238,7 @@ def _parallel_maker(kind: Parallel, *, whole: bool = False) -> Callable[[Numeric
 
     def make(size: Numeric) -> Guarantee:
         factor = exact_of(size) / most
-        smaller = {part: part.resized(written_below(own * factor)) for part, own in sizes.items()}
+        smaller = {part: part.resize(written_below(own * factor)) for part, own in sizes.items()}
         made = {key: smaller[part] for key, part in objects.items()}
         return Parallel(tuple([made[id(part)] for part in parts]))
 

@@ -92,7 +92,7 @@ def _last_entries(ledger: Ledger, caller: Caller) -> dict[str, tuple[int, str]]:
     """Return the sequence number and the seal of the last entry of every account that the caller sees."""
     try:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
-    except AccountNotFound:  # there is no ledger before the first account
+    except (LedgerNotFound, AccountNotFound):  # there is no ledger before the first account
         return {}
     return {name: (balance.sequence, balance.seal) for name, balance in sorted(balances.items())}
 
