@@ -62,7 +62,7 @@ def always_read(*_: Any) -> list[str]:
 
 def show_docstring(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines: list[str]) -> None:  # noqa: ANN401  Sphinx calls it so
     """Convert a docstring to reStructuredText."""
-    lines[:] = reference_pages.restructured("\n".join(lines)).splitlines()
+    lines[:] = reference_pages.to_restructured("\n".join(lines)).splitlines()
 
 
 def show_signature(_app: Any, what: str, _name: str, thing: Any, _options: Any, *pair: str | None) -> tuple[Any, Any]:  # noqa: ANN401  as above

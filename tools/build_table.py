@@ -23,7 +23,7 @@ FURTHER = ["1.5", "0.3", "6", "0.25", "0.75", "15"]
 DELTAS = ["1e-6", "1e-5", "1e-9", "1e-12", "1e-8", "1e-10", "1e-7", "1e-11"]
 
 
-def solved() -> dict[tuple[str, str], int]:
+def read_solved() -> dict[tuple[str, str], int]:
     """Return the units of the targets that this version of the solver has solved."""
     if not STATE.exists():
         return {}
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="only write the table from the solved targets")
     options = parser.parse_args()
-    done = solved()
+    done = read_solved()
     targets = [(e, d) for names in (COMMON, FURTHER) for d in DELTAS for e in names if (e, d) not in done]
     if not options.write:
         STATE.parent.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def main() -> None:
                 with STATE.open("a") as state:
                     state.write(json.dumps(row) + "\n")
                 print(f"({epsilon}, {delta}): {units} units", flush=True)
-    rows = sorted(solved().items(), key=lambda item: (Fraction(item[0][0]), Fraction(item[0][1])))
+    rows = sorted(read_solved().items(), key=lambda item: (Fraction(item[0][0]), Fraction(item[0][1])))
     lines = ",\n".join(f"    {json.dumps([*target, units])}" for target, units in rows)
     TABLE.write_text(f'{{\n  "solver": {VERSION},\n  "fineness": {FINE},\n  "rows": [\n{lines}\n  ]\n}}\n')
 

@@ -1,8 +1,8 @@
-"""Mutation testing of what must not be wrong: change one thing at a time, and see some test go red.
+"""Mutation testing of the modules that must not be wrong: each change must make some test fail.
 
-A mutant is a module with one comparison, operator, constant, condition or statement changed. The tests that speak of
-the module run against each, in a copy of the tree. A mutant that they let pass is a survivor: a test is missing, or
-the change makes no difference, and then `mutation_survivors.toml` says why.
+A mutant is a module with one comparison, operator, constant, condition or statement changed. The tests of the module
+run against each, in a copy of the tree. A mutant that passes them is a survivor: either a test is missing, or the
+change makes no difference, and `mutation_survivors.toml` explains why.
 
 It is not mutmut or cosmic-ray because of that list: a reason belongs to one mutant by what it changes, not to a line
 or a number, so it outlives edits around it and is reported when it is no longer needed; and mutmut since version 3
@@ -37,7 +37,7 @@ SURVIVORS = Path(__file__).with_name("mutation_survivors.toml")
 SLOWDOWN_LIMIT = 5  # times the duration of the tests without a mutant: a slower mutant is caught
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["hypothesis", "mpmath", "numpy", "psycopg", "pytest", "scipy.optimize", "starlette"])
-# The tests that speak of a module, the quickest first.
+# The tests of a module, the quickest first.
 TESTS = {
     "core/gate.py": ("tests/core/test_decisions.py",),
     "core/fixed_point.py": ("tests/core/test_fixed_point.py",),
@@ -187,7 +187,7 @@ def _run(tree: Path, tests: tuple[str, ...], *, unchanged: bool) -> None:
 
 
 def survives(mutant: Mutant, tree: Path, most: float) -> bool:
-    """Say whether all tests of a module pass against a mutant of it."""
+    """Return whether all tests of a module pass against a mutant of it."""
     path = tree / PACKAGE / mutant.module
     original = path.read_text()
     path.write_text(mutant.source)
@@ -198,7 +198,7 @@ def survives(mutant: Mutant, tree: Path, most: float) -> bool:
 
 
 def main() -> None:
-    """Print the survivors that nobody has explained, and end with an error if there are any."""
+    """Print the survivors that have no explanation, and end with an error if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", default=[*TESTS], help=f"of {', '.join(TESTS)}")
     parser.add_argument("--jobs", type=int, default=2)
@@ -225,7 +225,7 @@ def main() -> None:
                 sys.exit(f"the tests of {module} fail before anything is changed")
             most[module] = SLOWDOWN_LIMIT * (monotonic() - began)
 
-        def tried(number: int) -> bool:
+        def try_mutant(number: int) -> bool:
             tree = trees.get()
             try:
                 return survives(made[number], tree, most[made[number].module])
@@ -233,15 +233,15 @@ def main() -> None:
                 trees.put(tree)
 
         left = 0
-        for number, alive in zip(numbers, pool.map(tried, numbers), strict=True):
+        for number, alive in zip(numbers, pool.map(try_mutant, numbers), strict=True):
             called = made[number].called
             word = "caught" if not alive else "explained" if called in reasons else "SURVIVED"
             idle += [called] if called in reasons and not alive else []
             left += word == "SURVIVED"
             print(f"{number:4} {word:9} line {made[number].line}: {called}", flush=True)
     for name in idle:
-        print(f"a reason for what is caught, or is no mutant: {name}")
-    print(f"{len(numbers)} mutants, {left} survived that nobody explains, {len(idle)} reasons too many")
+        print(f"a reason that is not needed, because the mutant is caught or does not exist: {name}")
+    print(f"{len(numbers)} mutants, {left} survived without an explanation, {len(idle)} reasons are not needed")
     sys.exit(1 if left or idle else 0)
 
 

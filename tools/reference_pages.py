@@ -23,7 +23,7 @@ from odograph.service.dashboard.view_models import Citation, read_citation
 from odograph.service.openapi import FieldDescription, Operation, describe_operations, describe_types
 from odograph.service.routes import ROUTES
 
-__all__ = ["ALIASES", "PAGES", "cli", "errors", "examples", "http", "markdown", "restructured", "theorems"]
+__all__ = ["ALIASES", "PAGES", "cli", "errors", "examples", "http", "markdown", "theorems", "to_restructured"]
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = Path(odograph.__file__).parent
@@ -34,10 +34,11 @@ ALIASES: Final = ("ArrayLike", "Cost", "Guarantee", "Numeric", "Odometer", "Prog
 _CODE: Final = re.compile(r"(`[^`]*`)")
 _INDENT: Final = "&nbsp;" * 4
 _LEDGER: Final = {field.name for field in fields(LedgerOptions)}
+_CHARGED: Final = {False: "no", True: "yes", None: "not known"}
 _LABEL: Final = re.compile(r"^(Theorem|Assumes):", re.MULTILINE)
 
 
-def restructured(docstring: str) -> str:
+def to_restructured(docstring: str) -> str:
     """Return a docstring as reStructuredText: `Theorem:` and `Assumes:` become fields, other markup is escaped."""
     return _LABEL.sub(r":\1:", _outside_code(docstring, r"([*|_\\])"))
 
@@ -159,17 +160,19 @@ def _type_link(name: str) -> str:
 
 
 def errors() -> Iterator[str]:
-    """Write the table of errors and the meaning of each."""
+    """Write the table of errors, and the description of each."""
     rows = [
         (
             f"{_INDENT * (len(_ancestry(error)) - 1)}{_error_link(error)}",
+            markdown((error.__doc__ or "").partition("\n")[0]),
             str(row.status),
             str(row.exit_code),
-            "yes" if row.retryable else "",
+            "yes" if row.retryable else "no",
+            _CHARGED[error.charged],
         )
         for error, row in ERROR_TABLE.items()
     ]
-    yield from _table(("error", "HTTP status", "exit code", "try again"), rows)
+    yield from _table(("error", "meaning", "HTTP status", "exit code", "retryable", "charged"), rows)
     yield "\n```{eval-rst}"
     yield from (f".. autoexception:: {_public(error)}\n   :show-inheritance:\n" for error in ERROR_TABLE)
     yield "```"

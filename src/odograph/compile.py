@@ -1,4 +1,4 @@
-"""Where an exact budget comes from: the shipped table, a cache of what this machine has solved, the solver."""
+"""Compile policies. An exact budget comes from the shipped table, this machine's cache, or the solver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from odograph.core.compiled import Compiled, compile_meters
 from odograph.core.filters import ExactMeter
 from odograph.core.policy import Need, Policy
 from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, family_quantum, solve
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidArgument, InvalidPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,15 +29,15 @@ __all__ = [
     "ExactTable",
     "cache_folder",
     "certification",
-    "certified",
+    "compile_at_hand",
     "compile_policy",
-    "compiled_at_hand",
     "exact_table",
+    "find_budget",
 ]
 
 _FINENESSES: Final = range(1, 101)
 _TABLE_FILE: Final = Path(__file__).with_name("exact_table.json")
-_solved_here: dict[str, Budget] = {}  # by key: the cache folder may be one that cannot be written
+_solved_here: dict[str, Budget] = {}  # by key; the cache folder may not be writable
 
 
 class ExactTable(NamedTuple):
@@ -65,7 +65,7 @@ class Certification(StrEnum):
 
     @property
     def warning(self) -> str:
-        """What has to be said of limits that are not certified here; nothing of others."""
+        """The warning that belongs to limits that are not certified here; empty for others."""
         if self is not Certification.NONE:
             return ""
         return (
@@ -75,39 +75,39 @@ class Certification(StrEnum):
 
 
 def certification(compiled: Compiled) -> Certification:
-    """Say how this installation knows the limits: by a closed form, the table, or a budget that was solved here.
+    """Return how this installation knows the limits: by a closed form, the table, or a budget that was solved here.
 
-    A document's own word on its budget is not believed. Nothing is solved: reading a cached budget takes
-    milliseconds. Limits that are known to be too large are refused before this, when a document is read.
+    What a document states about its budget is not trusted. Nothing is solved; a cached budget is read in
+    milliseconds. Limits that are known to be too large were refused when the document was read.
     """
     need = compiled.policy.need
     if need is None:
-        return Certification.CLOSED_FORM  # and no larger than it: `check_compiled`
+        return Certification.CLOSED_FORM  # `check_compiled` has compared them
     meter = compiled.meter(ExactMeter)
     if not need.menu and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.quantum)):
         return Certification.TABLE
     for fineness in _FINENESSES:
         key = _key(need, fineness)
-        budget = _solved_here.get(key) or _remembered(cache_folder() / f"{key}.json", need)
+        budget = _solved_here.get(key) or _read_cached(cache_folder() / f"{key}.json", need)
         if budget is not None and _covers(budget, need, meter):
             return Certification.SOLVED
     return Certification.NONE
 
 
 def _covers(budget: Budget, need: Need, meter: ExactMeter) -> bool:
-    """Say whether a certified budget is for this target or a stricter one, for these steps, and large enough."""
+    """Return whether a certified budget is for this target or a stricter one, for these steps, and large enough."""
     target = budget.epsilon <= need.epsilon and budget.delta <= need.delta
     steps = (budget.quantum, budget.charges) == (meter.quantum, meter.charges) and {*meter.takes} <= {*budget.takes}
     return target and steps and (meter.limit or 0) <= budget.units
 
 
-def _stricter_rows(need: Need, unit: Fraction | None) -> Iterator[Budget]:
-    """Yield the budgets of the table for this target or a stricter one, if their unit is this one."""
+def _stricter_rows(need: Need, quantum: Fraction) -> Iterator[Budget]:
+    """Yield the budgets of the table for this target or a stricter one, if they have this quantum."""
     for row in exact_table().rows:
         epsilon, delta = Fraction(row[0]), Fraction(row[1])
         near = (epsilon / 100) ** 2 / exact_table().fineness
-        if epsilon <= need.epsilon and delta <= need.delta and unit and abs(unit / near - 1) < Fraction(1, 10**6):
-            yield _of_row(row)
+        if epsilon <= need.epsilon and delta <= need.delta and abs(quantum / near - 1) < Fraction(1, 10**6):
+            yield _budget_of_row(row)
 
 
 def compile_policy(
@@ -115,19 +115,19 @@ def compile_policy(
 ) -> Compiled:
     """Compile a policy to its meters, once; every account keeps what it was opened with.
 
-    Targets in the shipped table are instant. Any other is solved in seconds and remembered on this machine;
+    Targets in the shipped table are instant. Any other is solved in seconds and cached on this machine;
     `fineness=25` makes charges as fine as the table's, in a minute or two, and `progress=odo.progress_bar` shows
-    how far it is. With `solve=False` the nearest stricter target of the table stands in, and the note says so.
+    the progress. With `solve=False` the nearest stricter target of the table is used instead, and the note says so.
     """
     need = policy.need
     if need is None:
         return compile_meters(policy)
-    budget, note = certified(need, solve=solve, fineness=fineness, progress=progress)
+    budget, note = find_budget(need, solve=solve, fineness=fineness, progress=progress)
     return compile_meters(policy, budget, note)
 
 
-def compiled_at_hand(policy: Policy) -> Compiled | None:
-    """Compile a policy if that takes no solving: no exact rule, a target of the table, or one solved here before."""
+def compile_at_hand(policy: Policy) -> Compiled | None:
+    """Compile a policy without solving; None if that needs a budget that is neither in the table nor cached."""
     need = policy.need
     if need is None:
         return compile_meters(policy)
@@ -135,37 +135,37 @@ def compiled_at_hand(policy: Policy) -> Compiled | None:
     return None if found is None else compile_meters(policy, *found)
 
 
-def certified(
+def find_budget(
     need: Need, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
 ) -> tuple[Budget, str]:
-    """Return a budget for what a policy needs, and a note on where it came from."""
+    """Return the budget that a policy needs, and a note on where it came from."""
     if isinstance(fineness, bool) or not isinstance(fineness, int) or fineness not in _FINENESSES:
-        raise InvalidPolicy(f"fineness must be a whole number from 1 to 100, and {fineness!r} is not")
+        raise InvalidArgument(f"fineness must be an integer from 1 to 100 (got {fineness!r})")
     if not solve:
-        return _listed(need, fineness) or _neighbour(need)
+        return _table_budget(need, fineness) or _stricter_budget(need)
     found = _at_hand(need, fineness)
     if found is not None:
         return found
-    budget = _solved(need, fineness, progress)
+    budget = _solve(need, fineness, progress)
     _solved_here[_key(need, fineness)] = budget
-    _remember(_path(need, fineness), budget)
+    _write_cached(_path(need, fineness), budget)
     return budget, "budget solved for this policy"
 
 
 def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
     """Return a budget of the table, or one that was solved on this machine before."""
-    listed = _listed(need, fineness)
+    listed = _table_budget(need, fineness)
     if listed is not None:
         return listed
-    budget = _remembered(_path(need, fineness), need)
+    budget = _read_cached(_path(need, fineness), need)
     return None if budget is None else (budget, "budget solved on this machine before")
 
 
-def _listed(need: Need, fineness: int) -> tuple[Budget, str] | None:
+def _table_budget(need: Need, fineness: int) -> tuple[Budget, str] | None:
     if need.takes == FAMILIES and not need.menu and fineness <= exact_table().fineness:
         for row in exact_table().rows:
             if (Fraction(row[0]), Fraction(row[1])) == (need.epsilon, need.delta):
-                return _of_row(row), "budget from the shipped table"
+                return _budget_of_row(row), "budget from the shipped table"
     return None
 
 
@@ -181,27 +181,32 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odograph"
 
 
-def _solved(need: Need, fineness: int, progress: Progress | None) -> Budget:
+def _solve(need: Need, fineness: int, progress: Progress | None) -> Budget:
     if any(not item.directions for item in need.menu):
-        raise InvalidPolicy("a menu read from a stored policy has no loss distributions; build its items again")
+        raise InvalidPolicy(
+            "the items of a stored menu have no loss distributions, which solving needs; build them again"
+        )
     return solve(need.epsilon, need.delta, takes=need.takes, menu=need.menu, fineness=fineness, progress=progress)
 
 
-def _of_row(row: tuple[str, str, int]) -> Budget:
+def _budget_of_row(row: tuple[str, str, int]) -> Budget:
     epsilon, delta = Fraction(row[0]), Fraction(row[1])
-    unit = family_quantum(epsilon, delta, exact_table().fineness)
-    return Budget(epsilon, delta, FAMILIES, unit, row[2], exact_table().fineness, version=exact_table().solver)
+    quantum = family_quantum(epsilon, delta, exact_table().fineness)
+    return Budget(epsilon, delta, FAMILIES, quantum, row[2], exact_table().fineness, version=exact_table().solver)
 
 
-def _neighbour(need: Need) -> tuple[Budget, str]:
-    """The best stricter target of the table: budgets grow with epsilon and with delta."""
+def _stricter_budget(need: Need) -> tuple[Budget, str]:
+    """Return the best budget of a stricter target of the table: budgets grow with epsilon and with delta."""
     stricter = [
-        _of_row(row)
+        _budget_of_row(row)
         for row in exact_table().rows
         if Fraction(row[0]) <= need.epsilon and Fraction(row[1]) <= need.delta and not need.menu
     ]
     if not stricter or not need.takes or set(need.takes) - set(FAMILIES):
-        raise InvalidPolicy("the table has no stricter target that takes the same steps; compile with solve=True")
+        raise InvalidPolicy(
+            "solve=False needs a target of the shipped table, or a stricter one that takes the same steps; pass"
+            " solve=True"
+        )
     # A budget for both families is one for either.
     best = replace(max(stricter, key=lambda budget: budget.intrinsic), takes=need.takes)
     note = f"budget of the stricter target ({float(best.epsilon):g}, {float(best.delta):g}) from the shipped table"
@@ -214,8 +219,8 @@ def _key(need: Need, fineness: int) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _remembered(path: Path, need: Need) -> Budget | None:
-    """Return the cached budget; anything damaged or not for this need is as good as none."""
+def _read_cached(path: Path, need: Need) -> Budget | None:
+    """Return the cached budget; None if there is none, or it is damaged or for another need."""
     try:
         form: dict[str, Any] = json.loads(path.read_text())
         budget = Budget(
@@ -238,7 +243,7 @@ def _target(need: Need) -> tuple[Fraction, Fraction, tuple[str, ...]]:
     return need.epsilon, need.delta, need.takes
 
 
-def _written(budget: Budget) -> dict[str, Any]:
+def _budget_to_dict(budget: Budget) -> dict[str, Any]:
     return {
         "epsilon": str(budget.epsilon),
         "delta": str(budget.delta),
@@ -252,19 +257,19 @@ def _written(budget: Budget) -> dict[str, Any]:
 
 
 def _digest(budget: Budget) -> str:
-    """A check against damage: the folder is the user's own, so it is not one against its owner."""
-    return hashlib.sha256(json.dumps(_written(budget)).encode()).hexdigest()
+    """Return a check against damage, not against the owner of the folder."""
+    return hashlib.sha256(json.dumps(_budget_to_dict(budget)).encode()).hexdigest()
 
 
-def _remember(path: Path, budget: Budget) -> None:
-    import tempfile  # noqa: PLC0415  it loads much, for what is seldom done
+def _write_cached(path: Path, budget: Budget) -> None:
+    import tempfile  # noqa: PLC0415  slow to import, and seldom needed
 
-    # A cache that cannot be written costs a solve next time, nothing else.
+    # A cache that cannot be written only costs another solve.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             try:
-                json.dump({**_written(budget), "digest": _digest(budget)}, file)
+                json.dump({**_budget_to_dict(budget), "digest": _digest(budget)}, file)
                 file.flush()
                 Path(file.name).replace(path)
             finally:

@@ -65,8 +65,8 @@ __all__ = [
     "ReservationResolved",
     "ServiceUnavailable",
     "UnprovenComposition",
+    "explain",
     "listed_as",
-    "told",
 ]
 
 
@@ -207,9 +207,9 @@ class ServiceUnavailable(RemoteError):
     """The service could not be reached, so the request was not sent; try again."""
 
 
-def told(problem: Exception) -> str:
-    """Return what was wrong with a document; the text of an error that is not Odograph's is not passed on."""
-    return str(problem) if isinstance(problem, OdographError) else "a field is missing or of the wrong kind"
+def explain(problem: Exception) -> str:
+    """Return what is wrong with a document that could not be read, without the text of errors of other libraries."""
+    return str(problem) if isinstance(problem, OdographError) else "a field is missing or of the wrong type"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from odograph.account import Account, check_account
 from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP
-from odograph.errors import AccountClosed, InvalidGuarantee, UnprovenComposition
+from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.integrations import cost_of, is_interactive, name_of, states_cost
 from odograph.ledger.results import Reservation
 
@@ -168,11 +168,11 @@ class Session:
 
     def _doubt(
         self, mechanism: object, given: Guarantee, kwargs: dict[str, Any]
-    ) -> InvalidGuarantee | UnprovenComposition | None:
+    ) -> InvalidArgument | UnprovenComposition | None:
         """Return why a given cost may be too low for a measurement that states its own; None if it is not."""
         try:
             own = cost_of(mechanism, neighbors=self.account.policy.neighbors, settings=kwargs)
-        except (InvalidGuarantee, UnprovenComposition) as problem:
+        except (InvalidArgument, UnprovenComposition) as problem:
             return type(problem)(f"cost={given} cannot be compared with what the measurement states ({problem})")
         # A cost that is written as the float which the library gives is read as a decimal, which may be half a
         # rounding below that float.

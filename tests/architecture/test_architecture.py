@@ -208,9 +208,9 @@ def test_importing_the_library_loads_nothing_heavy() -> None:
 
 
 def test_the_checkers_catch_what_they_look_for() -> None:
-    assert upward("core/fixed_point.py", "from odograph.compile import certified") == [
+    assert upward("core/fixed_point.py", "from odograph.compile import find_budget") == [
         "odograph.compile",
-        "odograph.compile.certified",
+        "odograph.compile.find_budget",
     ]
     assert misplaced("core/fixed_point.py", "import matplotlib.pyplot") == ["matplotlib"]
     assert misplaced("compile.py", "load('dp_accounting.rdp')") == ["dp_accounting"]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from odograph import Accountant, PureDP, cli
 from odograph.cli import accounts, options
 from odograph.cli.app import app, exit_code
-from odograph.compile import _remember, certified
+from odograph.compile import _write_cached, find_budget
 from odograph.core.policy import Policy
 from odograph.errors import (
     ERROR_TABLE,
@@ -72,12 +72,12 @@ def test_a_budget_that_cannot_be_remembered_leaves_no_file_behind(tmp_path: Path
     policy = Policy(1, 1e-6)
     need = policy.need
     assert need is not None
-    budget, _ = certified(need)
+    budget, _ = find_budget(need)
     taken = tmp_path / "budget.json"
     (taken / "by another").mkdir(parents=True)  # no file takes the place of a folder with something in it
-    _remember(taken, budget)
+    _write_cached(taken, budget)
     assert [path.name for path in tmp_path.iterdir()] == ["budget.json"]
-    _remember(tmp_path / "free.json", budget)  # and where it can be written, it is
+    _write_cached(tmp_path / "free.json", budget)  # and where it can be written, it is
     assert sorted(path.name for path in tmp_path.iterdir()) == ["budget.json", "free.json"]
 
 

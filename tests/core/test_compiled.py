@@ -13,7 +13,7 @@ from odograph.core.gate import Price
 from odograph.core.guarantees import Mechanism
 from odograph.core.menu import LossDistribution, MenuItem
 from odograph.core.meters import EpsilonMeter, IntrinsicMeter, Meter
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidArgument, InvalidPolicy
 
 EXACT_POLICY = Policy(1, 1e-6)
 CURVE = RDP((2, 8, 32), ("0.01", "0.04", "0.16"))
@@ -77,7 +77,7 @@ def test_no_meter_has_a_price_for_parts_which_compose_before_they_are_priced(pri
 
 
 def test_a_price_is_never_negative() -> None:
-    with pytest.raises(InvalidPolicy, match="never negative"):
+    with pytest.raises(InvalidArgument, match="must not be negative"):
         Price((0, None, -1))
 
 
@@ -104,7 +104,7 @@ def test_a_stored_policy_with_the_alternatives_of_another_rule_is_refused() -> N
     other = compile_policy(Policy(1, 1e-6, filter="gdp")).to_dict()
     assert Compiled.from_dict(form)
     form["meters"][3] = other["meters"][3]
-    with pytest.raises(InvalidPolicy, match="must be those of its filters"):
+    with pytest.raises(InvalidPolicy, match="must be those of its filter"):
         Compiled.from_dict(form)
 
 

@@ -25,7 +25,7 @@ from odograph.core.theory import (
     kov_epsilon,
     kov_steps,
 )
-from odograph.errors import InvalidGuarantee, MissingExtra
+from odograph.errors import InvalidArgument, InvalidGuarantee, MissingExtra
 from odograph.integrations.dp_accounting import heterogeneous_epsilon
 
 Real: TypeAlias = mpmath.mpf
@@ -209,7 +209,7 @@ def test_heterogeneous_delta_is_the_sum_over_all_sign_patterns() -> None:
 def test_heterogeneous_delta_of_equal_steps_is_kov() -> None:
     assert heterogeneous_delta_exact([0.1] * 100, 4.0) == pytest.approx(kov_delta(100, 0.1, 0.0, 4.0), rel=1e-11)
     assert heterogeneous_delta_exact([], 0.0) == 0.0
-    with pytest.raises(InvalidGuarantee, match="distinct"):
+    with pytest.raises(InvalidArgument, match="different values"):
         heterogeneous_delta_exact([0.1 + 0.001 * n for n in range(30)], 1.0)
 
 
@@ -312,11 +312,11 @@ def test_what_is_no_number_is_refused(bad: float) -> None:
 
 
 def test_what_is_out_of_range_is_refused() -> None:
-    with pytest.raises(InvalidGuarantee, match="steps"):
+    with pytest.raises(InvalidArgument, match="steps"):
         kov_epsilon(-1, 0.1, 0.0, 1e-6)
-    with pytest.raises(InvalidGuarantee, match="above 1"):
+    with pytest.raises(InvalidGuarantee, match="at most 1"):
         kov_epsilon(1, 0.1, 0.0, 1.5)
-    with pytest.raises(InvalidGuarantee, match="between 0 and 1"):
+    with pytest.raises(InvalidGuarantee, match="above 0 and below 1"):
         advanced_kov([0.1], 0.0)
 
 

@@ -21,7 +21,7 @@ from odograph.core.gate import Price, Totals, decide
 from odograph.core.meters import DeltaMeter, EpsilonMeter, IntrinsicMeter, Meter
 from odograph.core.planning import AccountState, how_many
 from odograph.core.value_iteration import FAMILIES
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidArgument
 
 METERS = (
     DeltaMeter("delta", 10**6),
@@ -72,7 +72,7 @@ REFUSALS: list[tuple[Decision, str]] = [
     ),
     (
         said(TOO_MUCH, request=RDP((2,), (1,))),
-        f"refused: {RDP((2,), (1,))} needs {BOTH}; a curve has no one size to offer another of",
+        f"refused: {RDP((2,), (1,))} needs {BOTH}; a curve has no single size, so no smaller one is offered",
     ),
     (said((0, None, 1, 4 * 10**14)), f"refused: PureDP(0.25) needs paper 0.6 of 0.5; {NO_MORE}"),
     (said((0, None, 1, None)), f"refused: PureDP(0.25) needs more than is left; {NO_MORE}"),
@@ -87,7 +87,7 @@ REFUSALS: list[tuple[Decision, str]] = [
     ),
     (
         decide((DeltaMeter("delta", 0), *SAID[1:]), Totals.zero(SAID), Price((10**9, 1, 1, 1))),
-        f"refused: the request needs delta 1e-09, and the policy sets none aside (delta_steps is 0); {NO_MORE}",
+        f"refused: the request needs delta 1e-09, of which the policy sets none aside (delta_steps is 0); {NO_MORE}",
     ),
     (
         decide((SAID[0], replace(SAID[1], limit=0)), Totals.zero(SAID[:2]), Price((0, 10**15))),
@@ -143,7 +143,7 @@ def test_a_price_or_totals_of_another_policy_are_an_error() -> None:
 
 def test_a_price_may_be_zero_or_missing_but_not_negative() -> None:
     assert Price((0, None, 3)).times(4) == Price((0, None, 12))
-    with pytest.raises(InvalidPolicy, match="never negative"):
+    with pytest.raises(InvalidArgument, match="must not be negative"):
         Price((0, None, -1))
 
 

@@ -111,7 +111,7 @@ def test_a_stored_menu_prices_but_does_not_certify() -> None:
     again = Compiled.from_dict(over_the_menu().to_dict())
     name = menu()[1].name
     assert again.price(Mechanism(name, 99)) == over_the_menu().price(Mechanism(name, 99))
-    with pytest.raises(odo.errors.InvalidPolicy, match="build its items again"):
+    with pytest.raises(odo.errors.InvalidPolicy, match="build them again"):
         compile_policy(Policy(3, 1e-7, filter=Exact(takes=(), menu=again.policy.menu)))
 
 

@@ -33,6 +33,7 @@ from odograph.core.odometers import (
     odometer_to_dict,
     standard_odometer,
 )
+from odograph.errors import InvalidArgument
 
 EVERY: list[Odometer] = [
     FilterOdometer(1.0),
@@ -369,8 +370,8 @@ def test_an_order_that_stands_alone_keeps_its_short_name() -> None:
         (lambda: Mixture(0.0), "Mixture.gamma must be above 0"),
         (lambda: Stitched(0.001, eta=1), "Stitched.eta must be above 1"),
         (lambda: DiscreteMixture(1.0, 0.5), "low <= high"),
-        (lambda: RenyiOdometer((1.0,), (1.0,)), "orders above 1"),
-        (lambda: BestOf(((1.0, "filter"),)), "BestOf takes pairs of a share and an odometer"),  # type: ignore[arg-type]
+        (lambda: RenyiOdometer((1.0,), (1.0,)), "orders must be above 1, with one weight"),
+        (lambda: BestOf(((1.0, "filter"),)), "BestOf.parts must be pairs of a share and an odometer"),  # type: ignore[arg-type]
         (lambda: odo.Policy(1, 1e-6, odometer="filter"), "odometer must be one of"),  # type: ignore[arg-type]
         (lambda: odo.Policy(1, 1e-6, filter=odo.filters.Renyi({1: 0.5})), "orders must be above 1"),
         (lambda: odo.Policy(1, 1e-6, filter=odo.filters.Renyi({2: 0.7, 3: 0.4})), "shares of at most 1 in all"),
@@ -378,7 +379,7 @@ def test_an_order_that_stands_alone_keeps_its_short_name() -> None:
     ids=range(9),
 )
 def test_a_tuning_that_no_theorem_covers_is_refused(make: Callable[[], object], said: str) -> None:
-    with pytest.raises(odo.errors.InvalidPolicy, match=said):
+    with pytest.raises(InvalidArgument, match=said):
         make()
 
 

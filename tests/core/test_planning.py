@@ -11,7 +11,7 @@ from odograph import GDP, RDP, ZCDP, Policy, PureDP, compile_policy, parallel
 from odograph.account import offers_of
 from odograph.core.guarantees import Mechanism, Parallel
 from odograph.core.planning import AccountState, largest
-from odograph.errors import InvalidGuarantee
+from odograph.errors import InvalidArgument
 
 CURVE = RDP((2, 8, 32), (1, 4, 16))
 RENYI = compile_policy(Policy(1, 1e-6, filter="renyi"))
@@ -21,7 +21,7 @@ def test_a_refused_curve_has_no_one_size_to_offer_another_of() -> None:
     decision = odo.planning.ask(odo.planning.AccountState("", RENYI, RENYI.start), CURVE)
     assert not decision.admitted
     assert decision.largest is None
-    assert "a curve has no one size to offer another of" in str(decision)
+    assert "a curve has no single size, so no smaller one is offered" in str(decision)
 
 
 @pytest.mark.parametrize("kind", [RDP, Mechanism, Parallel, CURVE, parallel([PureDP(0.1), CURVE])], ids=repr)
@@ -31,7 +31,7 @@ def test_what_has_no_one_size_has_no_largest(kind: Any) -> None:  # noqa: ANN401
 
 @pytest.mark.parametrize("kind", [int, 0.1, "pure", None], ids=repr)
 def test_what_is_no_kind_of_guarantee_is_refused(kind: Any) -> None:  # noqa: ANN401  anything
-    with pytest.raises(InvalidGuarantee, match="kind must be a class"):
+    with pytest.raises(InvalidArgument, match="kind must be a class"):
         largest(AccountState("", RENYI, RENYI.start), kind)
 
 

@@ -16,7 +16,7 @@ from odograph.core.theory import (
     leaky_step,
     tight_dp_to_probdp,
 )
-from odograph.errors import InvalidGuarantee
+from odograph.errors import InvalidArgument, InvalidGuarantee
 
 EPSILONS = st.floats(1e-6, 5.0)
 DELTAS = st.fractions(Fraction(1, 10**12), Fraction(1, 2))
@@ -70,7 +70,7 @@ def test_the_tight_mechanism_meets_the_conversion_with_equality(
 
 
 def test_the_tight_mechanism_needs_room() -> None:
-    with pytest.raises(InvalidGuarantee, match="exceed"):
+    with pytest.raises(InvalidArgument, match="above epsilon"):
         tight_dp_to_probdp(1.0, 1e-6, 1.0)
     with pytest.raises(InvalidGuarantee, match="delta"):
         tight_dp_to_probdp(1.0, 0.5, 1.1)
@@ -102,11 +102,11 @@ def test_floats_are_taken_as_they_are() -> None:
 
 
 def test_what_is_no_pair_of_laws_is_refused() -> None:
-    with pytest.raises(InvalidGuarantee, match="lengths"):
+    with pytest.raises(InvalidArgument, match="same length"):
         FinitePair((1.0,), (0.5, 0.5))
-    with pytest.raises(InvalidGuarantee, match="probability vector"):
+    with pytest.raises(InvalidArgument, match="sum to 1"):
         FinitePair((0.5, 0.6), (0.5, 0.5))
-    with pytest.raises(InvalidGuarantee, match="probability vector"):
+    with pytest.raises(InvalidArgument, match="sum to 1"):
         FinitePair((1.5, -0.5), (0.5, 0.5))
-    with pytest.raises(InvalidGuarantee, match="above 1"):
+    with pytest.raises(InvalidGuarantee, match="at most 1"):
         leaky_step(1.5)

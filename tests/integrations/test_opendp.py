@@ -16,6 +16,7 @@ import odograph as odo
 from odograph.core.conversions import gdp_to_dp_delta
 from odograph.core.guarantees import exact_of
 from odograph.core.mechanisms import ORDERS
+from odograph.errors import InvalidArgument
 from odograph.integrations import is_interactive
 from odograph.integrations.opendp import _profile, cost_of
 
@@ -100,11 +101,11 @@ def test_a_profile_is_read_at_the_given_delta() -> None:
     stairs = dp.new_privacy_profile(lambda epsilon: 1e-8 if epsilon < 5 else 0.0)
     assert stairs.epsilon(1e-8) < 5
     assert _profile(stairs, "1e-8").epsilon >= 5  # type: ignore[operator]
-    with pytest.raises(odo.errors.InvalidGuarantee, match="delta must be given"):
+    with pytest.raises(InvalidArgument, match="delta must be given"):
         cost_of(profile, d_in=1)
     with pytest.raises(odo.errors.InvalidGuarantee, match="no privacy"):
         cost_of(profile, d_in=1, delta=0)
-    with pytest.raises(odo.errors.InvalidGuarantee, match="privacy profiles"):
+    with pytest.raises(InvalidArgument, match="privacy profiles"):
         cost_of(clamped_sum(20.0), delta=1e-6)
 
 
@@ -130,7 +131,7 @@ def test_what_is_no_finite_loss_is_refused(loss: float) -> None:
 
 
 def test_no_noise_has_no_price() -> None:
-    with pytest.raises(odo.errors.InvalidGuarantee, match="no privacy, at any price"):
+    with pytest.raises(odo.errors.InvalidGuarantee, match="no privacy"):
         cost_of(dp.m.make_laplace(*COUNT, scale=0.0), d_in=1)
 
 
@@ -162,7 +163,7 @@ def test_replacing_a_record_is_a_removal_and_an_addition(metric: Any) -> None:  
     assert cost_of(measurement) == odo.PureDP(0.25)
     assert cost_of(measurement, neighbors="replace-one") == odo.PureDP(0.5)
     assert cost_of(measurement, d_in=3) == odo.PureDP(0.75)
-    with pytest.raises(odo.errors.InvalidGuarantee, match="at least one neighbor"):
+    with pytest.raises(InvalidArgument, match="at least one neighbor"):
         cost_of(measurement, neighbors="replace-one", d_in=1)
 
 
@@ -177,12 +178,12 @@ def test_changed_records_say_nothing_of_added_ones(metric: Any) -> None:  # noqa
 
 def test_a_sensitivity_must_be_given() -> None:
     laplace = dp.m.make_laplace(*COUNT, scale=4.0)
-    with pytest.raises(odo.errors.InvalidGuarantee, match="d_in must be given"):
+    with pytest.raises(InvalidArgument, match="d_in must be given"):
         cost_of(laplace)
     for wrong in (0, -1, math.nan, True, "one", math.inf, (1, 2)):
-        with pytest.raises(odo.errors.InvalidGuarantee, match="d_in"):
+        with pytest.raises(InvalidArgument, match="d_in"):
             cost_of(laplace, d_in=wrong)
-    with pytest.raises(odo.errors.InvalidGuarantee, match="neighbors"):
+    with pytest.raises(InvalidArgument, match="neighbors"):
         cost_of(laplace, d_in=1, neighbors="either")
     assert cost_of(laplace, d_in=1.5) == odo.PureDP(0.5)  # whole numbers: rounded up
     floats = dp.m.make_laplace(dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float), scale=4.0)
@@ -289,7 +290,7 @@ def interactive() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", [*interactive()])
 def test_interactive_measurements_are_refused_uncharged(kind: str) -> None:
     account = odo.Accountant(odo.Policy(1, 1e-6))
-    with odo.session(account) as s, pytest.raises(odo.UnprovenComposition, match="nothing was charged"):
+    with odo.session(account) as s, pytest.raises(odo.UnprovenComposition, match="one by one as measurements"):
         s.run(interactive()[kind], DATA)
     assert account.totals == account.compiled.start
 
@@ -326,7 +327,7 @@ def test_an_interactive_query_of_a_context_is_refused() -> None:
         data=DATA, privacy_unit=dp.unit_of(contributions=1), privacy_loss=dp.loss_of(epsilon=0.25), domain=ROWS[0]
     )
     nested = context.query().compositor(split_evenly_over=2, d_out=0.25).resolve()
-    with pytest.raises(odo.UnprovenComposition, match="nothing was charged"):
+    with pytest.raises(odo.UnprovenComposition, match="one by one as measurements"):
         cost_of(nested)
 
 
@@ -398,7 +399,7 @@ def refused(policy: odo.Policy, measurement: Any, cost: odo.Guarantee, d_in: int
             s.run(measurement, DATA if d_in is None else 17, cost=cost, **distance)
         except odo.BudgetExceeded:
             return ""
-        except (odo.errors.InvalidGuarantee, odo.UnprovenComposition) as problem:
+        except (InvalidArgument, odo.UnprovenComposition) as problem:
             assert account.totals == account.compiled.start
             return str(problem)
     return ""

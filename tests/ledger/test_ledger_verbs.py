@@ -280,7 +280,7 @@ def test_asking_writes_nothing(ledger: Ledger, account: LedgerAccount) -> None:
 
 
 def test_a_quote_of_one_cost_says_what_to_use(account: LedgerAccount) -> None:
-    with pytest.raises(InvalidGuarantee, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
+    with pytest.raises(InvalidArgument, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
         account.quote(TENTH)  # type: ignore[arg-type]
 
 

@@ -44,7 +44,14 @@ from odograph import (
     compile_policy,
 )
 from odograph.core.gate import Price, Totals, decide
-from odograph.errors import AccountClosed, AccountExists, InvalidGuarantee, InvalidPolicy, LedgerCorrupt
+from odograph.errors import (
+    AccountClosed,
+    AccountExists,
+    InvalidArgument,
+    InvalidGuarantee,
+    InvalidPolicy,
+    LedgerCorrupt,
+)
 
 UNIT = 10**15  # units in 1 of epsilon
 TENTH = PureDP(0.1)
@@ -268,9 +275,9 @@ def test_a_decision_is_what_spending_would_say() -> None:
 @pytest.mark.parametrize("costs", [TENTH, None, 0.1], ids=repr)
 def test_a_quote_of_one_cost_says_what_to_use(costs: Any) -> None:  # noqa: ANN401  anything
     account = Accountant(basic())
-    with pytest.raises(InvalidGuarantee, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
+    with pytest.raises(InvalidArgument, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
         account.quote(costs)
-    with pytest.raises(InvalidGuarantee, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
+    with pytest.raises(InvalidArgument, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
         odo.planning.quote(odo.planning.AccountState("", account.compiled, account.totals), costs)
 
 
@@ -309,7 +316,7 @@ def test_the_largest_is_admitted_as_often_as_was_asked_and_not_much_more_would_b
 
 @pytest.mark.parametrize("times", [0, -1, True, 1.5, "2"])
 def test_times_is_a_whole_number_from_one(times: int) -> None:
-    with pytest.raises(InvalidGuarantee, match="times"):
+    with pytest.raises(InvalidArgument, match="times"):
         Accountant(basic()).largest(PureDP, times=times)
 
 

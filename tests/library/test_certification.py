@@ -178,13 +178,16 @@ def test_a_claim_that_is_refuted_is_refused_everywhere() -> None:
     """The document that 0.1.0 took: a promise of (1, 1e-6), and room for 2,000,000 runs of a 1-DP step."""
     honest = odo.Accountant(odo.compile_policy(menu_only()))
     absurd = claiming(honest.compiled, ABSURD)
-    with pytest.raises(InvalidPolicy, match="not a budget that was certified"):
+    with pytest.raises(InvalidPolicy, match="certified for this policy"):
         odo.Accountant(absurd)
     form = honest.to_dict() | {"compiled": absurd.to_dict()}
     del form["digest"]
-    with pytest.raises(LedgerCorrupt, match="not a budget that was certified"):
+    with pytest.raises(LedgerCorrupt, match="certified for this policy"):
         odo.Accountant.from_dict(form | {"digest": document_digest(form)})
-    with odo.connect("memory://") as ledger, pytest.raises(InvalidPolicy, match="not a budget that was certified"):
+    with (
+        odo.connect("memory://") as ledger,
+        pytest.raises(InvalidPolicy, match="certified for this policy"),
+    ):
         ledger.open_account("claim", absurd)
 
 
@@ -195,7 +198,10 @@ def test_a_copy_with_a_refuted_claim_is_not_taken_in(monkeypatch: pytest.MonkeyP
         ledger.open_account("claim", claiming(odo.compile_policy(menu_only()), ABSURD))
         ledger.export(text)
     text.seek(0)
-    with odo.connect("memory://") as other, pytest.raises(LedgerCorrupt, match="not a budget that was certified"):
+    with (
+        odo.connect("memory://") as other,
+        pytest.raises(LedgerCorrupt, match="certified for this policy"),
+    ):
         other.import_(text)
 
 
@@ -233,7 +239,7 @@ def test_every_certified_budget_is_read_and_one_a_tenth_larger_is_refuted(
     epsilon, delta, units = row
     compiled = odo.compile_policy(odo.Policy(epsilon, delta, filter=odo.filters.Exact(takes=takes)), solve=False)
     assert of_document(compiled)
-    with pytest.raises(InvalidPolicy, match="not a budget that was certified"):
+    with pytest.raises(InvalidPolicy, match="certified for this policy"):
         of_document(claiming(compiled, units + units // 10))
 
 
@@ -245,7 +251,7 @@ def test_a_refuted_limit_really_admits_too_much() -> None:
     epsilon = math.sqrt(float(exact.quantum)) * (1 + 1e-9)
     assert 2 * epsilon * math.tanh(epsilon / 2) <= float(exact.quantum) * (1 + 1e-8)
     assert kov_delta(steps, epsilon, 0.0, 1.0) > 1e-6
-    with pytest.raises(InvalidPolicy, match="not a budget that was certified"):
+    with pytest.raises(InvalidPolicy, match="certified for this policy"):
         of_document(claiming(compiled, steps))
 
 

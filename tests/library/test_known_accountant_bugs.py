@@ -40,7 +40,7 @@ from odograph import (
 )
 from odograph.core.filters import Renyi, RenyiMeter
 from odograph.core.gate import Price, Totals
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
+from odograph.errors import InvalidArgument, InvalidGuarantee, InvalidPolicy, LedgerCorrupt
 
 UNIT = 10**15
 TENTH = PureDP(0.1)
@@ -214,7 +214,7 @@ def test_nan_infinities_negatives_and_booleans_accepted(bad: float) -> None:
     for policy in policies:
         with pytest.raises(InvalidPolicy):
             policy()
-    with pytest.raises(InvalidGuarantee):
+    with pytest.raises(InvalidArgument):
         account.largest(PureDP, times=bad)  # type: ignore[arg-type]
     assert account.totals.steps == 0
 
@@ -333,7 +333,7 @@ def test_refund_without_a_charge() -> None:
     with pytest.raises(KeyError), account.spending(TENTH):
         raise KeyError
     assert spent(account) == Fraction(6, 10)
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(InvalidArgument):
         Price((0, -1, 0, 0))
     with pytest.raises(InvalidGuarantee):
         PureDP(-0.1)

@@ -141,7 +141,7 @@ def test_the_plan_says_how_many_steps_each_setting_gets() -> None:
         ({"sample_rates": [1.5]}, "sampling_rate must be above 0 and at most 1"),
         ({"filter": "zcdp"}, "'exact' and 'renyi'"),
         ({"delta_steps": 1e-6}, "must be above delta_steps"),
-        ({"takes": ("zcdp",)}, "takes lists families"),
+        ({"takes": ("zcdp",)}, "takes must list families"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, object], message: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from page_client import visitor_of
 from service_server import ServiceThread
 
-from odograph.errors import BadRequest, LedgerError, OdographError
+from odograph.errors import InvalidArgument
 from odograph.service.auth import RateLimit
 from odograph.service.settings import VARIABLE, Settings
 
@@ -136,7 +136,7 @@ def test_full_buckets_are_forgotten_and_others_are_not() -> None:
     ("rate", "burst"), [(-1, None), (math.nan, None), (math.inf, None), (1e10, None), (1, 0.5), (1, math.nan)]
 )
 def test_a_limit_that_is_no_number_of_requests_is_refused(rate: float, burst: float | None) -> None:
-    with pytest.raises(BadRequest, match="must be"):
+    with pytest.raises(InvalidArgument, match="must be"):
         RateLimit(rate, burst)
 
 
@@ -162,32 +162,31 @@ def test_settings_that_are_safe_are_taken(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    ("settings", "message"),
     [
-        (Settings("memory://"), LedgerError, "must be a durable ledger"),
-        (Settings("https://privacy.example.org"), LedgerError, "not another service"),
-        (Settings("privacy.db"), LedgerError, "sqlite:///privacy.db"),
+        (Settings("memory://"), "must be a durable ledger"),
+        (Settings("https://privacy.example.org"), "got another service"),
+        (Settings("privacy.db"), "sqlite:///privacy.db"),
         (
             Settings(FILE, workers=2),
-            LedgerError,
             "workers must be 1 for a SQLite ledger",
         ),
-        (Settings(FILE, host="0.0.0.0"), BadRequest, "--plain-http, or pass --tls-cert"),  # noqa: S104
-        (Settings(FILE, host="::"), BadRequest, "sent unencrypted"),
-        (Settings(FILE, host=""), BadRequest, "sent unencrypted"),
-        (Settings(FILE, host="127.0.0.1.example.org"), BadRequest, "sent unencrypted"),
-        (Settings(FILE, host="localhost.example.org"), BadRequest, "sent unencrypted"),
-        (Settings(FILE, tls_cert=PEM), BadRequest, "both a certificate and its key"),
-        (Settings(FILE, tls_key=PEM, host="::"), BadRequest, "both a certificate and its key"),
-        (Settings(FILE, port=70_000), BadRequest, "port must be from 0"),
-        (Settings(SERVER, workers=0), BadRequest, "workers must be from 1"),
-        (Settings(FILE, timeout=math.nan), BadRequest, "timeout must be"),
-        (Settings(FILE, rate=-1), BadRequest, "rate must be"),
-        (Settings(FILE, log_level="loud"), BadRequest, "log_level must be one of"),
+        (Settings(FILE, host="0.0.0.0"), "--plain-http, or pass --tls-cert"),  # noqa: S104
+        (Settings(FILE, host="::"), "sent unencrypted"),
+        (Settings(FILE, host=""), "sent unencrypted"),
+        (Settings(FILE, host="127.0.0.1.example.org"), "sent unencrypted"),
+        (Settings(FILE, host="localhost.example.org"), "sent unencrypted"),
+        (Settings(FILE, tls_cert=PEM), "both a certificate and its key"),
+        (Settings(FILE, tls_key=PEM, host="::"), "both a certificate and its key"),
+        (Settings(FILE, port=70_000), "port must be from 0"),
+        (Settings(SERVER, workers=0), "workers must be from 1"),
+        (Settings(FILE, timeout=math.nan), "timeout must be"),
+        (Settings(FILE, rate=-1), "rate must be"),
+        (Settings(FILE, log_level="loud"), "log_level must be one of"),
     ],
 )
-def test_settings_that_are_not_safe_are_refused(settings: Settings, error: type[OdographError], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_settings_that_are_not_safe_are_refused(settings: Settings, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
         settings.check()
 
 
@@ -206,13 +205,13 @@ def test_an_environment_without_settings_says_how_to_start(text: str | None, mon
     monkeypatch.delenv(VARIABLE, raising=False)
     if text is not None:
         monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(BadRequest, match="odograph serve"):
+    with pytest.raises(InvalidArgument, match="odograph serve"):
         Settings.from_environment()
 
 
 def test_a_password_is_not_shown() -> None:
     assert "hunter2" not in repr(Settings(SERVER))
-    with pytest.raises(OdographError) as caught:
+    with pytest.raises(InvalidArgument) as caught:
         Settings(SERVER.replace("postgresql", "mysql")).check()
     assert "hunter2" not in str(caught.value)
 

@@ -65,8 +65,8 @@ def test_the_search_for_an_offer_prices_no_more_for_more_parts(
 
 
 def test_a_search_that_prices_every_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    scaled = offers._scaled  # noqa: SLF001  the control is made of it
-    monkeypatch.setattr(offers, "_scaled", lambda kind, **_: scaled(kind, whole=True))
+    scaled = offers._parallel_maker  # noqa: SLF001  the control is made of it
+    monkeypatch.setattr(offers, "_parallel_maker", lambda kind, **_: scaled(kind, whole=True))
     assert priced_for(Parallel((PureDP(2),) * 500)) > MOST_PRICED
 
 
@@ -94,7 +94,7 @@ def test_a_refusal_without_an_offer_says_why() -> None:
     curve = odo.RDP(orders, (100,) * len(orders))
     for request, why in (
         (odo.parallel(many), f"more than {MOST_DIFFERENT} different parts a smaller request is not searched for"),
-        (odo.parallel([PureDP(2), curve]), "curves or mechanisms have no one size"),
+        (odo.parallel([PureDP(2), curve]), "curves or mechanisms have no single size"),
         (Mechanism("m", 7, curve), f"more than {MOST_POINTS} orders a smaller request is not searched for"),
     ):
         decision = account.decide(request)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from odograph.cli.options import AsJson, LedgerOptions, account_names, print_result, progress, with_options
-from odograph.compile import certified
+from odograph.compile import find_budget
 from odograph.core.conversions import filter_time
 from odograph.core.filters import Exact
 from odograph.core.policy import Policy
@@ -128,7 +128,7 @@ def budget(  # noqa: PLR0913  each is one option
     if need is None:  # pragma: no cover  the policy's filter is the exact one
         raise InvalidPolicy("the policy has no exact filter")
     with progress("solving", quiet=json) as report:
-        found, source = certified(need, fineness=FINE if fine else COARSE, progress=report)
+        found, source = find_budget(need, fineness=FINE if fine else COARSE, progress=report)
     paper = filter_time(float(need.epsilon), float(need.delta))
     rows = [
         ("target", f"{policy.target}, for {' and '.join(found.takes)} steps of any size"),

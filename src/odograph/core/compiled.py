@@ -1,4 +1,4 @@
-"""A policy compiled to meters: made once per account, priced against, read from, never recompiled."""
+"""A policy compiled to meters: it prices guarantees and reads odometers. Made once per account, never recompiled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FORMS: Final = (1, _FORM)  # 1: of 0.1.0
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A policy and its meters. Made once per account and never recompiled; prices and limits are integers."""
+    """A policy and its meters. Made once per account, never recompiled; prices and limits are integers."""
 
     policy: Policy
     meters: tuple[Meter, ...]
@@ -41,7 +41,7 @@ class Compiled:
         return Totals.zero(self.meters)
 
     def index(self, kind: type[Meter]) -> int:
-        """Return where the meter of a class is among the meters, and so among prices and totals."""
+        """Return the index of the meter of a class; prices and totals have the same order."""
         return next(i for i, meter in enumerate(self.meters) if isinstance(meter, kind))
 
     def meter(self, kind: type[_M]) -> _M:
@@ -56,7 +56,7 @@ class Compiled:
         if isinstance(guarantee, Parallel):
             return self._price_parallel(guarantee)
         if not isinstance(guarantee, Guarantee):
-            raise InvalidGuarantee(f"{guarantee!r} is not a guarantee; pass one such as PureDP(0.1)")
+            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got {guarantee!r})")
         if implied := guarantee.implies():
             return self._price_implied(guarantee, implied)
         policy = self.policy
@@ -77,7 +77,9 @@ class Compiled:
             delta the delta meter does not count.
         """
         if REGISTRY.get(guarantee.kind) is not type(guarantee):
-            raise InvalidGuarantee(f"{guarantee} is of a kind that is not registered; nothing could read it back")
+            raise InvalidGuarantee(
+                f"cost must be of a registered kind (got {guarantee}): decorate its class with register"
+            )
         prices: list[Price] = []
         for one in implied:
             try:
@@ -87,7 +89,7 @@ class Compiled:
                     raise
         delta = self.index(DeltaMeter)
         if len(prices) > 1 and any(found.amounts[delta] != 0 for found in prices):
-            raise InvalidGuarantee(f"{guarantee} implies several guarantees, which must all be without delta")
+            raise InvalidGuarantee(f"several implied guarantees must all be without delta (got those of {guarantee})")
         columns = zip(*[found.amounts for found in prices], strict=True)
         return Price(
             tuple([min((amount for amount in column if amount is not None), default=None) for column in columns])
@@ -102,7 +104,7 @@ class Compiled:
             also covers a person who joins or leaves the part.
         """
         affected = 1 if self.policy.neighbors == "add-remove" else 2
-        # A histogram has thousands of equal parts: an object is priced once, and counts as often as it can matter.
+        # A histogram has thousands of equal parts: price each object once, and count it as often as it can matter.
         counts = Counter(map(id, guarantee.parts))
         rows: list[tuple[int | None, ...]] = []
         for key, part in {id(part): part for part in guarantee.parts}.items():
@@ -119,7 +121,7 @@ class Compiled:
         policy = self.policy
         chosen = odometer or policy.odometer
         spent = _spent(self.meters, totals)
-        if self._deltas_passed(totals):
+        if self._exceeds_delta_steps(totals):
             loss = math.inf
         elif policy.is_basic:
             # Nothing of delta is left for a boundary; the sum of the epsilons needs none of it.
@@ -143,8 +145,8 @@ class Compiled:
         if loss <= policy.epsilon:
             return ""
         if math.isfinite(loss):
-            return "It may pass the promise, because it says more: a bound on the loss itself, at every moment."
-        if self._deltas_passed(totals):
+            return "It may exceed the promise, because it states more: a bound on the loss itself, at every moment."
+        if self._exceeds_delta_steps(totals):
             return "No finite reading: the sum of the steps' own deltas is above the policy's delta_steps."
         parts = [part for _, part in odometer.parts] if isinstance(odometer, BestOf) else [odometer]
         untimed = totals.unpriced[self.index(IntrinsicMeter)] > 0
@@ -156,10 +158,10 @@ class Compiled:
         cure = " and ".join(cures) or "steps that come with their Rényi curve, at an order of its own"
         return f"No finite reading: a step had no bound that this odometer can read; it needs {cure}."
 
-    def _deltas_passed(self, totals: Totals) -> bool:
-        """Return whether the steps' deltas are more than delta'' pays for: totals that no gate admitted."""
-        place = self.index(DeltaMeter)
-        return totals.amounts[place] > (self.meters[place].limit or 0)
+    def _exceeds_delta_steps(self, totals: Totals) -> bool:
+        """Return whether the steps' deltas exceed delta'', as in totals that no gate admitted."""
+        i = self.index(DeltaMeter)
+        return totals.amounts[i] > (self.meters[i].limit or 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `Compiled.from_dict` reads."""
@@ -171,7 +173,7 @@ class Compiled:
         """Read what `to_dict` wrote, now or in 0.1.0; a damaged document raises `InvalidPolicy`."""
         version = form.get("form") if isinstance(form, Mapping) else None
         if version not in _FORMS or not isinstance(form.get("meters"), list):
-            raise InvalidPolicy(f"not a compiled policy of form {_FORM}, or of form 1")
+            raise InvalidPolicy(f"a compiled policy must be a document of form {_FORM} or 1 (got {form!r:.120})")
         compiled = cls(
             Policy.from_dict(form.get("policy") or {}),
             tuple(meter_from_dict(meter, version) for meter in form["meters"]),
@@ -191,7 +193,10 @@ def check_compiled(compiled: Compiled) -> None:
     for one, target in policy.targets():
         rest = one.check_stored(rest, target)
     if rest != policy.odometer.meters(latent=policy.slack is not None):
-        raise InvalidPolicy("a compiled policy ends with the meters of its odometer, and only those have no limit")
+        raise InvalidPolicy(
+            "the last meters of a compiled policy must be those of its odometer (got"
+            f" {[meter.name for meter in rest]})"
+        )
 
 
 def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:
@@ -217,7 +222,7 @@ def _common_meters(policy: Policy) -> tuple[Meter, ...]:
 
 
 def too_low(stored: Price, now: Price) -> bool:
-    """Return whether a stored price is lower than what is asked now, by more than the last digits of a float.
+    """Return whether a stored price is lower than the present one, by more than the last digits of a float.
 
     A price is never recomputed, only checked: a later version may price lower by its last digits, not higher.
     """
@@ -252,7 +257,7 @@ def _advice(policy: Policy, guarantee: Guarantee) -> str:
 
 
 def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
-    """Return the odometers to look at beside the policy's own.
+    """Return the odometers to compare with the policy's own.
 
     Under basic composition there are none: the reading is the sum of the epsilons, whatever the odometer.
     """

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from odograph.errors import InvalidGuarantee, OdographError
+from odograph.errors import InvalidArgument, InvalidGuarantee
 
 __all__ = [
     "CEILING",
@@ -77,7 +77,7 @@ _LONGEST: Final = 400
 _LONGEST_BITS: Final = 1300
 
 
-def read(value: object, field: str, error: type[OdographError] = InvalidGuarantee) -> Fraction:
+def read(value: object, field: str, error: type[InvalidArgument] = InvalidGuarantee) -> Fraction:
     """Return `value` exactly, as a nonnegative rational.
 
     Booleans, NaN, infinities, negative numbers, strings that are not numbers and numbers of hundreds of digits
@@ -86,16 +86,16 @@ def read(value: object, field: str, error: type[OdographError] = InvalidGuarante
     """
     exact = _exact(value)
     if exact is None:
-        raise error(f"{field} must be a finite number, and {_shown(value)} is not; pass one such as 0.1 or '0.1'")
+        raise error(f"{field} must be a finite number, such as 0.1 or '0.1' (got {_show(value)})")
     if exact < 0:
-        raise error(f"{field} must not be negative, and {_shown(value)} is")
+        raise error(f"{field} must not be negative (got {_show(value)})")
     if exact.numerator.bit_length() + exact.denominator.bit_length() > _LONGEST_BITS:
-        raise error(f"{field} is too large, too small or too long to be kept exactly: {_shown(value)}")
+        raise error(f"{field} must be a number that can be kept exactly, of fewer digits (got {_show(value)})")
     return exact
 
 
-def _shown(value: object) -> str:
-    """Return the value for a message: short, and never an error of its own."""
+def _show(value: object) -> str:
+    """Return the value for a message: short, and without ever raising."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits
@@ -134,7 +134,7 @@ def tidy(value: Fraction) -> Number:
 
 
 def text_of(value: Number) -> str:
-    """Write a stored number so that `read` gives it back exactly: `0.1`, `1/3`."""
+    """Write a stored number so that `read` returns it exactly: `0.1`, `1/3`."""
     return repr(value) if isinstance(value, float) else str(value)
 
 
@@ -144,7 +144,7 @@ def exact_of(value: Numeric) -> Fraction:
 
 
 def exactly(value: float) -> Fraction:
-    """Return the binary value of a computed float, with nothing read into it."""
+    """Return the binary value of a computed float, not the decimal that it prints as."""
     return Fraction(value)
 
 
@@ -173,7 +173,7 @@ def ceil_computed(value: float, scale: int) -> int:
 
 
 def ceil_sure(near: float, ulps: float) -> int | None:
-    """Return the ceiling of a number that is within `ulps` units of 2^-53 of `near`, or None where that cannot tell.
+    """Return the ceiling of a number within `ulps` units of 2^-53 of `near`, or None where that is not enough.
 
     Every spend rounds up several times, and exact arithmetic takes five times as long.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odograph.core.fixed_point import CEILING
 from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Price:
     def __post_init__(self) -> None:
         for amount in self.amounts:
             if amount is not None and amount < 0:
-                raise InvalidPolicy(f"a price is never negative: {self.amounts}")
+                raise InvalidArgument(f"amounts must not be negative (got {self.amounts})")
 
     def times(self, count: int) -> Price:
         """Return the price of `count` equal requests."""
@@ -65,7 +65,7 @@ class Totals(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The answer to one request. A refusal is a value too: it changes nothing and may make an offer."""
+    """The decision on one request. A refusal changes nothing, and may offer the largest request that fits."""
 
     admitted: bool
     meters: tuple[Meter, ...]
@@ -75,7 +75,7 @@ class Decision(NamedTuple):
     request: Guarantee | None = None
     largest: Guarantee | None = None
     account: str = ""  # the name of the account that decided, where accounts have names
-    searched: bool = True  # whether an offer was looked for, if there is none
+    searched: bool = True  # whether an offer was searched for, if there is none
 
     def __bool__(self) -> bool:
         return self.admitted  # else `if account.decide(cost):` would be true of a refusal
@@ -83,13 +83,13 @@ class Decision(NamedTuple):
     @property
     def spent(self) -> dict[str, float]:
         """What was spent before the request, per meter that has a limit."""
-        return {m.name: float(self.totals.amounts[i] / m.scale) for i, m in self._limited()}
+        return {m.name: float(self.totals.amounts[i] / m.scale) for i, m in self._with_limit()}
 
     @property
     def asked(self) -> dict[str, float | None]:
         """What the request costs, per meter that has a limit; None where it has no price there."""
         amounts = self.price.amounts
-        return {m.name: None if (a := amounts[i]) is None else float(a / m.scale) for i, m in self._limited()}
+        return {m.name: None if (a := amounts[i]) is None else float(a / m.scale) for i, m in self._with_limit()}
 
     @property
     def left(self) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Decision(NamedTuple):
         after = self.totals_after
         return {
             m.name: 0.0 if after.unpriced[i] else max(0.0, float((limit - after.amounts[i]) / m.scale))
-            for i, m in self._limited()
+            for i, m in self._with_limit()
             if (limit := m.limit) is not None
         }
 
@@ -121,11 +121,11 @@ class Decision(NamedTuple):
         if self.admitted:
             left = ", ".join(
                 f"{m.name} {self.left[m.name]:.4g}"
-                for i, m in self._limited()
+                for i, m in self._with_limit()
                 if not m.counts_delta and not self.totals_after.unpriced[i]
             )
             return f"admitted: {self.request or 'the request'}; left: {left}"
-        needs = [self._excess(i, m) for i, m in self._limited()]
+        needs = [self._excess(i, m) for i, m in self._with_limit()]
         short = ", ".join(filter(None, needs)) or "more than is left"
         if self.largest is not None:
             offer = f"the largest request of this kind still admitted is {self.largest}"
@@ -137,32 +137,32 @@ class Decision(NamedTuple):
         return f"refused{by}: {self.request or 'the request'} needs {short}; {offer}"
 
     def _excess(self, i: int, meter: Meter) -> str:
-        """Say by how much the request is too large for one meter; nothing where it is not, or has no price."""
+        """Return by how much the request exceeds one meter; an empty string where it does not, or has no price."""
         asked, limit = self.price.amounts[i], meter.limit
         if asked is None or limit is None or self.totals.unpriced[i] or asked <= limit - self.totals.amounts[i]:
             return ""
         if meter.counts_delta and limit == 0:
-            return f"delta {float(asked / meter.scale):.6g}, and the policy sets none aside (delta_steps is 0)"
+            return f"delta {float(asked / meter.scale):.6g}, of which the policy sets none aside (delta_steps is 0)"
         total = self.totals.amounts[i] + asked
         after, most = (f"{float(amount / meter.scale):.6g}" for amount in (total, limit))
         over = f" (over by {float((total - limit) / meter.scale):.3g})" if after == most else ""
         return f"{meter.name} {after} of {most}{over}"
 
-    def _limited(self) -> list[tuple[int, Meter]]:
+    def _with_limit(self) -> list[tuple[int, Meter]]:
         return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
 
 
 def _no_offer(request: Guarantee | None) -> str:
-    """Say why a refusal comes without an offer."""
+    """Return why a refusal has no offer."""
     if request is not None and request.kind == "rdp":
-        return "a curve has no one size to offer another of"
+        return "a curve has no single size, so no smaller one is offered"
     if isinstance(request, Mechanism) and request.curve and len(request.curve.orders) > MOST_POINTS:
         return f"with a curve of more than {MOST_POINTS} orders a smaller request is not searched for"
     if isinstance(request, Parallel):
         if len(request.different) > MOST_DIFFERENT:
             return f"with more than {MOST_DIFFERENT} different parts a smaller request is not searched for"
         if any(part.kind in ("rdp", "mechanism") for part in request.different):
-            return "parts that are curves or mechanisms have no one size to offer another of"
+            return "parts that are curves or mechanisms have no single size, so no smaller request is offered"
     return "no request of this kind fits any more"
 
 

@@ -63,7 +63,7 @@ def read_probability(guarantee: object, field: str) -> None:
     read_number(guarantee, field)
     value = getattr(guarantee, field)
     if value >= 1:
-        raise InvalidGuarantee(f"{type(guarantee).__name__}.{field} must be below 1, and {value!r} is not")
+        raise InvalidGuarantee(f"{type(guarantee).__name__}.{field} must be below 1 (got {value!r})")
 
 
 class Guarantee:
@@ -79,7 +79,7 @@ class Guarantee:
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # made by @dataclass
 
     def implies(self) -> tuple[Guarantee, ...]:
-        """Return known guarantees that follow from this one; a kind that the filters price themselves implies none.
+        """Return known guarantees that follow from this one; a kind that the filters price directly implies none.
 
         Each meter charges the cheapest of them, so several must all be without delta.
         """
@@ -92,7 +92,7 @@ class Guarantee:
         needed = [name for name in cls.__match_args__ if fields[name].default is MISSING]
         return cls(**dict.fromkeys(needed, 0) | {cls.size: size})
 
-    def resized(self, size: Numeric) -> Self:
+    def resize(self, size: Numeric) -> Self:
         """Return the same guarantee with another size."""
         return replace(self, **{self.size: size})
 
@@ -102,7 +102,7 @@ class Guarantee:
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the versioned form that `guarantee_from_dict` reads: plain types, numbers as exact text."""
+        """Return the versioned form that `guarantee_from_dict` reads: plain types, numbers as exact strings."""
         form: dict[str, Any] = {"form": _FORM, "kind": self.kind}
         for name in self.__match_args__:
             form[name] = _plain(getattr(self, name))
@@ -116,15 +116,15 @@ class Guarantee:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        return self._printed(_code)
+        return self._format(_code)
 
     def __str__(self) -> str:
-        return self._printed(_shown)
+        return self._format(_show)
 
-    def _printed(self, show: Callable[[object], str]) -> str:
+    def _format(self, show: Callable[[object], str]) -> str:
         names = [*self.__match_args__]
         while names and getattr(self, names[-1]) == self.__dataclass_fields__[names[-1]].default:
-            names.pop()  # what a trailing field has by default need not be said
+            names.pop()  # a trailing field with its default value is left out
         return f"{type(self).__name__}({', '.join(show(getattr(self, name)) for name in names)})"
 
 
@@ -144,15 +144,15 @@ def _code(value: object) -> str:
     return repr(value)
 
 
-def _shown(value: object) -> str:
-    """Write a value for people: a number that no float is exactly is shown by its digits."""
+def _show(value: object) -> str:
+    """Format a value for messages: a fraction that is not a decimal, by its first 17 digits."""
     return f"{float(value):.17g}" if isinstance(value, Fraction) else _code(value)
 
 
 G = TypeVar("G", bound=type[Guarantee])
 
 REGISTRY: Final[dict[str, type[Guarantee]]] = {}  # every kind, by name
-SIZED: Final[dict[str, type[Guarantee]]] = {}  # the kinds of which the largest that fits can be asked for
+SIZED: Final[dict[str, type[Guarantee]]] = {}  # the kinds that `largest` can search
 
 
 def register(cls: G) -> G:
@@ -261,10 +261,10 @@ class RDP(Guarantee):
         values = _numbers("RDP.values", self.values)
         if len(orders) != len(values) or not orders:
             raise InvalidGuarantee(
-                f"RDP needs as many values as orders and at least one, not {len(values)} for {len(orders)}"
+                f"RDP.values must have one value for each order, at least one (got {len(values)} for {len(orders)})"
             )
         if orders[0] <= 1 or any(a >= b for a, b in pairwise(orders)):
-            raise InvalidGuarantee(f"RDP.orders must be above 1 and ascending, and {self.orders!r} is not")
+            raise InvalidGuarantee(f"RDP.orders must be above 1 and ascending (got {self.orders!r})")
         object.__setattr__(self, "orders", tuple(tidy(order) for order in orders))
         object.__setattr__(self, "values", tuple(tidy(value) for value in values))
         read_probability(self, "delta")
@@ -272,7 +272,7 @@ class RDP(Guarantee):
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Read the orders and values as lists."""
-        lists = {name: _listed(f"RDP.{name}", fields[name]) for name in ("orders", "values")}
+        lists = {name: _read_list(f"RDP.{name}", fields[name]) for name in ("orders", "values")}
         return cls(**{**fields, **lists})
 
     def __str__(self) -> str:
@@ -315,11 +315,11 @@ class Mechanism(Guarantee):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _LONGEST_NAME:
             shown = repr(self.name)[:_LONGEST_NAME]
-            raise InvalidGuarantee(f"Mechanism.name must be a text of 1 to {_LONGEST_NAME} characters, not {shown}")
+            raise InvalidGuarantee(f"Mechanism.name must have 1 to {_LONGEST_NAME} characters (got {shown})")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise InvalidGuarantee(f"Mechanism.steps must be a whole number from 1, and {self.steps!r} is not")
+            raise InvalidGuarantee(f"Mechanism.steps must be an integer from 1 (got {self.steps!r})")
         if self.curve is not None and not isinstance(self.curve, RDP):
-            raise InvalidGuarantee(f"Mechanism.curve must be an RDP or None, and {self.curve!r} is not")
+            raise InvalidGuarantee(f"Mechanism.curve must be an RDP or None (got {self.curve!r})")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -336,7 +336,7 @@ class Mechanism(Guarantee):
 class Parallel(Guarantee):
     """One step of several mechanisms, each on its own part of the data; no record is in two parts.
 
-    `odograph.parallel` makes one and says when that is sound.
+    `odograph.parallel` makes one, and documents when that is sound.
     """
 
     kind: ClassVar[str] = "parallel"
@@ -345,20 +345,20 @@ class Parallel(Guarantee):
     def __post_init__(self) -> None:
         parts = tuple(self.parts) if isinstance(self.parts, Sequence) else ()
         if not parts or not all(isinstance(part, Guarantee) for part in parts):
-            raise InvalidGuarantee(f"Parallel.parts must be guarantees, at least one, and {self.parts!r} are not")
+            raise InvalidGuarantee(f"Parallel.parts must be a list of at least one guarantee (got {self.parts!r})")
         if any(isinstance(part, Parallel) for part in parts):
-            raise InvalidGuarantee("Parallel.parts must not be parallel themselves: list all the parts at once")
+            raise InvalidGuarantee("Parallel.parts must not be parallel themselves; list all the parts together")
         object.__setattr__(self, "parts", parts)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Read the parts."""
-        return cls(tuple(guarantee_from_dict(part) for part in _listed("Parallel.parts", fields["parts"])))
+        return cls(tuple(guarantee_from_dict(part) for part in _read_list("Parallel.parts", fields["parts"])))
 
     @property
     def different(self) -> Counter[Guarantee]:
         """The different parts in their order, and how many there are of each."""
-        # The same object is mostly there many times, and equal parts are told by how they are printed: objects first.
+        # Comparing parts formats them, which is slow, and most are one object many times: count objects first.
         found: Counter[Guarantee] = Counter()
         objects = {id(part): part for part in self.parts}
         for key, count in Counter(map(id, self.parts)).items():
@@ -385,25 +385,25 @@ def delta_of(guarantee: Guarantee) -> Number:
 
 
 def guarantee_from_dict(form: Mapping[str, Any]) -> Guarantee:
-    """Read what `to_dict` wrote; anything else raises `InvalidGuarantee` and says what is wrong with it."""
+    """Read what `to_dict` wrote; anything else raises `InvalidGuarantee` with the reason."""
     cls = REGISTRY.get(str(form.get("kind"))) if isinstance(form, Mapping) and form.get("form") == _FORM else None
     if cls is None:
-        raise InvalidGuarantee(f"not a guarantee of form {_FORM}: {form!r:.120}")
+        raise InvalidGuarantee(f"a guarantee must be a document of form {_FORM} and a known kind (got {form!r:.120})")
     names = [*cls.__match_args__]
     if set(form) != {"form", "kind", *names}:
-        raise InvalidGuarantee(f"a {form['kind']} guarantee has the fields {names}, not {sorted(form)}")
+        raise InvalidGuarantee(f"a {form['kind']} guarantee must have the fields {names} (got {sorted(form)})")
     return cls.from_fields({name: form[name] for name in names})
 
 
-def _listed(field: str, value: object) -> tuple[Any, ...]:
+def _read_list(field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise InvalidGuarantee(f"{field} must be a list of numbers, and {value!r} is not")
+        raise InvalidGuarantee(f"{field} must be a list (got {value!r})")
     return tuple(value)
 
 
 def _numbers(field: str, value: object) -> list[Fraction]:
     try:
-        items = [*_listed(field, value)]
+        items = [*_read_list(field, value)]
     except InvalidGuarantee:
         items = [*value.tolist()] if hasattr(value, "tolist") else [value]  # a NumPy array is a list of numbers
     return [read(item, f"{field}[{i}]") for i, item in enumerate(items)]

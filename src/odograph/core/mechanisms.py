@@ -1,4 +1,4 @@
-"""Mechanisms to guarantees: what a known mechanism costs, as a value.
+"""Known mechanisms and their costs, as guarantees.
 
 The Poisson-subsampled Gaussian, for private training with adaptive settings, has a Rényi curve and a menu of items.
 """
@@ -67,10 +67,10 @@ ORDERS: Final = (
 
 
 def _ratio(top: Numeric, bottom: Numeric, top_name: str, bottom_name: str) -> Numeric:
-    """Return sensitivity over noise, exactly. No noise is no privacy: it is refused, not free."""
+    """Return sensitivity over noise, exactly; raise if there is no noise."""
     noise = read(bottom, bottom_name)
     if noise == 0:
-        raise InvalidGuarantee(f"{bottom_name} must be above 0: without noise there is no privacy, at any price")
+        raise InvalidGuarantee(f"{bottom_name} must be above 0 (got {bottom!r}): without noise there is no privacy")
     return tidy(read(top, top_name) / noise)
 
 
@@ -84,13 +84,13 @@ def laplace(scale: Numeric, sensitivity: Numeric = 1) -> PureDP:
 
 
 def laplace_zcdp(scale: Numeric, sensitivity: Numeric = 1) -> ZCDP:
-    """Return the zCDP guarantee of Laplace noise, smaller than that of an arbitrary mechanism as private.
+    """Return the zCDP guarantee of Laplace noise, smaller than that of an arbitrary epsilon-DP mechanism.
 
     Theorem: the epsilon-DP Laplace mechanism is (epsilon + e^-epsilon - 1)-zCDP (arXiv 2510.25746).
     Assumes: `sensitivity` bounds the change of a scalar query between neighbors.
     """
     epsilon = _ratio(sensitivity, scale, "laplace_zcdp(sensitivity)", "laplace_zcdp(scale)")
-    # Above a thousand the two differ by 1, of a number that means no privacy.
+    # Above a thousand the two differ by 1, and the number means no privacy.
     return ZCDP(laplace_to_zcdp(float(epsilon)) if read(epsilon, "epsilon") <= 1000 else epsilon)
 
 
@@ -144,8 +144,8 @@ def parallel(parts: Mapping[str, Guarantee] | Sequence[Guarantee], *, data: str 
     """
     if data != "static":
         raise UnprovenComposition(
-            f"parallel composition is not proven for {data!r} data: where records change with the answers, one"
-            " person can reach every part. Spend the parts one after the other"
+            f"data must be 'static' for parallel composition (got {data!r}): where records change with the answers,"
+            " one person can reach every part. Spend the parts one after the other"
         )
     return Parallel(tuple(parts.values()) if isinstance(parts, Mapping) else parts)  # type: ignore[arg-type]
 
@@ -158,9 +158,9 @@ def randomized_response(truth: Numeric, categories: int = 2) -> PureDP:
     """
     probability = read(truth, "randomized_response(truth)")
     if isinstance(categories, bool) or not isinstance(categories, int) or categories < 2:
-        raise InvalidGuarantee(f"randomized_response(categories) must be a whole number from 2, not {categories!r}")
+        raise InvalidGuarantee(f"randomized_response(categories) must be an integer from 2 (got {categories!r})")
     if not 0 < probability < 1:
-        raise InvalidGuarantee(f"randomized_response(truth) must lie between 0 and 1, and {truth!r} does not")
+        raise InvalidGuarantee(f"randomized_response(truth) must be above 0 and below 1 (got {truth!r})")
     odds = probability * (categories - 1) / (1 - probability)
     # Near even odds the logarithm would cancel; log1p of the exact difference does not.
     return PureDP(up(math.log1p(float(max(odds, 1 / odds) - 1)), 32))
@@ -176,9 +176,11 @@ def sampling_settings(sampling_rate: Numeric, noise_multiplier: Numeric) -> tupl
     rate = read(sampling_rate, "sampling_rate")
     noise = read(noise_multiplier, "noise_multiplier")
     if not 0 < rate <= 1:
-        raise InvalidGuarantee(f"sampling_rate must be above 0 and at most 1, and {sampling_rate!r} is not")
+        raise InvalidGuarantee(f"sampling_rate must be above 0 and at most 1 (got {sampling_rate!r})")
     if noise == 0:
-        raise InvalidGuarantee("noise_multiplier must be above 0: without noise there is no privacy, at any price")
+        raise InvalidGuarantee(
+            f"noise_multiplier must be above 0 (got {noise_multiplier!r}): without noise there is no privacy"
+        )
     if not _NOISE[0] <= float(noise) <= _NOISE[1]:
         raise InvalidGuarantee(f"noise_multiplier must be from 1e-100 to 1e100 (got {noise_multiplier!r})")
     return float(rate), float(noise)
@@ -296,7 +298,7 @@ def _item(rate: float, noise: float, alone: int, block: int, target: tuple[Fract
     """Make an item of which about `alone` steps fit the target; that sizes its grid, not its validity."""
     cell = largest_mu(float(target[0]), float(target[1])) / math.sqrt(alone) / _STEP_PARTS
     remove, add = subsampled_gaussian_losses(rate, noise, cell)
-    directions = (remove.composed(block), add.composed(block))
+    directions = (remove.compose(block), add.compose(block))
     return MenuItem(subsampled_gaussian_name(rate, noise), block, cell, directions, oriented=True)
 
 
@@ -315,6 +317,6 @@ def _steps_alone(rate: float, noise: float, target: tuple[Fraction, Fraction]) -
 
 
 def _unevenness(count: int, steps: list[int]) -> float:
-    """How unlike the items' numbers of blocks are, if each gets about `count`."""
+    """Return how unequal the items' numbers of blocks are, if each gets about `count`."""
     blocks = [alone / max(1, round(alone / count)) for alone in steps]
     return max(blocks) / min(blocks)

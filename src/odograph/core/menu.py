@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from odograph.core.guarantees import Mechanism
 from odograph.core.value_iteration import Kernel, spread
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidArgument
 
 __all__ = ["LossDistribution", "MenuItem", "subsampled_gaussian_losses"]
 
@@ -40,9 +40,9 @@ class LossDistribution:
         masses = np.array(self.masses, dtype=np.float64)
         total = float(masses.sum()) + self.infinite
         if masses.ndim != 1 or masses.size == 0 or not np.all(np.isfinite(masses)) or bool((masses < 0).any()):
-            raise InvalidPolicy("a loss distribution needs a nonempty list of finite nonnegative masses")
+            raise InvalidArgument("masses must be a nonempty list of finite nonnegative numbers")
         if not (0.0 <= self.infinite <= 1.0 and abs(total - 1.0) < 1e-6):
-            raise InvalidPolicy(f"the masses of a loss distribution must sum to 1, and sum to {total!r}")
+            raise InvalidArgument(f"masses and infinite must sum to 1 (got {total!r})")
         masses.setflags(write=False)
         object.__setattr__(self, "masses", masses)
         # Mass that is missing could be anywhere: it counts as a reveal.
@@ -76,11 +76,11 @@ class LossDistribution:
             be counted as a reveal (Phi <= 1), a tail towards large x at the last kept point (Phi falls with x).
         Assumes: the losses dominate the mechanism's privacy loss, for this direction of the pair of neighbors.
         """
-        kept = _trimmed(self, float(delta) * 1e-9, float(delta) * 1e-12)
+        kept = _cut_tails(self, float(delta) * 1e-9, float(delta) * 1e-12)
         shifts = -loss_step * np.arange(kept.lowest, kept.lowest + kept.masses.size, dtype=np.float64)
         return replace(spread(shifts, kept.masses, step), reveal=kept.infinite)
 
-    def composed(self, steps: int) -> LossDistribution:
+    def compose(self, steps: int) -> LossDistribution:
         """Return the distribution of `steps` independent runs in the same direction, by direct convolution."""
         result: LossDistribution | None = None
         power, left = self, steps
@@ -91,7 +91,7 @@ class LossDistribution:
             if left:
                 power = _convolve(power, power)
         if result is None:
-            raise InvalidPolicy(f"a block has at least one step, not {steps}")
+            raise InvalidArgument(f"steps must be an integer from 1 (got {steps!r})")
         return result
 
 
@@ -101,9 +101,9 @@ class MenuItem:
 
     `directions` holds the losses of the two orders of a pair of neighbors (remove, add), on multiples of
     `step`. An item is `oriented` if for one pair of neighbors its direction is the same at every step, as for a
-    subsampled Gaussian when a person is added or removed; else an analyst may turn it from step to step, and
-    both directions are certified together, one step at a time. An item read back from a stored policy has no
-    directions: enough to check and to price, not enough to certify a new budget.
+    subsampled Gaussian when a person is added or removed; else an analyst may change its direction from step to
+    step, and both directions are certified together, one step at a time. An item read from a stored policy has no
+    directions: it can be checked and priced, but no new budget can be certified for it.
     """
 
     name: str
@@ -116,15 +116,26 @@ class MenuItem:
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 1:
-            raise InvalidPolicy(f"a menu item needs a name and a block of at least 1 step, not {self.block!r}")
+            raise InvalidArgument(
+                f"MenuItem must have a name, and a block of at least 1 step (got {self.name!r} and {self.block!r})"
+            )
         if self.oriented and self.neighbors != "add-remove":
-            raise InvalidPolicy(f"menu item {self.name!r}: replacing a person has no direction; it is not oriented")
+            raise InvalidArgument(
+                f"MenuItem.oriented must be false for neighbors={self.neighbors!r}, which have no direction (got true"
+                f" for {self.name!r})"
+            )
         if self.block > 1 and not self.oriented:
-            raise InvalidPolicy(f"menu item {self.name!r} can be turned from step to step, so its block is one step")
+            raise InvalidArgument(
+                f"MenuItem.block must be 1 for an item that is not oriented (got {self.block} for {self.name!r}): an"
+                " analyst may change its direction from step to step"
+            )
         if not self.directions:
             return
         if len(self.directions) != 2 or not (math.isfinite(self.step) and self.step > 0.0):
-            raise InvalidPolicy(f"menu item {self.name!r} needs two directions on a positive step")
+            raise InvalidArgument(
+                f"MenuItem.directions must be two distributions, on a positive step (got {len(self.directions)} on"
+                f" {self.step!r} for {self.name!r})"
+            )
         text = hashlib.sha256(f"{self.name}|{self.block}|{self.step!r}|{self.neighbors}|{self.oriented}".encode())
         for losses in self.directions:
             text.update(f"|{losses.lowest}|{losses.infinite!r}|".encode() + losses.masses.tobytes())
@@ -141,7 +152,7 @@ class MenuItem:
         }
 
     def runs(self, steps: int) -> Mechanism:
-        """Return what `steps` runs of this mechanism cost, as a guarantee; blocks are charged whole."""
+        """Return the cost of `steps` runs of this mechanism; blocks are charged whole."""
         return Mechanism(self.name, steps)
 
     def __eq__(self, other: object) -> bool:
@@ -164,7 +175,7 @@ def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[
     # Panels end where the loss is a multiple of the step, so that what is spread on a cell is smooth on a panel,
     # and are narrow enough for 8 nodes to be exact.
     reach = _TAIL * noise
-    lowest, highest = _mixed(rate, np.array([-reach - 0.5, reach + 0.5]) / noise**2).tolist()
+    lowest, highest = _log_mixture(rate, np.array([-reach - 0.5, reach + 0.5]) / noise**2).tolist()
     levels = step * np.arange(math.floor(lowest / step) + 1, math.ceil(highest / step))
     inner = np.expm1(levels) + rate  # e^level - (1 - rate)
     cells = 0.5 + noise**2 * np.log(np.maximum(inner, 1e-300) / rate)
@@ -177,12 +188,12 @@ def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[
     base = np.exp(-0.5 * (places / noise) ** 2) * share
     ahead = np.exp(-0.5 * ((places - 1.0) / noise) ** 2) * share
     tilt = (places - 0.5) / noise**2
-    loss = _mixed(rate, tilt)
+    loss = _log_mixture(rate, tilt)
     remove = _spread_losses(-loss, (1.0 - rate) * base + rate * ahead, step)
     return remove, _spread_losses(loss, base, step)
 
 
-def _mixed(rate: float, tilt: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log_mixture(rate: float, tilt: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log(1 - rate + rate e^tilt), accurate where it is small and without overflow where it is not."""
     rest = math.log1p(-rate) if rate < 1.0 else -math.inf
     small = np.abs(tilt) < 0.5
@@ -192,9 +203,9 @@ def _mixed(rate: float, tilt: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _spread_losses(shifts: NDArray[np.float64], masses: NDArray[np.float64], step: float) -> LossDistribution:
-    # What the quadrature leaves out lies beyond `_TAIL` deviations.
+    # The quadrature leaves out what is beyond `_TAIL` deviations.
     tail = math.erfc(_TAIL / math.sqrt(2.0))
-    return _trimmed(LossDistribution.of(-shifts, masses * (1.0 + 2.0**-40), step, tail), _NEGLIGIBLE, _NEGLIGIBLE)
+    return _cut_tails(LossDistribution.of(-shifts, masses * (1.0 + 2.0**-40), step, tail), _NEGLIGIBLE, _NEGLIGIBLE)
 
 
 def _convolve(one: LossDistribution, two: LossDistribution) -> LossDistribution:
@@ -202,10 +213,10 @@ def _convolve(one: LossDistribution, two: LossDistribution) -> LossDistribution:
     # n products and sums, each off by a rounding: padding up keeps the result dominating.
     masses *= 1.0 + min(one.masses.size, two.masses.size) * 2.0**-52
     infinite = (one.infinite + two.infinite) * (1.0 + 2.0**-50)
-    return _trimmed(LossDistribution(one.lowest + two.lowest, masses, min(1.0, infinite)), _NEGLIGIBLE, _NEGLIGIBLE)
+    return _cut_tails(LossDistribution(one.lowest + two.lowest, masses, min(1.0, infinite)), _NEGLIGIBLE, _NEGLIGIBLE)
 
 
-def _trimmed(losses: LossDistribution, below: float, above: float) -> LossDistribution:
+def _cut_tails(losses: LossDistribution, below: float, above: float) -> LossDistribution:
     """Cut tails that are longer than they are heavy: large losses count as infinite, small ones as larger."""
     masses = losses.masses
     keep = (np.cumsum(masses) > below) & (np.cumsum(masses[::-1])[::-1] > above)

@@ -1,4 +1,4 @@
-"""Meters, and what a filter is: what a policy counts, and what a guarantee costs on each count.
+"""Meters and filters: the sums that a policy keeps, and what a guarantee costs on each.
 
 A meter prices a guarantee by one theorem. A price is an integer number of units, rounded up once, or None where the
 theorem has no finite price (a Gaussian has no epsilon). A filter compiles its share of delta' to the limits of one or
@@ -58,8 +58,8 @@ __all__ = [
     "MomentMeter",
     "OrderMeter",
     "Target",
+    "distinguish_names",
     "intrinsic_units",
-    "named_apart",
     "renyi_units",
 ]
 
@@ -70,12 +70,12 @@ _GENEROUS: Final = 1 + Fraction(1, 10**12)  # the last digits of a float decide 
 
 @dataclass(frozen=True, slots=True)
 class Meter(ABC):
-    """One count: its name, and its limit in units (None: counted for an odometer, never a limit)."""
+    """One sum over the steps: its name, and its limit in units; None if only an odometer reads it."""
 
-    pricing: ClassVar[str]  # the word for it in documents
-    counts_delta: ClassVar[bool] = False  # the one meter whose limit every request must keep
+    pricing: ClassVar[str]  # its name in documents
+    counts_delta: ClassVar[bool] = False  # true for the one meter whose limit every request must keep
     has_limit: ClassVar[bool] = True
-    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # the fields beside these, and how each is read
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # further fields, and how each is read
 
     name: str
     limit: int | None
@@ -86,7 +86,7 @@ class Meter(ABC):
 
     @property
     def scale(self) -> Fraction:
-        """Units per 1 of what the meter counts, for showing totals to people."""
+        """Units per 1 of what the meter counts, for displaying totals."""
         return Fraction(SCALE)
 
     @property
@@ -104,7 +104,7 @@ class Meter(ABC):
     def from_dict(cls, form: Mapping[str, Any]) -> Self:
         """Read what `to_dict` wrote; anything else raises."""
         if set(form) - {"name", "pricing", "limit", *cls.options}:
-            raise ValueError(f"a {cls.pricing} meter has the options {[*cls.options]}")
+            raise ValueError(f"a {cls.pricing} meter must have the options {[*cls.options]} (got {sorted(form)})")
         limit = None if form["limit"] is None else _digits(form["limit"])
         options = {name: parse(form[name]) for name, parse in cls.options.items() if name in form}
         meter = cls(str(form["name"]), limit, **options)
@@ -116,7 +116,7 @@ class Meter(ABC):
 def _digits(text: object) -> int:
     """Read an integer that was written as a string."""
     if not isinstance(text, str) or not text.isdigit():
-        raise ValueError(f"a limit is written in digits (got {text!r})")
+        raise ValueError(f"limit must be a string of digits (got {text!r})")
     return int(text)
 
 
@@ -283,8 +283,8 @@ def renyi_units(guarantee: Guarantee, order: Fraction) -> int | None:
     return units_computed(up(curve(float(value), float(order)), 64), value) if value <= MOST_PRICED else None
 
 
-def named_apart(meters: Iterable[Meter]) -> tuple[Meter, ...]:
-    """Return the meters; where different ones share a name, it says the whole order instead of six digits of it."""
+def distinguish_names(meters: Iterable[Meter]) -> tuple[Meter, ...]:
+    """Return the meters; those that share a name are renamed by their full order instead of six digits of it."""
     found = tuple(meters)
     # Names are stored with an account, so an order that six digits tell apart keeps its short name.
     count = Counter(meter.name for meter in set(found))
@@ -307,7 +307,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Filter(ABC):
-    """A stop rule with a theorem: the guarantees it takes, and the alternatives that it compiles a target to."""
+    """A stopping rule with a theorem: the guarantees it takes, and the alternatives that it compiles a target to."""
 
     kind: ClassVar[str]  # its name
     guarantees: ClassVar[tuple[type[Guarantee], ...]]  # the kinds that it has a theorem for
@@ -340,10 +340,16 @@ class Filter(ABC):
         own = self.alternatives(target)
         stored, others = meters[: len(own)], meters[len(own) :]
         if [replace(meter, limit=0) for meter in stored] != [replace(meter, limit=0) for meter in own]:
-            raise InvalidPolicy("the alternatives of a compiled policy must be those of its filters")
+            raise InvalidPolicy(
+                f"the alternatives of a compiled policy must be those of its filter {self.kind!r} (got"
+                f" {[meter.name for meter in stored]})"
+            )
         for meter, computed in zip(stored, own, strict=True):
             if meter.limit is None or meter.limit > (computed.limit or 0) * _GENEROUS + 1:
-                raise InvalidPolicy(f"the limit of {meter.name!r} is larger than its filter allows")
+                raise InvalidPolicy(
+                    f"the limit of {meter.name!r} must be at most what its filter allows, {computed.limit} (got"
+                    f" {meter.limit})"
+                )
         return others
 
     def to_dict(self) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from odograph.core.conversions import filter_time
 from odograph.core.fixed_point import ULP, down, last_holding, read, up
-from odograph.core.meters import DriftMeter, Meter, MomentMeter, named_apart
-from odograph.errors import InvalidPolicy, told
+from odograph.core.meters import DriftMeter, Meter, MomentMeter, distinguish_names
+from odograph.errors import InvalidArgument, InvalidPolicy, explain
 
 __all__ = [
     "BestOf",
@@ -64,7 +64,7 @@ _Array: TypeAlias = NDArray[np.float64]
 Values = TypeVar("Values", float, NDArray[np.float64])
 
 _LOG_2: Final = math.log(2.0)
-_NEWTON_STEPS: Final = 100  # convergence is quadratic and takes about ten; this only ends a two-cycle of rounding
+_NEWTON_STEPS: Final = 100  # convergence is quadratic and takes about ten; this ends a cycle of two roundings
 
 _STATEMENT: Final = (
     "For each fixed pair of neighbors, with probability at least 1 - {delta:.3g} the realized privacy loss is at "
@@ -81,7 +81,7 @@ _UNCOVERED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What an odometer reads: sums over the steps so far, in plain numbers; infinite where one had no price."""
+    """What an odometer reads: sums over the steps so far; infinite where a step had no price."""
 
     intrinsic: float
     epsilon: float
@@ -91,9 +91,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading: the bound on the loss, the probability that it ever fails, and what may be said of it.
+    """One reading: the bound on the loss, the probability that it ever fails, and what it allows to be claimed.
 
-    `summed` says that the bound is the plain sum of the epsilons, which was the least.
+    `summed` is true if the sum of the epsilons was the least bound.
     """
 
     loss: float
@@ -134,21 +134,21 @@ class Reading:
         return f"loss at most {self.loss:.4g} ({self.method}). {self.statement}"
 
 
-def _positive(odometer: object, *names: str, above: float = 0.0) -> None:
-    """Check that tuning fields are finite numbers above a bound, and keep them as floats."""
+def _check_positive(odometer: object, *names: str, above: float = 0.0) -> None:
+    """Check that tuning fields are finite numbers above a bound, and store them as floats."""
     for name in names:
         field = f"{type(odometer).__name__}.{name}"
-        value = float(read(getattr(odometer, name), field, InvalidPolicy))
+        value = float(read(getattr(odometer, name), field, InvalidArgument))
         if not above < value < math.inf:
-            raise InvalidPolicy(f"{field} must be above {above:g}, and {getattr(odometer, name)!r} is not")
+            raise InvalidArgument(f"{field} must be above {above:g} (got {getattr(odometer, name)!r})")
         object.__setattr__(odometer, name, value)
 
 
 def _check_shares(name: str, shares: Sequence[object]) -> None:
     """Check that shares of delta' are positive and sum to at most 1, up to their last digits."""
-    exact = [read(share, name, InvalidPolicy) for share in shares]
+    exact = [read(share, name, InvalidArgument) for share in shares]
     if not exact or min(exact) == 0 or sum(exact) > 1 + Fraction(1, 10**12):
-        raise InvalidPolicy(f"{name} must be positive and sum to at most 1, and {shares!r} do not")
+        raise InvalidArgument(f"{name} must be positive and sum to at most 1 (got {shares!r})")
 
 
 class _TimeOdometer(ABC):
@@ -184,7 +184,7 @@ class FilterOdometer(_TimeOdometer):
     epsilon: float
 
     def __post_init__(self) -> None:
-        _positive(self, "epsilon")
+        _check_positive(self, "epsilon")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -199,7 +199,7 @@ class Mixture(_TimeOdometer):
     gamma: float
 
     def __post_init__(self) -> None:
-        _positive(self, "gamma")
+        _check_positive(self, "gamma")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -214,7 +214,7 @@ class PaperMixture(_TimeOdometer):
     gamma: float
 
     def __post_init__(self) -> None:
-        _positive(self, "gamma")
+        _check_positive(self, "gamma")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -231,8 +231,8 @@ class Stitched(_TimeOdometer):
     s: float = 1.4
 
     def __post_init__(self) -> None:
-        _positive(self, "start")
-        _positive(self, "eta", "s", above=1.0)
+        _check_positive(self, "start")
+        _check_positive(self, "eta", "s", above=1.0)
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -247,7 +247,7 @@ class PaperStitched(_TimeOdometer):
     start: float
 
     def __post_init__(self) -> None:
-        _positive(self, "start")
+        _check_positive(self, "start")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -264,15 +264,15 @@ class DiscreteMixture(_TimeOdometer):
     points: int = 16
 
     def __post_init__(self) -> None:
-        _positive(self, "low", "high")
+        _check_positive(self, "low", "high")
         if (
             self.low > self.high
             or isinstance(self.points, bool)
             or not isinstance(self.points, int)
             or self.points < 1
         ):
-            raise InvalidPolicy(
-                f"DiscreteMixture needs low <= high and a whole number of points from 1, not {self!r}"
+            raise InvalidArgument(
+                f"DiscreteMixture must have low <= high, and points must be an integer from 1 (got {self!r})"
             )
 
     def boundary(self, v: float, delta: float) -> float:
@@ -289,9 +289,9 @@ class Rogers(_TimeOdometer):
     people: float
 
     def __post_init__(self) -> None:
-        _positive(self, "people")
+        _check_positive(self, "people")
         if self.people < 2.0:
-            raise InvalidPolicy(f"Rogers.people must be a public number from 2, and {self.people!r} is not")
+            raise InvalidArgument(f"Rogers.people must be a public number, at least 2 (got {self.people!r})")
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
@@ -308,9 +308,11 @@ class RenyiOdometer:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        orders = tuple(float(read(order, "RenyiOdometer.orders", InvalidPolicy)) for order in self.orders)
+        orders = tuple(float(read(order, "RenyiOdometer.orders", InvalidArgument)) for order in self.orders)
         if len(orders) != len(self.weights) or any(not 1.0 < order < math.inf for order in orders):
-            raise InvalidPolicy(f"RenyiOdometer needs orders above 1 and as many weights, not {self.orders!r}")
+            raise InvalidArgument(
+                f"RenyiOdometer.orders must be above 1, with one weight each (got {self.orders!r}, {self.weights!r})"
+            )
         _check_shares("RenyiOdometer.weights", self.weights)
         object.__setattr__(self, "orders", orders)
         object.__setattr__(self, "weights", tuple(float(weight) for weight in self.weights))
@@ -318,7 +320,7 @@ class RenyiOdometer:
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return one meter per order."""
         orders = [Fraction(repr(order)) for order in self.orders]
-        return named_apart(MomentMeter(f"moment@{float(order):g}", None, order, latent) for order in orders)
+        return distinguish_names(MomentMeter(f"moment@{float(order):g}", None, order, latent) for order in orders)
 
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the l that solves `sum_j w_j exp((a_j - 1)(l - R(a_j))) = 1/delta`, from above.
@@ -357,12 +359,12 @@ class BestOf:
 
     def __post_init__(self) -> None:
         if not all(isinstance(part, Odometer) for _, part in self.parts):
-            raise InvalidPolicy(f"BestOf takes pairs of a share and an odometer, not {self.parts!r}")
-        _check_shares("BestOf shares", [share for share, _ in self.parts])
+            raise InvalidArgument(f"BestOf.parts must be pairs of a share and an odometer (got {self.parts!r})")
+        _check_shares("shares of BestOf.parts", [share for share, _ in self.parts])
 
     def meters(self, *, latent: bool) -> tuple[Meter, ...]:
         """Return the meters of all parts, each once."""
-        return named_apart(dict.fromkeys(m for _, part in self.parts for m in part.meters(latent=latent)))
+        return distinguish_names(dict.fromkeys(m for _, part in self.parts for m in part.meters(latent=latent)))
 
     def bound(self, spent: Spent, delta: float) -> float:
         """Return the least of the parts' bounds.
@@ -411,18 +413,18 @@ def odometer_to_dict(odometer: Odometer) -> dict[str, Any]:
 
 
 def odometer_from_dict(form: Mapping[str, Any]) -> Odometer:
-    """Read what `odometer_to_dict` wrote."""
+    """Read what `odometer_to_dict` wrote; anything else raises `InvalidPolicy`."""
     try:
         if form["kind"] == "best-of":
             return BestOf(tuple((float(share), odometer_from_dict(part)) for share, part in form["parts"]))
         values = {k: tuple(v) if isinstance(v, list) else v for k, v in form.items() if k != "kind"}
         return _KINDS[form["kind"]](**values)
     except (KeyError, TypeError, ValueError) as problem:
-        raise InvalidPolicy(f"not an odometer: {form!r:.120} ({told(problem):.120})") from problem
+        raise InvalidPolicy(f"an odometer could not be read from {form!r:.120}: {explain(problem):.120}") from problem
 
 
 def default_odometer(time: float, delta: float, *, curves: bool = False) -> BestOf:
-    """Return the default: it reads least where a filter stops that admits `time`, and little more before.
+    """Return the default odometer: tightest where a filter that admits `time` stops, and nearly as tight before.
 
     Half of delta' pays for the line that is tightest at `time`, half for 8 lines from time/400 to time/2. With
     `curves`, for policies that take steps with a Rényi curve and no intrinsic time, these share one half, and the
@@ -446,13 +448,13 @@ def default_odometer(time: float, delta: float, *, curves: bool = False) -> Best
 
 
 def standard_odometer(epsilon: float, delta: float) -> DiscreteMixture:
-    """Return a general-purpose one: 16 lines over six decades of time, up to 8 times where a filter stops."""
+    """Return a general-purpose odometer: 16 lines over six decades of time, up to 8 times where a filter stops."""
     high = 8.0 * filter_time(epsilon, delta)
     return DiscreteMixture(high * 1e-6, high)
 
 
 def standard_odometers(epsilon: float, delta: float) -> tuple[Odometer, ...]:
-    """Return one of each kind that reads intrinsic time, tuned for where a filter for the target would stop."""
+    """Return one odometer of each kind that reads intrinsic time, tuned for where a filter for the target stops."""
     time = filter_time(epsilon, delta)
     return (
         standard_odometer(epsilon, delta),
@@ -473,7 +475,7 @@ def line(v: Values, delta: float, *, at: float) -> Values:
     """
     x, ell = _read(v, delta)
     half = math.sqrt(0.5 * ell) * math.sqrt(at)
-    return _padded(half + half / at * x, v, ell)
+    return _pad(half + half / at * x, v, ell)
 
 
 def mixture(v: Values, delta: float, *, gamma: float) -> Values:
@@ -483,11 +485,11 @@ def mixture(v: Values, delta: float, *, gamma: float) -> Values:
     Assumes: gamma > 0 was fixed before the first step.
     """
     x, ell = _read(v, delta)
-    return _padded(np.sqrt((x + gamma) * (2.0 * ell + np.log1p(x / gamma))), v, ell)
+    return _pad(np.sqrt((x + gamma) * (2.0 * ell + np.log1p(x / gamma))), v, ell)
 
 
 def mixture_one_sided(v: Values, delta: float, *, gamma: float) -> Values:
-    """Return the one-sided normal-mixture boundary: the mixture runs over c >= 0 only, which is all we need.
+    """Return the one-sided normal-mixture boundary: the mixture runs over c >= 0 only, which is enough here.
 
     Theorem: `z sqrt(v+gamma)` with z^2/2 + log Phi(z) = log(sqrt(1+v/gamma)/(2 delta)); half-normal mixture.
     Assumes: gamma > 0 was fixed before the first step.
@@ -506,7 +508,7 @@ def mixture_one_sided(v: Values, delta: float, *, gamma: float) -> Values:
         z = z - step
         if np.all(np.abs(step) <= 2.0 * ULP * z):
             break
-    return _padded(z * np.sqrt(x + gamma), v, ell)
+    return _pad(z * np.sqrt(x + gamma), v, ell)
 
 
 def mixture_one_sided_closed(v: Values, delta: float, *, gamma: float) -> Values:
@@ -517,7 +519,7 @@ def mixture_one_sided_closed(v: Values, delta: float, *, gamma: float) -> Values
     """
     x, ell = _read(v, delta)
     goal = 0.5 * np.log1p(x / gamma) + ell
-    return _padded(np.sqrt(2.0 * (x + gamma) * _log_mean_one_exp(goal)), v, ell)
+    return _pad(np.sqrt(2.0 * (x + gamma) * _log_mean_one_exp(goal)), v, ell)
 
 
 def stitched_paper(v: Values, delta: float, *, start: float) -> Values:
@@ -529,7 +531,7 @@ def stitched_paper(v: Values, delta: float, *, start: float) -> Values:
     x, ell = _read(v, delta)
     late = np.maximum(x, start)
     rate = np.log(_LOG_2 + np.log(late / start)) + 0.72 * (math.log(5.2) + ell)
-    return _padded(np.where(x < start, math.inf, 1.7 * np.sqrt(late * rate)), v, ell)
+    return _pad(np.where(x < start, math.inf, 1.7 * np.sqrt(late * rate)), v, ell)
 
 
 def stitched(v: Values, delta: float, *, start: float, eta: float = 2.0, s: float = 1.4) -> Values:
@@ -545,7 +547,7 @@ def stitched(v: Values, delta: float, *, start: float, eta: float = 2.0, s: floa
     # s log log(eta w) - s log log(eta) written as one logarithm, so that every term is nonnegative.
     epochs = s * np.log1p(np.log(late / start) / math.log(eta))
     rate = epochs + math.log1p(float(special.zetac(s))) + ell
-    return _padded((eta**0.25 + eta**-0.25) * np.sqrt(0.5 * late * rate), v, ell, 32.0)
+    return _pad((eta**0.25 + eta**-0.25) * np.sqrt(0.5 * late * rate), v, ell, 32.0)
 
 
 def discrete_mixture(v: Values, delta: float, *, times: tuple[float, ...], weights: tuple[float, ...]) -> Values:
@@ -569,7 +571,7 @@ def discrete_mixture(v: Values, delta: float, *, times: tuple[float, ...], weigh
         at = at - step
         if np.all(np.abs(step) <= 2.0 * ULP * at):
             break
-    return _padded(at, v, ell, 32.0)
+    return _pad(at, v, ell, 32.0)
 
 
 def rogers(v: Values, delta: float, *, people: float) -> Values:
@@ -584,7 +586,7 @@ def rogers(v: Values, delta: float, *, people: float) -> Values:
     inner = x * (1.0 + math.log(110.0) + 2.0 * (math.log(log_n) + ell))
     spread = (floor + x) * (1.0 + 0.5 * np.log1p(x / floor))
     outer = spread * (math.log(4.0 * log_n / _LOG_2) + ell)
-    return _padded(np.sqrt(2.0 * np.where((floor <= x) & (x <= 1.0), inner, outer)), v, ell)
+    return _pad(np.sqrt(2.0 * np.where((floor <= x) & (x <= 1.0), inner, outer)), v, ell)
 
 
 def best_gamma(v: float, delta: float) -> float:
@@ -619,13 +621,13 @@ def _read(v: float | _Array, delta: float) -> tuple[_Array, float]:
     return np.asarray(v, dtype=np.float64), -math.log(delta)
 
 
-def _shaped(value: _Array, like: Values) -> Values:
+def _match_shape(value: _Array, like: Values) -> Values:
     return value if isinstance(like, np.ndarray) else float(value)
 
 
-def _padded(value: _Array, like: Values, ell: float, ulps: float = 16.0) -> Values:
+def _pad(value: _Array, like: Values, ell: float, ulps: float = 16.0) -> Values:
     # Near delta = 1 the half unit in which delta was read is 1/ell units of log(1/delta).
-    return _shaped(np.nextafter(value * (1.0 + (ulps + 1.0 / ell) * ULP), math.inf), like)
+    return _match_shape(np.nextafter(value * (1.0 + (ulps + 1.0 / ell) * ULP), math.inf), like)
 
 
 def _log_mean_one_exp(x: _Array) -> _Array:

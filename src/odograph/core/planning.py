@@ -1,4 +1,4 @@
-"""Ask the gate in a guarantee's own terms: decide with a counter-offer, the largest that fits, a quote.
+"""Plan requests: decide with a counter-offer, quote several, and find the largest or how many fit.
 
 Accounts form a tree: a request passes its own account's limit and every ancestor's, or none of them. So a question is
 asked of a *path*, from the account at the top down to the one that asks; of one account alone, pass its state.
@@ -26,7 +26,7 @@ from odograph.core.guarantees import (
     Mechanism,
     Parallel,
 )
-from odograph.errors import InvalidGuarantee, UnprovenComposition
+from odograph.errors import InvalidArgument, UnprovenComposition
 
 __all__ = [
     "AccountState",
@@ -48,7 +48,7 @@ __all__ = [
 G = TypeVar("G", bound=Guarantee)
 
 _NEARLY_ONE: Final = 1 - Fraction(1, 10**18)
-_DIGITS: Final = 12  # of an offer: more would promise an accuracy that is not needed, and be hard to read
+_DIGITS: Final = 12  # significant digits of an offer; more are not needed, and hard to read
 _MOST_STEPS: Final = 10**12  # that are counted
 
 
@@ -70,7 +70,7 @@ Path: TypeAlias = AccountState | Sequence[AccountState]
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The answer to several requests in order: whether all fit, one decision per request up to the first refusal."""
+    """The decisions on several requests in order, up to the first refusal, and whether all fit."""
 
     admitted: bool
     decisions: tuple[Decision, ...]
@@ -118,9 +118,9 @@ def quote(path: Path, costs: Iterable[Guarantee]) -> Quote:
 
 
 def iterable_costs(costs: Iterable[Guarantee]) -> Iterable[Guarantee]:
-    """Return several costs as they are; one cost alone raises `InvalidGuarantee`."""
+    """Return several costs as they are; a single cost raises `InvalidArgument`."""
     if not isinstance(costs, Iterable):
-        raise InvalidGuarantee(f"costs must be a list, such as [PureDP(0.1)] (got {costs!r}); for one use decide")
+        raise InvalidArgument(f"costs must be a list, such as [PureDP(0.1)] (got {costs!r}); for one use decide")
     return costs
 
 
@@ -140,7 +140,7 @@ def how_many(path: Path, cost: Guarantee) -> int:
 def largest(path: Path, kind: type[G] | G, times: int = 1) -> G | None:
     """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
 
-    An offer is always admitted when it is asked for: it is rounded down and run through the gate.
+    An offer is always admitted: it is rounded down and passed to the gate.
     """
     states = _states(path)
     return largest_that(kind, times, lambda cost, count: all(state.admits(cost, count) for state in states))
@@ -158,7 +158,7 @@ def _states(path: Path) -> Sequence[AccountState]:
 
 def _ask(states: Sequence[AccountState], cost: Guarantee) -> tuple[Decision, Sequence[AccountState]]:
     """Decide a cost; return the decision, and the states after it."""
-    # All are priced before any is asked: an account with no theorem for the cost says so first.
+    # All are priced before any decides: an account without a theorem for the cost raises first.
     prices = [state.compiled.price(cost) for state in states]
     decisions = [
         decide(state.compiled.meters, state.totals, price, cost) for state, price in zip(states, prices, strict=True)
@@ -173,7 +173,7 @@ def _ask(states: Sequence[AccountState], cost: Guarantee) -> tuple[Decision, Seq
 def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, int], bool]) -> G | None:
     """Return the largest guarantee of a kind of which `times` equal requests pass every gate on the way."""
     if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-        raise InvalidGuarantee(f"times must be an integer from 1 (got {times!r})")
+        raise InvalidArgument(f"times must be an integer from 1 (got {times!r})")
     make = _maker(kind)
     if make is None:
         return None
@@ -184,7 +184,7 @@ def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, i
     size = _largest_steps(kind.steps, fits) if isinstance(kind, Mechanism) else _largest_number(fits)
     if size is None:
         return None
-    whole = _scaled(kind, whole=True) if isinstance(kind, Parallel) else make
+    whole = _parallel_maker(kind, whole=True) if isinstance(kind, Parallel) else make
     return None if whole is None else cast("G", whole(size))
 
 
@@ -204,7 +204,7 @@ def used(compiled: Compiled, totals: Totals) -> float:
 
 
 def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
-    """Return how to make a guarantee of the kind from its size; None where it has no one size, or is long to price.
+    """Return a function from a size to a guarantee of the kind; None if it has no single size, or is slow to price.
 
     A search prices some fifty requests, and requests are untrusted input: so parts and points are bounded.
     """
@@ -213,17 +213,17 @@ def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
             return None
         kind = next((sized.with_size(1) for sized in SIZED.values() if sized is kind), kind)
     if not isinstance(kind, Guarantee):
-        raise InvalidGuarantee(f"kind must be a class such as PureDP, ZCDP or GDP, or a guarantee (got {kind!r})")
+        raise InvalidArgument(f"kind must be a class such as PureDP, ZCDP or GDP, or a guarantee (got {kind!r})")
     if isinstance(kind, Mechanism):
         long = kind.curve is not None and len(kind.curve.orders) > MOST_POINTS
         return None if long else partial(_fewer_steps, kind)
     if isinstance(kind, Parallel):
-        return _scaled(kind)
-    return kind.resized if kind.size else None
+        return _parallel_maker(kind)
+    return kind.resize if kind.size else None
 
 
-def _scaled(kind: Parallel, *, whole: bool = False) -> Callable[[Numeric], Guarantee] | None:
-    """Return how to make all the parts smaller together, by the size of the largest; None where that is not offered.
+def _parallel_maker(kind: Parallel, *, whole: bool = False) -> Callable[[Numeric], Guarantee] | None:
+    """Return a function from the size of the largest part to all parts in proportion; None where that is not offered.
 
     Without `whole` equal parts are made twice at most, which costs the same: a price reads no more of them. A
     histogram has thousands of equal parts, and the search prices it dozens of times.
@@ -238,7 +238,7 @@ def _scaled(kind: Parallel, *, whole: bool = False) -> Callable[[Numeric], Guara
 
     def make(size: Numeric) -> Guarantee:
         factor = exact_of(size) / most
-        smaller = {part: part.resized(written_below(own * factor)) for part, own in sizes.items()}
+        smaller = {part: part.resize(written_below(own * factor)) for part, own in sizes.items()}
         made = {key: smaller[part] for key, part in objects.items()}
         return Parallel(tuple([made[id(part)] for part in parts]))
 
@@ -261,20 +261,20 @@ def _largest_number(fits: Callable[[float], bool]) -> float | None:
     low, high = 0.0, 1.0
     while fits(high):
         low, high = high, 2.0 * high
-        if high > 1e9:  # a policy so loose that nothing is refused: any number is an honest offer
+        if high > 1e9:  # a policy so loose that it refuses nothing: any number is a valid offer
             return low
     while high - low > high * 10.0**-_DIGITS:
         middle = 0.5 * (low + high)
         if middle < 1e-18:  # under the smallest unit of every meter
             return None
         low, high = (middle, high) if fits(middle) else (low, middle)
-    offer = _rounded_down(low)
+    offer = _round_down(low)
     shorter = float(f"{low:.{_DIGITS - 2}g}")  # 0.4 rather than 0.399999999999, where it fits
     if shorter > offer and fits(shorter):
         return shorter
-    # Prices are padded floats, so fitting is monotone up to the last digits; the gate has the last word.
+    # Prices are padded floats, so fitting is monotone up to the last digits only: the offer is tested.
     while not fits(offer):
-        offer = _rounded_down(offer * (1.0 - 10.0 ** (1 - _DIGITS)))
+        offer = _round_down(offer * (1.0 - 10.0 ** (1 - _DIGITS)))
     return offer
 
 
@@ -294,7 +294,7 @@ def _largest_steps(asked: int, fits: Callable[[float], bool]) -> int | None:
     return low
 
 
-def _rounded_down(value: float) -> float:
-    """Return a positive value cut to `_DIGITS` significant digits."""
+def _round_down(value: float) -> float:
+    """Round a positive value down to `_DIGITS` significant digits."""
     scale = _DIGITS - 1 - math.floor(math.log10(value))
     return float(f"{math.floor(value * 10.0**scale)}e{-scale}")

@@ -1,4 +1,4 @@
-"""Policy: what is promised and how it is kept, every choice fixed before the first step."""
+"""Policy: the promise of an account and every choice that keeps it, fixed before the first step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from odograph.core.odometers import (
     standard_odometer,
 )
 from odograph.core.value_iteration import Budget
-from odograph.errors import InvalidPolicy, told
+from odograph.errors import InvalidPolicy, explain
 
 __all__ = ["Need", "Policy", "Shares", "refuse_old_words"]
 
@@ -34,7 +34,7 @@ _LEAST_EPSILON: Final = Fraction(1, 10**9)
 _LEAST_DELTA: Final = Fraction(1, 10**300)  # floats must hold it, and shares of it
 _NEIGHBORS: Final = ("add-remove", "replace-one")
 
-# What arguments of 0.1.0 are called now.
+# The present names of the arguments of 0.1.0.
 _NEW_WORDS: Final = {
     "rule": "filter=",
     "unit": "privacy_unit=",
@@ -104,16 +104,16 @@ class Policy:
             odometer = _default_odometer(float(exact_epsilon), exact_delta - aside, filters, neighbors)
         if not isinstance(odometer, Odometer):
             raise InvalidPolicy(f"odometer must be one of odograph.odometers (got {odometer!r})")
-        wait = None if slack is None else float(read(slack, "Policy.slack", InvalidPolicy))
-        if wait == 0.0:
-            raise InvalidPolicy("Policy.slack must be above 0")
+        exact_slack = None if slack is None else float(read(slack, "Policy.slack", InvalidPolicy))
+        if exact_slack == 0.0:
+            raise InvalidPolicy(f"Policy.slack must be above 0 (got {slack!r})")
         values = {
             "epsilon": tidy(exact_epsilon),
             "delta": tidy(exact_delta),
             "delta_steps": tidy(aside),
             "filters": filters,
             "odometer": odometer,
-            "slack": wait,
+            "slack": exact_slack,
             "privacy_unit": privacy_unit,
             "neighbors": neighbors,
         }
@@ -166,7 +166,7 @@ class Policy:
     def with_first_default(self) -> Policy | None:
         """Return the policy that 0.1.0 made of the same arguments; None where the odometer is not the default one.
 
-        The default odometer was another then, and asking for the same account again must find it.
+        The default odometer was different then, and a repeated request to open the account must still match.
         """
         default = _default_odometer(float(self.epsilon), self.delta_filter, self.filters, self.neighbors)
         if self.odometer != default:
@@ -187,7 +187,7 @@ class Policy:
         }
 
     def to_form_1(self) -> dict[str, Any]:
-        """Return the form that 0.1.0 wrote: what a key was used for then is compared with this."""
+        """Return the form that 0.1.0 wrote, to compare with requests that it recorded under idempotency keys."""
         single = len(self.filters) == 1
         exact = next((one for one, _ in self.filters if isinstance(one, Exact)), Exact())
         renyi = next((one for one, _ in self.filters if isinstance(one, Renyi)), Renyi())
@@ -197,7 +197,7 @@ class Policy:
             **self._numbers(),
             "rule": self.filter_text if single else [[one.kind, text_of(tidy(share))] for one, share in self.filters],
             "takes": [*exact.takes],
-            "menu": [_renamed(item, {"neighbors": "neighbours"}) for item in menu],
+            "menu": [_rename_keys(item, {"neighbors": "neighbours"}) for item in menu],
             "orders": renyi.to_dict()["orders"],
             "odometer": odometer_to_dict(self.odometer),
             "slack": self.slack,
@@ -214,14 +214,14 @@ class Policy:
         try:
             return cls(**_arguments(form))
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
-            raise InvalidPolicy(f"not a policy: {form!r:.120} ({told(problem)})") from problem
+            raise InvalidPolicy(f"a policy could not be read from {form!r:.120}: {explain(problem)}") from problem
 
 
 def _arguments(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a stored policy was made of; anything else raises."""
+    """Return the arguments of a stored policy; raise if it is not one."""
     values = {**(_from_form_1(form) if form["form"] == 1 else form)}
     if values.pop("form") != _FORM or set(values) != _FIELDS:
-        raise ValueError(f"a policy of form {_FORM} has the fields {sorted(_FIELDS)}")
+        raise ValueError(f"a policy of form {_FORM} must have the fields {sorted(_FIELDS)} (got {sorted(values)})")
     values["filter"] = [
         (filter_from_dict({name: value for name, value in one.items() if name != "share"}), one["share"])
         for one in values["filter"]
@@ -251,28 +251,28 @@ def refuse_old_words(caller: str, given: Mapping[str, object]) -> None:
     """Raise `InvalidPolicy` for arguments that 0.1.0 had and that are called otherwise now."""
     for name in given:
         if name in _NEW_WORDS:
-            raise InvalidPolicy(f"{caller} has no argument {name!r} any more: pass {_NEW_WORDS[name]} instead")
+            raise InvalidPolicy(f"{caller} has no argument {name!r} anymore: pass {_NEW_WORDS[name]} instead")
         raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
 
 
-def _renamed(form: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+def _rename_keys(form: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
     return {words.get(name, name): value for name, value in form.items()}
 
 
 def _from_form_1(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy of 0.1.0 in the form of today: its options of filters stood beside the rule."""
+    """Return a policy of 0.1.0 in the present form: the options of filters were beside the rule."""
     if set(form) != _FIELDS_1:
-        raise ValueError(f"a policy of form 1 has the fields {sorted(_FIELDS_1)}")
+        raise ValueError(f"a policy of form 1 must have the fields {sorted(_FIELDS_1)} (got {sorted(form)})")
     rule, takes, orders = form["rule"], form["takes"], form["orders"]
-    menu = [_renamed(item, {"neighbours": "neighbors"}) for item in form["menu"]]
+    menu = [_rename_keys(item, {"neighbours": "neighbors"}) for item in form["menu"]]
     Exact(takes=takes, menu=[MenuItem(**item) for item in menu])  # checked, also where no filter uses them
     Renyi(orders)
     options = {"exact": {"takes": takes, "menu": menu}, "renyi": {"orders": orders}}
     pairs = [(rule, "1")] if isinstance(rule, str) else rule
     if not isinstance(pairs, list):
-        raise TypeError("a rule is a name or a list of names and shares")
+        raise TypeError(f"rule must be a name or a list of names and shares (got {pairs!r:.80})")
     values = {name: form[name] for name in form if name not in {"rule", "takes", "menu", "orders"}}
-    return _renamed(values, {"unit": "privacy_unit", "neighbours": "neighbors"}) | {
+    return _rename_keys(values, {"unit": "privacy_unit", "neighbours": "neighbors"}) | {
         "form": _FORM,
         "filter": [{"kind": kind, "share": share, **options.get(kind, {})} for kind, share in pairs],
     }
@@ -281,7 +281,7 @@ def _from_form_1(form: Mapping[str, Any]) -> dict[str, Any]:
 def _default_odometer(
     epsilon: float, delta: Fraction, filters: Sequence[tuple[Filter, Fraction]], neighbors: str
 ) -> Odometer:
-    """Return the odometer of a policy that names none: tuned where its filters stop, before anything is compiled."""
+    """Return the odometer of a policy that names none, tuned to where its filters stop; nothing is compiled."""
     if all(isinstance(one, Basic | Paper) for one, _ in filters):
         # The paper's filter stops where its own line meets epsilon. Under basic composition the reading is the sum of
         # the epsilons, whatever the tuning.
@@ -292,12 +292,14 @@ def _default_odometer(
 
 def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:
     if not basic and delta == 0:
-        raise InvalidPolicy("with delta = 0 only basic composition keeps the promise; pass filter='basic'")
+        raise InvalidPolicy("delta must be positive, except under basic composition (got 0); pass filter='basic'")
     if basic and aside != delta:
-        raise InvalidPolicy("under filter='basic' delta_steps is the whole delta; leave it out")
+        raise InvalidPolicy(
+            f"delta_steps must be the whole delta under filter='basic' (got {float(aside)!r} of {float(delta)!r})"
+        )
     if not basic and delta - aside < _LEAST_DELTA:
         raise InvalidPolicy(
-            f"delta_steps ({float(aside)!r}) must leave some of delta ({float(delta)!r}) to the filter"
+            f"delta_steps must leave some of delta, {float(delta)!r}, to the filter (got {float(aside)!r})"
         )
 
 
@@ -307,12 +309,14 @@ def _shares_of(given: object) -> tuple[tuple[Filter, Fraction], ...]:
     filters = [(_filter_of(one), share) for one, share in pairs]
     kinds = [one.kind for one, _ in filters]
     if len(set(kinds)) < len(kinds):
-        raise InvalidPolicy(f"a policy has one filter of each kind at most (got {given!r})")
+        raise InvalidPolicy(f"filter must have at most one filter of each kind (got {given!r})")
     shares = [(one, read(share, f"Policy.filter[{one.kind!r}]", InvalidPolicy)) for one, share in filters]
     if any(share == 0 for _, share in shares) or sum(share for _, share in shares) != 1:
-        raise InvalidPolicy(f"the shares of delta' must be positive and sum to 1 (got {given!r})")
+        raise InvalidPolicy(f"the shares of delta' in filter must be positive and sum to 1 (got {given!r})")
     if len(shares) > 1 and any(isinstance(one, Basic) for one, _ in shares):
-        raise InvalidPolicy("basic composition is an alternative of every policy already; leave it out")
+        raise InvalidPolicy(
+            "filter must not combine basic with others: every policy has it as an alternative; leave it out"
+        )
     return tuple(sorted(shares, key=lambda pair: pair[0].kind))
 
 
@@ -320,7 +324,7 @@ def _filter_of(given: object) -> Filter:
     if isinstance(given, Filter):
         return given
     if given not in FILTERS:
-        raise InvalidPolicy(f"there is no filter {given!r}; there are {', '.join(FILTERS)}")
+        raise InvalidPolicy(f"filter must be one of {', '.join(FILTERS)} (got {given!r})")
     return FILTERS[str(given)]()
 
 

@@ -1,7 +1,7 @@
-"""Baselines and counterexamples: composition of fixed parameters, and small exact pairs of laws; never a stop rule.
+"""Baselines and counterexamples, on which no admission relies: fixed composition, and small exact pairs of laws.
 
-Every bound on composition here is false when the parameters, or the number of steps, depend on earlier answers. That
-is what filters and odometers are for; these functions tell what they could reach at best.
+Every bound on composition here is false when the parameters, or the number of steps, depend on earlier answers.
+Filters and odometers are for those; these functions are what they could reach at best.
 
 With fixed parameters the worst case is known exactly: any (epsilon, delta)-DP step is post-processing of
 randomized response, which reveals its input with probability delta and otherwise has a loss of +epsilon or
@@ -11,8 +11,8 @@ their loss and no reveals,
     D(t) = E_P max(0, 1 - e^(t - L)),    total delta at t = 1 - (1 - delta)^k (1 - D(t)).
 
 L lives on the knots (k - 2i) epsilon, and D is A - B e^t between two of them, so it can be inverted in closed
-form. Floats are read as the decimals that a person wrote, by `kov_epsilon` as the binary numbers too; all results
-are rounded up.
+form. Floats are read as the decimals that they print as, by `kov_epsilon` as binary numbers too; all results are
+rounded up.
 
 A theorem about two neighbors is a statement about a pair (P, Q). On finitely many outcomes with rational
 probabilities the divergence, the loss and their compositions are exact, so a false bound can be refuted by an
@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odograph.core.fixed_point import Number, Numeric, float_above, read, up
-from odograph.errors import InvalidGuarantee
+from odograph.errors import InvalidArgument, InvalidGuarantee
 
 __all__ = [
     "FinitePair",
@@ -77,8 +77,8 @@ def advanced_half(epsilons: Iterable[float], delta: float) -> float:
         Steinke 2016.
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
     """
-    clock = _total(epsilons, lambda epsilon: epsilon * epsilon)
-    return _advanced(delta, spread=clock, drift=clock / 2)
+    intrinsic = _total(epsilons, lambda epsilon: epsilon * epsilon)
+    return _advanced(delta, spread=intrinsic, drift=intrinsic / 2)
 
 
 def advanced_tanh(epsilons: Iterable[float], delta: float) -> float:
@@ -88,8 +88,8 @@ def advanced_tanh(epsilons: Iterable[float], delta: float) -> float:
         log cosh(eps sqrt t), which is concave), then Chernoff's bound.
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
     """
-    clock = _total(epsilons, lambda epsilon: 2 * epsilon * math.tanh(epsilon / 2))
-    return _advanced(delta, spread=clock, drift=clock / 2)
+    intrinsic = _total(epsilons, lambda epsilon: 2 * epsilon * math.tanh(epsilon / 2))
+    return _advanced(delta, spread=intrinsic, drift=intrinsic / 2)
 
 
 def advanced_hoeffding(epsilons: Iterable[float], delta: float) -> float:
@@ -164,8 +164,8 @@ def kov_steps(epsilon: float, delta_total: float, step_epsilon: float) -> int:
     limit, step = _delta(delta_total, "delta_total"), read(step_epsilon, "step_epsilon")
     if not step or limit >= 1:
         raise InvalidGuarantee(
-            f"step_epsilon ({step_epsilon!r}) must be positive and delta_total ({delta_total!r}) below 1;"
-            " else any number of steps fits"
+            f"step_epsilon must be positive and delta_total below 1 (got {step_epsilon!r} and {delta_total!r});"
+            " otherwise any number of steps fits"
         )
     fits = math.floor(read(epsilon, "epsilon") / step)  # basic composition, exactly
     fails = 2 * fits + 1
@@ -189,9 +189,12 @@ def heterogeneous_delta_exact(epsilons: Iterable[float], epsilon_total: float) -
     Theorem: optimal heterogeneous composition (Murtagh and Vadhan 2016, Theorem 1.5).
     Assumes: step n is epsilons[n]-DP for every outcome of the steps before it, and the epsilons are fixed.
     """
-    groups = Counter(_checked(epsilons))
+    groups = Counter(_read_epsilons(epsilons))
     if math.prod(count + 1 for count in groups.values()) > _PATTERNS:
-        raise InvalidGuarantee("epsilons has too many distinct values to enumerate; use a privacy loss distribution")
+        raise InvalidArgument(
+            f"epsilons must have fewer different values, for at most {_PATTERNS} losses (got {len(groups)}); use a"
+            " privacy loss distribution"
+        )
     loss, log_mass = np.zeros(1), np.zeros(1)
     for epsilon, count in groups.items():
         lost = np.arange(count + 1)  # how many of the group's steps had the loss -epsilon
@@ -220,7 +223,7 @@ def _moments(epsilons: Iterable[float]) -> tuple[float, float]:
 def _log_inverse(delta: float) -> float:
     level = _delta(delta, "delta")
     if not 0 < level < 1:
-        raise InvalidGuarantee(f"delta must lie strictly between 0 and 1, and {delta!r} does not")
+        raise InvalidGuarantee(f"delta must be above 0 and below 1 (got {delta!r})")
     # Near 1 the exact complement is what determines the logarithm.
     return -math.log(level) if level < Fraction(1, 2) else -math.log1p(-float(1 - level))
 
@@ -323,23 +326,23 @@ def _stirling(x: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _total(epsilons: Iterable[float], contribution: Callable[[float], float]) -> float:
-    return math.fsum(contribution(epsilon) for epsilon in _checked(epsilons))
+    return math.fsum(contribution(epsilon) for epsilon in _read_epsilons(epsilons))
 
 
-def _checked(epsilons: Iterable[float]) -> list[float]:
+def _read_epsilons(epsilons: Iterable[float]) -> list[float]:
     return [float(read(epsilon, "epsilons")) for epsilon in epsilons]
 
 
 def _count(steps: int) -> int:
     if isinstance(steps, bool) or steps != int(steps) or steps < 0:
-        raise InvalidGuarantee(f"steps must be a whole number, and {steps!r} is not")
+        raise InvalidArgument(f"steps must be an integer from 0 (got {steps!r})")
     return int(steps)
 
 
 def _delta(value: Numeric, field: str) -> Fraction:
     exact = read(value, field)
     if exact > 1:
-        raise InvalidGuarantee(f"{field} is a probability, and {value!r} is above 1")
+        raise InvalidGuarantee(f"{field} must be at most 1 (got {value!r})")
     return exact
 
 
@@ -370,11 +373,11 @@ class FinitePair:
 
     def __post_init__(self) -> None:
         if len(self.p) != len(self.q):
-            raise InvalidGuarantee("p and q must have the same outcomes, and their lengths differ")
+            raise InvalidArgument(f"p and q must have the same length (got {len(self.p)} and {len(self.q)})")
         for name, law in (("p", self.p), ("q", self.q)):
             total = sum((Fraction(mass) for mass in law), Fraction(0))
             if any(mass < 0 for mass in law) or abs(total - 1) > Fraction(1, 10**12):
-                raise InvalidGuarantee(f"{name} must be a probability vector, and {law!r} is not")
+                raise InvalidArgument(f"{name} must be nonnegative and sum to 1 (got {law!r})")
 
     @property
     def swapped(self) -> FinitePair:
@@ -398,11 +401,11 @@ class FinitePair:
         return sum((p for p, q in rows if p > odds * q or (closed and p == odds * q)), Fraction(0))
 
     def is_dp(self, epsilon: float, delta: Number) -> bool:
-        """Say whether the pair is (epsilon, delta)-DP: the divergence in both directions is at most delta."""
+        """Return whether the pair is (epsilon, delta)-DP: the divergence in both directions is at most delta."""
         return max(self.hockey_stick(epsilon), self.swapped.hockey_stick(epsilon)) <= read(delta, "delta")
 
     def is_probdp(self, epsilon: float, delta: Number) -> bool:
-        """Say whether the pair is (epsilon, delta)-pDP: P(abs L > epsilon) <= delta under both laws."""
+        """Return whether the pair is (epsilon, delta)-pDP: P(abs L > epsilon) <= delta under both laws."""
         odds = Fraction(math.exp(epsilon))
         wide = [(p, q) for p, q in self._rows() if p > odds * q or q > odds * p]
         return max(sum(p for p, _ in wide), sum(q for _, q in wide)) <= read(delta, "delta")
@@ -491,12 +494,12 @@ def tight_dp_to_probdp(epsilon: float, delta: Number, t: float) -> FinitePair:
     Assumes: t > epsilon, and delta small enough that the masses stay below 1.
     """
     if not t > epsilon:
-        raise InvalidGuarantee(f"t must exceed epsilon, and {t!r} does not exceed {epsilon!r}")
+        raise InvalidArgument(f"t must be above epsilon, {epsilon!r} (got {t!r})")
     ratio = Fraction(math.exp(t))
     high = _probability(delta, "delta") / (1 - Fraction(math.exp(epsilon)) / ratio)
     low = high / ratio
     if high + low > 1:
-        raise InvalidGuarantee(f"delta must be at most (1 - e^(epsilon - t))/(1 + e^-t), and {delta!r} is larger")
+        raise InvalidGuarantee(f"delta must be at most (1 - e^(epsilon - t))/(1 + e^-t) (got {delta!r})")
     rest = 1 - high - low
     return FinitePair((high, low, rest), (low, high, rest))
 
@@ -504,7 +507,7 @@ def tight_dp_to_probdp(epsilon: float, delta: Number, t: float) -> FinitePair:
 def _probability(value: Number, field: str) -> Fraction:
     exact = read(value, field)
     if exact > 1:
-        raise InvalidGuarantee(f"{field} is a probability, and {value!r} is above 1")
+        raise InvalidGuarantee(f"{field} must be at most 1 (got {value!r})")
     return exact
 
 

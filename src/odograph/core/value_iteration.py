@@ -78,7 +78,7 @@ FAMILIES: Final = ("gaussian", "pure")
 # Blocks of one item that are certified at most, alone: a mechanism that costs nothing would get any number.
 MOST_BLOCKS: Final = 20_000
 
-# A Gaussian is charged at least this many units. Any whole number from here on is a sum of numbers below twice
+# A Gaussian is charged at least this many units. Any integer from here on is a sum of numbers below twice
 # this, and Gaussians add, so those few kernels cover every Gaussian; a single unit would be too narrow for
 # the grid and cost half a percent.
 LEAST_GAUSSIAN: Final = 4
@@ -253,7 +253,7 @@ def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) 
             work.raise_interpolated(best, thin)
         row = np.minimum(best * pad, 1.0)
         rows[n] = _Stored.of(edges.extend(row, grid, epsilon, left, right), left)
-        _forget(rows, n, reach)
+        _drop_rows(rows, n, reach)
         yield float(row[grid.origin])
 
 
@@ -271,7 +271,7 @@ def _window(work: _Workspace, rows: dict[int, _Stored], members: Sequence[Member
     return best
 
 
-def _forget(rows: dict[int, _Stored], n: int, reach: dict[int, int]) -> None:
+def _drop_rows(rows: dict[int, _Stored], n: int, reach: dict[int, int]) -> None:
     """Drop the rows that no later row can look up: memory stays bounded by the longest reach, thinned."""
     for stride, longest in reach.items():
         old = n - longest - 1
@@ -308,7 +308,7 @@ class _Workspace:
         row, left = stored.extended, stored.left
         if kernel.run is None:
             slices = [(row[left + o : left + o + self.size], weight) for o, weight in kernel.points]
-            total = _weighted(slices, self._sum, self._term)
+            total = _weighted_sum(slices, self._sum, self._term)
         else:
             offset, taps = kernel.run
             total = np.correlate(row[left + offset : left + offset + self.size + len(taps) - 1], taps, "valid")
@@ -318,13 +318,13 @@ class _Workspace:
 
     def raise_thin(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
         """The same at every fourth point, for kernels of single points that reveal nothing."""
-        assert kernel.run is None  # noqa: S101  what this does not look at must not be there
+        assert kernel.run is None  # noqa: S101  it would be ignored
         assert not kernel.reveal  # noqa: S101
         slices = []
         for offset, weight in kernel.points:
             start, phase = divmod(stored.left + offset, _THIN)
             slices.append((stored.phases[phase, start : start + self.thin_size], weight))
-        np.maximum(best, _weighted(slices, self._thin_sum, self._thin_term), out=best)
+        np.maximum(best, _weighted_sum(slices, self._thin_sum, self._thin_term), out=best)
 
     def raise_interpolated(self, best: Row, thin: Row) -> None:
         """Set best = max(best, the chords of thin between every fourth point), in place."""
@@ -334,7 +334,7 @@ class _Workspace:
             np.maximum(best[p::_THIN], chord, out=best[p::_THIN])
 
 
-def _weighted(slices: Sequence[tuple[Row, float]], total: Row, term: Row) -> Row:
+def _weighted_sum(slices: Sequence[tuple[Row, float]], total: Row, term: Row) -> Row:
     """Return the weighted sum of slices in `total`, allocating nothing."""
     row, weight = slices[0]
     np.multiply(row, weight, out=total)
@@ -344,12 +344,12 @@ def _weighted(slices: Sequence[tuple[Row, float]], total: Row, term: Row) -> Row
     return total
 
 
-# Certifying a budget.
+# Certifying a budget
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A certified budget: charges of whole units may total `units`, for this target and these steps only."""
+    """A certified budget: charges in integer units may total `units`, for this target and these steps only."""
 
     epsilon: Fraction
     delta: Fraction
@@ -369,7 +369,7 @@ class Budget:
 def family_quantum(epsilon: Fraction, delta: Fraction, fineness: int) -> Fraction:
     """Return the unit of intrinsic time at which a step of epsilon/100 is charged `fineness` units.
 
-    Rounded up by a part in 10^12, so that the padded price of that step is still `fineness` whole units. Where
+    Rounded up by a part in 10^12, so that the padded price of that step is still `fineness` units. Where
     delta is so large that there would be too many units to solve for (0.1, 0.01), the unit is as large as needed.
     """
     aligned = (epsilon / 100) ** 2 / fineness * (1 + Fraction(1, 10**12))
@@ -397,9 +397,9 @@ def solve(  # noqa: PLR0913  the arguments are the certificate
     """
     families = tuple(sorted(set(takes)))
     if set(families) - set(FAMILIES):
-        raise InvalidPolicy(f"the exact filter knows the families {FAMILIES}, not {families!r}")
+        raise InvalidPolicy(f"takes must list families of {FAMILIES} (got {families!r})")
     if not families and not menu:
-        raise InvalidPolicy("the exact filter needs something to take: a family or an item on the menu")
+        raise InvalidPolicy("the exact filter must take a family or an item on the menu (got neither)")
     if families:
         return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress)
     return _solve_menu(epsilon, delta, menu, progress)
@@ -450,7 +450,7 @@ def _solve_menu(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem], pr
     grid = _menu_grid(epsilon, delta, menu)
     blocks = [max(1, blocks_alone(epsilon, delta, item)) for item in menu]
     most = max(blocks)
-    # The least whole charges whose ratios are within about a percent of those of the blocks admitted alone.
+    # The least integer charges whose ratios are within about a percent of those of the blocks admitted alone.
     scale = min(range(1, 17), key=lambda s: (_imbalance(s, most, blocks) > 0.01, _imbalance(s, most, blocks) * s))
     charges = tuple(
         (item.name, item.block, max(1, round(scale * most / k))) for item, k in zip(menu, blocks, strict=True)
@@ -481,7 +481,7 @@ def blocks_alone(epsilon: Fraction, delta: Fraction, item: MenuItem) -> int:
 
 
 def _menu_grid(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem]) -> Grid:
-    # A block's loss spans several cells; finer than its own discretization would be wasted.
+    # A block's loss spans several cells; a grid finer than its own discretization gains nothing.
     step = min(max(item.step, item.step * d.deviation / _CELLS_PER_BLOCK) for item in menu for d in item.directions)
     return _grid(float(epsilon), 2 * largest_mu(float(epsilon), float(delta)), step)
 
@@ -489,7 +489,7 @@ def _menu_grid(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem]) -> 
 def _menu_members(
     menu: Sequence[MenuItem], charges: Iterable[tuple[str, int, int]], step: float, delta: Fraction
 ) -> list[list[Member]]:
-    """One list of members per direction of the pair of neighbors; what can be turned is in both, both ways."""
+    """Return one list of members per direction of the pair of neighbors; items that are not oriented are in both."""
     return [
         [
             Member(charge, item.directions[turn].kernel(item.step, step, delta))
@@ -511,7 +511,7 @@ def _largest(rows: Iterable[float], delta: Fraction, most: int, progress: Progre
 
 
 def _grid(epsilon: float, spread_of_loss: float, step: float) -> Grid:
-    """Cover what matters: from beyond the kink of h at -epsilon to beyond the start at 0.
+    """Return a grid from beyond the kink of h at -epsilon to beyond the start at 0.
 
     A wider grid changes the answer by less than a unit (tested); the edges are upper bounds in any case.
     """
@@ -577,7 +577,7 @@ def _gaussian_kernel(variance: float, step: float) -> Kernel:
     return Kernel(run=(lowest, taps * (1.0 + 2.0**-48)), reveal=tail)
 
 
-# Refuting one.
+# Refuting a budget
 
 
 def refuted_intrinsic(epsilon: Fraction, delta: Fraction, step: float) -> Fraction:

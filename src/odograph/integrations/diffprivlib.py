@@ -26,7 +26,7 @@ import numpy as np
 from odograph.account import Account, check_account
 from odograph.core.fixed_point import exactly, up
 from odograph.core.guarantees import ApproxDP, PureDP, exact_of
-from odograph.errors import BudgetExceeded, InvalidGuarantee, InvalidPolicy, UnprovenComposition
+from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, OdographError, UnprovenComposition
 from odograph.extras import load
 
 __all__ = ["SETTINGS", "BudgetAccountant", "BudgetRefused", "cost_of"]
@@ -149,7 +149,7 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
         They are informational: the account's filter decides, and usually admits more than sums would.
         """
         if slack is not None and slack != self.slack:
-            raise InvalidPolicy(
+            raise InvalidArgument(
                 f"slack must be the policy's, {self.slack!r}, which is fixed before the first spend (got {slack!r})"
             )
         costs = [_cost(*pair) for pair in (self.spent_budget if spent_budget is None else spent_budget)]
@@ -164,7 +164,7 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
         """
         times = index(k)
         if times < 1:
-            raise ValueError(f"k must be at least 1 (got {k!r})")
+            raise InvalidArgument(f"k must be an integer from 1 (got {k!r})")
         aside = self.account.decide(PureDP(0)).left.get("delta", 0.0)
         share = _DELTA_DIGITS.divide(Decimal(repr(aside)), times)
         # A sub-budget may have more delta left than its parent; then pure requests are offered.
@@ -191,7 +191,9 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
 
     @slack.setter
     def slack(self, slack: float) -> None:
-        raise InvalidPolicy(f"slack cannot be set to {slack!r}: a policy is fixed before its first answer is seen")
+        raise InvalidArgument(
+            f"slack cannot be set (got {slack!r}): a policy is fixed before its first answer is seen"
+        )
 
     @property
     def spent_budget(self) -> list[tuple[float, float]]:
@@ -255,7 +257,7 @@ def _caller(accountant: BudgetAccountant) -> FrameType:
     while frame is not None and (frame.f_code.co_filename == __file__ or frame.f_locals.get("self") is accountant):
         frame = frame.f_back
     if frame is None:
-        raise InvalidGuarantee("this Python has no stack frames, by which spends are told apart: use CPython")
+        raise OdographError("BudgetAccountant needs the stack frames of CPython, to match each spend with its check")
     return frame
 
 
@@ -272,8 +274,7 @@ def _for_neighbors(cost: _Cost, caller: FrameType, neighbors: str) -> _Cost:
     claim = _TABLE.get(f"{name}.{caller.f_code.co_qualname}")
     if claim is None:
         raise UnprovenComposition(
-            f"diffprivlib's {name}.{caller.f_code.co_qualname} is not among the supported tools and models; nothing"
-            f" was charged. {_ADVICE}"
+            f"diffprivlib's {name}.{caller.f_code.co_qualname} is not among the supported tools and models. {_ADVICE}"
         )
     _check_claim(claim.names, caller.f_locals)
     times = {"add-remove": claim.added, "replace-one": claim.replaced}[neighbors]
@@ -281,12 +282,11 @@ def _for_neighbors(cost: _Cost, caller: FrameType, neighbors: str) -> _Cost:
         names = " or ".join(name for name in claim.names if ".nan" not in name)
         raise UnprovenComposition(
             f"diffprivlib's {names} covers replaced records only ({claim.reason}); it needs a policy with"
-            f" neighbors='replace-one' (got {neighbors!r}). Nothing was charged"
+            f" neighbors='replace-one' (got {neighbors!r})"
         )
     if times is None:
         raise UnprovenComposition(
-            f"diffprivlib's {claim.names[0]} does not have the privacy that it claims: {claim.reason}; nothing was"
-            f" charged. {_ADVICE}"
+            f"diffprivlib's {claim.names[0]} does not have the privacy that it claims: {claim.reason}. {_ADVICE}"
         )
     if times == 1:
         return cost
@@ -304,39 +304,37 @@ def _check_claim(names: tuple[str, ...], given: Mapping[str, Any]) -> None:
         raise UnprovenComposition(
             f"diffprivlib's {' or '.join(name for name in names if '.nan' in name)} scales its noise to all records,"
             f" and divides by those that are not NaN; fill the gaps: {name}(np.nan_to_num(array, nan=a value within"
-            " the bounds), ...). Nothing was charged"
+            " the bounds), ...)"
         )
     if given.get("nan") and not given["lower"] <= 0 <= given["upper"]:
         raise UnprovenComposition(
-            "diffprivlib's tools.nansum counts a NaN as 0, which these bounds do not contain; pass bounds that do."
-            " Nothing was charged"
+            "diffprivlib's tools.nansum counts a NaN as 0, which these bounds do not contain; pass bounds that do"
         )
     if name in _SUMS and not _is_precise(_sum_dtype(name, given), integers=name == "tools.sum"):
         raise UnprovenComposition(
             f"diffprivlib's {name} sums in {_sum_dtype(name, given)} here, where rounding or overflow makes one"
             " record count for more than the noise covers; pass the data as floats, array.astype(float), and leave"
-            " dtype= out. Nothing was charged"
+            " dtype= out"
         )
     if isinstance(given.get("bins"), str):
         raise UnprovenComposition(
             f"diffprivlib's {name} with bins={given['bins']!r} takes the number of bins from the data; pass a number,"
-            " or the edges. Nothing was charged"
+            " or the edges"
         )
     if given.get("weights") is not None:
         raise UnprovenComposition(
-            f"diffprivlib's {name} with weights= adds the noise of a plain count; leave weights= out. Nothing was"
-            " charged"
+            f"diffprivlib's {name} with weights= adds the noise of a plain count; leave weights= out"
         )
     if name == "models.LogisticRegression" and not _is_covered(given["self"]):
         raise UnprovenComposition(
             "diffprivlib's models.LogisticRegression takes the norm of a record where the proof has its square, and"
             " does not regularize the intercept: its claim holds for norms up to 1 without an intercept. Divide the"
-            " features by the norm, and pass data_norm=1, fit_intercept=False. Nothing was charged"
+            " features by the norm, and pass data_norm=1, fit_intercept=False"
         )
     if name == "models.GaussianNB" and not _contain_zero(given["self"].bounds):
         raise UnprovenComposition(
             "diffprivlib's models.GaussianNB covers a record that changes its label only if 0 is within the bounds of"
-            " every feature; shift the features, and pass such bounds=. Nothing was charged"
+            " every feature; shift the features, and pass such bounds="
         )
 
 

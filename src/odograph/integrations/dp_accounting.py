@@ -23,7 +23,7 @@ from odograph.core.conversions import pure_to_rdp
 from odograph.core.fixed_point import Number, exact_of, exactly, read, up, written_above
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP
 from odograph.core.mechanisms import ORDERS, subsampled_gaussian
-from odograph.errors import BudgetExceeded, InvalidGuarantee, UnprovenComposition
+from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
 
 __all__ = ["PrivacyAccountant", "cost_of", "heterogeneous_epsilon"]
@@ -84,7 +84,7 @@ def cost_of(event: Any, *, neighbors: str = "add-remove") -> Guarantee:  # noqa:
     Assumes: the event's parameters were fixed before it began. A zCDP event is for the policy's neighbors.
     """
     if neighbors not in _NORMS:
-        raise InvalidGuarantee(f"neighbors must be one of {[*_NORMS]} (got {neighbors!r})")
+        raise InvalidArgument(f"neighbors must be one of {[*_NORMS]} (got {neighbors!r})")
     for inner in _walk_events(event):
         _check_known(inner)
     parts = [*_parts(event, 1)]
@@ -162,7 +162,7 @@ def _cost_of_one_run(event: Any, neighbors: str) -> Guarantee:  # noqa: ANN401, 
     norms = _NORMS[neighbors]
     match event:
         case dpe.NonPrivateDpEvent():
-            raise InvalidGuarantee("a NonPrivateDpEvent has no privacy, at any price")
+            raise InvalidGuarantee("event must be private (got a NonPrivateDpEvent)")
         case dpe.GaussianDpEvent(noise_multiplier=noise):
             return GDP(norms / _positive(noise, "GaussianDpEvent.noise_multiplier"))
         case dpe.LaplaceDpEvent(noise_multiplier=noise):
@@ -190,7 +190,7 @@ def _poisson_sampled(event: Any, neighbors: str) -> Mechanism:  # noqa: ANN401  
     precision = Fraction(0)
     for part, times in _parts(event.event, 1):
         if isinstance(part, dpe.NonPrivateDpEvent):
-            raise InvalidGuarantee("a NonPrivateDpEvent has no privacy, at any price")
+            raise InvalidGuarantee("event must be private (got a NonPrivateDpEvent)")
         if not isinstance(part, dpe.GaussianDpEvent):
             raise UnprovenComposition(
                 f"a PoissonSampledDpEvent must contain Gaussian events (got a {type(part).__name__}, for which no"
@@ -199,7 +199,7 @@ def _poisson_sampled(event: Any, neighbors: str) -> Mechanism:  # noqa: ANN401  
         noise = _positive(part.noise_multiplier, "GaussianDpEvent.noise_multiplier")
         precision += times / noise**2
     if precision == 0:
-        raise InvalidGuarantee("an empty PoissonSampledDpEvent has no price; leave it out")
+        raise InvalidGuarantee("PoissonSampledDpEvent.event must not be empty; leave it out")
     return subsampled_gaussian(event.sampling_probability, 1 / _root(precision))
 
 
@@ -261,9 +261,9 @@ def _library_curve(event: Any, neighbors: str, orders: tuple[float, ...]) -> RDP
     except dpa.UnsupportedEventError as problem:
         raise UnprovenComposition(f"dp-accounting has no curve for neighbors={neighbors!r}: {problem}") from problem
     except (TypeError, ValueError, ArithmeticError, AssertionError) as problem:
-        if isinstance(problem, InvalidGuarantee):
+        if isinstance(problem, InvalidArgument):
             raise
-        raise InvalidGuarantee(f"dp-accounting computes no curve for {event!r}: {problem}") from problem
+        raise InvalidGuarantee(f"event must have a curve in dp-accounting (got {event!r}: {problem})") from problem
     curve = zip(orders, map(float, accountant.rdp), strict=True)
     known = [
         (order, exactly(up(max(v, 0.0) * (1.0 + _RELATIVE_PADDING) + _ABSOLUTE_PADDING)))
@@ -271,7 +271,7 @@ def _library_curve(event: Any, neighbors: str, orders: tuple[float, ...]) -> RDP
         if math.isfinite(v)
     ]
     if not known:
-        raise InvalidGuarantee(f"{event!r} has no finite divergence: no privacy, at any price")
+        raise InvalidGuarantee(f"event must have a finite divergence (got {event!r}): otherwise there is no privacy")
     return RDP(tuple(order for order, _ in known), tuple(value for _, value in known))
 
 
@@ -282,7 +282,7 @@ def _with_float_noise(event: Any, norms: int) -> Any:  # noqa: ANN401, PLR0911  
     """
     match event:
         case dpe.NonPrivateDpEvent():
-            raise InvalidGuarantee("a NonPrivateDpEvent has no privacy, at any price")
+            raise InvalidGuarantee("event must be private (got a NonPrivateDpEvent)")
         case dpe.GaussianDpEvent() | dpe.LaplaceDpEvent():
             name = f"{type(event).__name__}.noise_multiplier"
             return type(event)(float(_positive(event.noise_multiplier, name) / norms))
@@ -309,7 +309,7 @@ def _with_float_noise(event: Any, norms: int) -> Any:  # noqa: ANN401, PLR0911  
 def _positive(value: Any, field: str) -> Fraction:  # noqa: ANN401  untyped library
     exact = read(value, field)
     if exact == 0:
-        raise InvalidGuarantee(f"{field} must be positive (got 0): without noise there is no privacy, at any price")
+        raise InvalidGuarantee(f"{field} must be positive (got 0): without noise there is no privacy")
     return exact
 
 
@@ -370,7 +370,7 @@ class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc, name-defin
         return written_above(exact_of(policy.delta))
 
     def _check(self, target: float, promised: Number, field: str) -> None:
-        if read(target, field) < exact_of(promised):
+        if read(target, field, InvalidArgument) < exact_of(promised):
             raise UnprovenComposition(
                 f"{field} must be at least {promised} (got {target!r}): the policy promises nothing below that, and"
                 " the amount spent so far is not a guarantee"
@@ -387,7 +387,7 @@ class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc, name-defin
                 cost = _cost_of_one_run(part, self._account.policy.neighbors)
                 self._account.decide(cost)  # raises where the policy has no theorem for it
                 costs += _steps(cost, times)
-        except (InvalidGuarantee, UnprovenComposition) as problem:
+        except (InvalidArgument, UnprovenComposition) as problem:
             return self.CompositionErrorDetails(invalid_event=part, error_message=str(problem))
         if do_compose:
             self._spend(costs)
@@ -405,7 +405,7 @@ def _steps(cost: Guarantee, times: int) -> list[Guarantee]:
     """Return equal steps in their cheapest form: pure ones one by one, others composed where all meters add up."""
     together = None if times == 1 or isinstance(cost, PureDP) else _compose_fixed([(cost, times)])
     if together is None and times > _MAX_STEPS:
-        raise InvalidGuarantee(f"count must be at most {_MAX_STEPS} runs at a time (got {times})")
+        raise InvalidArgument(f"count must be at most {_MAX_STEPS} runs at a time (got {times})")
     return [cost] * times if together is None else [together]
 
 
@@ -422,7 +422,7 @@ def heterogeneous_epsilon(epsilons: Iterable[float], delta: float) -> float:
     del groups[0.0]  # such a step reveals nothing
     level = float(read(delta, "delta"))
     if not 0 < level < 1:
-        raise InvalidGuarantee(f"delta must lie strictly between 0 and 1 (got {delta!r})")
+        raise InvalidGuarantee(f"delta must be above 0 and below 1 (got {delta!r})")
     if not groups:
         return 0.0
     total = math.fsum(groups.elements())

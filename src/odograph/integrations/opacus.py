@@ -15,7 +15,7 @@ from odograph.account import Account
 from odograph.core.fixed_point import Numeric, read
 from odograph.core.guarantees import Mechanism
 from odograph.core.mechanisms import subsampled_gaussian
-from odograph.errors import InvalidGuarantee, UnprovenComposition
+from odograph.errors import InvalidArgument, UnprovenComposition
 from odograph.extras import load
 
 __all__ = ["SETTINGS", "FilterAccountant", "charge_before_step", "cost_of", "sampling_rate"]
@@ -79,7 +79,7 @@ class FilterAccountant(_accountants.IAccountant):  # type: ignore[misc, name-def
             raise UnprovenComposition("this optimizer is charged already; make another one for another account")
         rate = sampling_rate(loader)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InvalidGuarantee(f"batch_size must be a public positive integer (got {batch_size!r})")
+            raise InvalidArgument(f"batch_size must be a public positive integer (got {batch_size!r})")
         optimizer.expected_batch_size = batch_size
         clip, draw = optimizer.clip_and_accumulate, optimizer.add_noise
         norms: list[float] = []  # to which the gradients in the sum were clipped
@@ -116,7 +116,7 @@ class FilterAccountant(_accountants.IAccountant):  # type: ignore[misc, name-def
     def get_epsilon(self, delta: float, *_: object, **__: object) -> float:
         """Return the epsilon that the policy promises, whenever the training stops."""
         policy = self.account.policy
-        if read(delta, "delta") < read(policy.delta, "Policy.delta"):
+        if read(delta, "delta", InvalidArgument) < read(policy.delta, "Policy.delta"):
             raise UnprovenComposition(
                 f"delta must be at least {policy.delta!r}, at which the policy promises its epsilon (got {delta!r})"
             )
@@ -133,7 +133,7 @@ class FilterAccountant(_accountants.IAccountant):  # type: ignore[misc, name-def
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Check that a checkpoint is of this kind. Nothing is read from it: the account knows what was spent."""
         if not isinstance(state_dict, Mapping) or state_dict.get("mechanism") != self.mechanism():
-            raise ValueError(f"state_dict must be the checkpoint of an Odograph accountant (got {state_dict!r})")
+            raise InvalidArgument(f"state_dict must be the checkpoint of an Odograph accountant (got {state_dict!r})")
 
     def _charge(self, noise: float, rate: float) -> None:
         """Charge one step, or use one that was paid for with its batch.
@@ -195,7 +195,7 @@ def cost_of(
         _check_optimizer(thing)
         noise = thing.noise_multiplier
     if sample_rate is None:
-        raise InvalidGuarantee("sample_rate must be given for an optimizer: pass sample_rate=sampling_rate(loader)")
+        raise InvalidArgument("sample_rate must be given for an optimizer: pass sample_rate=sampling_rate(loader)")
     return subsampled_gaussian(sample_rate, noise)
 
 
@@ -228,8 +228,8 @@ def _check_finite(optimizer: Any) -> None:  # noqa: ANN401  untyped library
     """Raise if the sum to be noised is not finite: noise does not hide that, and the weights would be lost."""
     if not all(bool(_torch.isfinite(parameter.summed_grad).all()) for parameter in optimizer.params):
         raise UnprovenComposition(
-            "a gradient is NaN or infinite, so clipping does not bound it; nothing was charged, the weights did not"
-            " change, and the batch is dropped. Keep the loss finite (bounded features, a lower learning rate):"
+            "a gradient is NaN or infinite, so clipping does not bound it; the weights did not change, and the"
+            " batch is dropped. Keep the loss finite (bounded features, a lower learning rate):"
             " whether this error occurs depends on the records, and is not private"
         )
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read
 from odograph.core.guarantees import RDP, ZCDP, ApproxDP, Guarantee, PureDP
 from odograph.core.mechanisms import ORDERS
-from odograph.errors import InvalidGuarantee, UnprovenComposition
+from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
 
 __all__ = ["cost_of", "noisy"]
@@ -95,8 +95,7 @@ def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped libr
     if isinstance(measurement, opendp.Odometer) or _INTERACTIVE & released:
         raise UnprovenComposition(
             "this OpenDP measurement is interactive: it answers many queries, or answers later (a compositor, filter,"
-            " odometer, queryable or lazy frame), which is not covered; nothing was charged. Run its queries one by"
-            " one as measurements"
+            " odometer, queryable or lazy frame), which is not covered. Run its queries one by one as measurements"
         )
     if not isinstance(measurement, opendp.Measurement):
         raise InvalidGuarantee(
@@ -155,19 +154,23 @@ def _distance(measurement: Any, neighbors: str, d_in: Any) -> Any:  # noqa: ANN4
     one = _neighbor_distance(measurement, name, neighbors)
     if d_in is None:
         if not one or name == "FrameDistance":
-            raise InvalidGuarantee(
+            raise InvalidArgument(
                 f"d_in must be given: the distance of neighbors in {metric}, such as d_in=1 for a count"
             )
         d_in = one
     if name == "FrameDistance":
         return _bounds(d_in, one)
     if name in _NORM_TRIPLES:
-        if not isinstance(d_in, tuple) or len(d_in) != 3 or not all(read(part, "d_in") for part in d_in):
-            raise InvalidGuarantee(f"d_in must be three positive norms in {metric} (got {d_in!r})")
+        if (
+            not isinstance(d_in, tuple)
+            or len(d_in) != 3
+            or not all(read(part, "d_in", InvalidArgument) for part in d_in)
+        ):
+            raise InvalidArgument(f"d_in must be three positive norms in {metric} (got {d_in!r})")
         return d_in
-    exact = read(d_in, "d_in")
+    exact = read(d_in, "d_in", InvalidArgument)
     if exact == 0 or exact < one:
-        raise InvalidGuarantee(f"d_in must be at least one neighbor ({neighbors}) in {metric} (got {d_in!r})")
+        raise InvalidArgument(f"d_in must be at least one neighbor ({neighbors}) in {metric} (got {d_in!r})")
     return float_above(exact) if str(measurement.input_distance_type).startswith("f") else math.ceil(exact)
 
 
@@ -241,8 +244,8 @@ def _bounds(d_in: Any, one: int) -> Any:  # noqa: ANN401  untyped library
     """Return the bounds of a frame's distance, each at least one neighbor."""
     bounds = _as_list(d_in)
     given = [getattr(bound, field, 0) for bound in bounds for field in ("per_group", "num_groups")]
-    if not bounds or any(value is not None and read(value, "d_in") < one for value in given):
-        raise InvalidGuarantee(
+    if not bounds or any(value is not None and read(value, "d_in", InvalidArgument) < one for value in given):
+        raise InvalidArgument(
             "d_in must be bounds that allow for one neighbor, such as"
             f" d_in=[dp.polars.Bound(by=[], per_group={one})] (got {d_in!r})"
         )
@@ -311,7 +314,7 @@ def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guaran
     if measure == "SmoothedMaxDivergence":
         return _profile(loss, delta)
     if delta is not None:
-        raise InvalidGuarantee(
+        raise InvalidArgument(
             f"delta is for privacy profiles only (got delta={delta!r} for a measurement in {measure})"
         )
     match measure:
@@ -333,8 +336,8 @@ def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guaran
 
 def _profile(profile: Any, delta: Numeric | None) -> ApproxDP:  # noqa: ANN401  untyped library
     if delta is None:
-        raise InvalidGuarantee("delta must be given, such as delta=1e-9: this measurement has a privacy profile")
-    wanted = read(delta, "delta")
+        raise InvalidArgument("delta must be given, such as delta=1e-9: this measurement has a privacy profile")
+    wanted = read(delta, "delta", InvalidArgument)
     level = float_below(wanted)  # a smaller delta costs more
     return ApproxDP(_finite(profile.epsilon(level)), delta)
 
@@ -344,15 +347,13 @@ def _curve(curve: Any) -> RDP:  # noqa: ANN401  untyped library
     # Many curves end at some order, with infinity; a NaN is not skipped, but refused.
     known = [(order, _finite(value)) for order, value in values if value != math.inf]
     if not known:
-        raise InvalidGuarantee("OpenDP's divergence is infinite at every order: no privacy, at any price")
+        raise InvalidGuarantee("OpenDP's divergence must be finite at some order (got none): there is no privacy")
     return RDP(tuple(order for order, _ in known), tuple(value for _, value in known))
 
 
 def _finite(value: float) -> Fraction:
     if not math.isfinite(value):
-        raise InvalidGuarantee(
-            f"OpenDP's loss must be finite (got {value!r}): otherwise there is no privacy, at any price"
-        )
+        raise InvalidGuarantee(f"OpenDP's loss must be finite (got {value!r}): otherwise there is no privacy")
     return exactly(value)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from odograph.account import Account
 from odograph.core.fixed_point import Numeric, exactly, read
 from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP, exact_of
-from odograph.errors import InvalidGuarantee, UnprovenComposition
+from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
 
 __all__ = ["cost_of", "evaluate", "largest_budget"]
@@ -51,8 +51,8 @@ def cost_of(
     if isinstance(thing, core.Measurement):
         if thing.is_interactive:
             raise UnprovenComposition(
-                f"{type(thing).__name__} is interactive: it answers many queries, which is not covered; nothing was"
-                " charged. Charge its queries one by one"
+                f"{type(thing).__name__} is interactive: it answers many queries, which is not covered. Charge its"
+                " queries one by one"
             )
         return _guarantee(type(thing.output_measure).__name__, _loss(thing, neighbors, d_in))
     raise InvalidGuarantee(
@@ -81,7 +81,7 @@ def largest_budget(account: Account, kind: Any, times: int = 1) -> Any:  # noqa:
     """
     example = kind(1) if isinstance(kind, type) and kind.__name__ != "ApproxDPBudget" else kind
     if isinstance(example, type):
-        raise InvalidGuarantee(
+        raise InvalidArgument(
             "kind must be an ApproxDPBudget with the delta of each query, such as ApproxDPBudget(1, 1e-9) (got the"
             " class)"
         )
@@ -115,10 +115,10 @@ def _loss(measurement: Any, neighbors: str, d_in: Numeric | None) -> Any:  # noq
     if one is None:
         raise UnprovenComposition(f"{metric} does not cover neighbors={neighbors!r}")
     if d_in is None and not one:
-        raise InvalidGuarantee(f"d_in must be given: the distance of neighbors in {measurement.input_metric}")
-    distance = Fraction(one) if d_in is None else read(d_in, "d_in")
+        raise InvalidArgument(f"d_in must be given: the distance of neighbors in {measurement.input_metric}")
+    distance = Fraction(one) if d_in is None else read(d_in, "d_in", InvalidArgument)
     if distance == 0 or distance < one:
-        raise InvalidGuarantee(f"d_in must be at least one neighbor ({neighbors}) in {metric} (got {d_in!r})")
+        raise InvalidArgument(f"d_in must be at least one neighbor ({neighbors}) in {metric} (got {d_in!r})")
     return measurement.privacy_function(_exact_number(distance))
 
 
@@ -126,7 +126,7 @@ def _exact(number: Any) -> Fraction:  # noqa: ANN401  untyped library
     """Return an exact number of Tumult's as a fraction: exact if it is rational, else rounded up."""
     number = load("tmlt.core.utils.exact_number").ExactNumber(number)
     if not number.is_finite:
-        raise InvalidGuarantee(f"a Tumult budget must be finite (got {number}): no privacy, at any price")
+        raise InvalidGuarantee(f"a Tumult budget must be finite (got {number}): otherwise there is no privacy")
     if number.expr.is_Rational:
         return Fraction(int(number.expr.p), int(number.expr.q))
     return exactly(float(number.to_float(round_up=True)))

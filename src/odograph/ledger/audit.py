@@ -16,7 +16,7 @@ from odograph.compile import Certification, certification
 from odograph.core.compiled import Compiled, too_low
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
-from odograph.errors import LedgerCorrupt, OdographError, told
+from odograph.errors import LedgerCorrupt, OdographError, explain
 from odograph.ledger.commands import POPULATION_ACTS, read_opening, read_pointer, read_population
 from odograph.ledger.entries import (
     AHEAD,
@@ -322,7 +322,7 @@ def _checked_price(compiled: Compiled, entry: Entry) -> Price:
     except LedgerCorrupt:
         raise
     except (OdographError, LookupError, TypeError, ValueError) as problem:
-        raise _bad(entry, f"its guarantee or price cannot be read ({told(problem)})") from problem
+        raise _bad(entry, f"its guarantee or price cannot be read ({explain(problem)})") from problem
     return stored
 
 

@@ -26,7 +26,7 @@ from odograph.errors import (
     LedgerError,
     OdographError,
     ReservationResolved,
-    told,
+    explain,
 )
 from odograph.ledger.entries import (
     START,
@@ -534,7 +534,7 @@ def read_opening(entry: Entry) -> tuple[Head, Compiled]:
         words = _WORDS_OF_0_1 if form["compiled"].get("form") == 1 else {}
         return Head(*(form[words.get(name, name)] for name in Head._fields)), Compiled.from_dict(form["compiled"])
     except (OdographError, AttributeError, LookupError, TypeError, ValueError) as problem:
-        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({told(problem)})") from problem
+        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({explain(problem)})") from problem
 
 
 def read_population(entry: Entry) -> Mapping[str, Any] | None:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from odograph.core.gate import Price, Totals
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
-from odograph.errors import InvalidArgument, InvalidPolicy, LedgerCorrupt, ReservationNotFound, told
+from odograph.errors import InvalidArgument, InvalidPolicy, LedgerCorrupt, ReservationNotFound, explain
 
 __all__ = [
     "AHEAD",
@@ -94,7 +94,7 @@ class Entry(NamedTuple):
         try:
             return guarantee_from_dict(json.loads(self.cost)) if self.cost else None
         except ValueError as problem:
-            raise LedgerCorrupt(f"entry {self.place}: its guarantee cannot be read ({told(problem)})") from problem
+            raise LedgerCorrupt(f"entry {self.place}: its guarantee cannot be read ({explain(problem)})") from problem
 
     @property
     def details(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Entry(NamedTuple):
         try:
             form = {**json.loads(self.detail)} if self.detail else {}
         except (TypeError, ValueError) as problem:
-            raise LedgerCorrupt(f"entry {self.place}: its detail cannot be read ({told(problem)})") from problem
+            raise LedgerCorrupt(f"entry {self.place}: its detail cannot be read ({explain(problem)})") from problem
         return form
 
     @property

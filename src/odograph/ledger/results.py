@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee
-from odograph.errors import LedgerCorrupt, LedgerError, told
+from odograph.errors import LedgerCorrupt, LedgerError, explain
 from odograph.ledger.entries import Entry, checkpoint_of, iso_time, legs_from_text, moment, price_from_text
 from odograph.ledger.lifetimes import Lifetime
 
@@ -274,7 +274,7 @@ class Checkpoint:
             found = cls({str(name): (int(number), str(seal)) for name, (number, seal) in form["accounts"].items()})
             intact = found.head == form["head"]
         except (AttributeError, LookupError, TypeError, ValueError) as problem:
-            raise LedgerCorrupt(f"not a checkpoint of form {_FORM}: {told(problem)}") from problem
+            raise LedgerCorrupt(f"not a checkpoint of form {_FORM}: {explain(problem)}") from problem
         if not intact:
             raise LedgerCorrupt("the checkpoint's own hash does not fit its content: it was damaged or changed")
         return found

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError, told
+from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError, explain
 from odograph.ledger.audit import Auditor
 from odograph.ledger.entries import (
     KEYLESS,
@@ -88,7 +88,9 @@ def lines(file: IO[str]) -> Iterator[Piece]:
             else:
                 piece = _piece(form, entries, ended=ended)
         except (LedgerCorrupt, AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
-            raise LedgerCorrupt(f"line {number} cannot be read ({told(problem)}); nothing was taken in") from problem
+            raise LedgerCorrupt(
+                f"line {number} cannot be read ({explain(problem)}); nothing was taken in"
+            ) from problem
         if piece is not None:
             yield piece
         entries += isinstance(piece, Entry)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from time import monotonic_ns
 from typing import Any, Final, Literal, Self, TypeAlias
 
-from odograph.errors import BadRequest, NotPermitted
+from odograph.errors import BadRequest, InvalidArgument, NotPermitted
 from odograph.ledger.entries import check_key, check_name, moment, shown
 
 __all__ = [
@@ -288,10 +288,10 @@ class RateLimit:
 
     def __init__(self, rate: float, burst: float | None = None, *, clock: Callable[[], int] = monotonic_ns) -> None:
         if not (rate == 0 or 1e-3 <= rate <= 1e9):
-            raise BadRequest(f"rate must be 0 (no limit) or from 0.001 to 1e9 requests a second (got {rate!r})")
+            raise InvalidArgument(f"rate must be 0 (no limit) or from 0.001 to 1e9 requests a second (got {rate!r})")
         burst = max(1.0, 2.0 * rate) if burst is None else burst
         if not 1 <= burst <= 1e12:
-            raise BadRequest(f"burst must be from 1 to 1e12 requests (got {burst!r})")
+            raise InvalidArgument(f"burst must be from 1 to 1e12 requests (got {burst!r})")
         self._clock = clock
         self._token = math.ceil(_NANOSECONDS / rate) if rate else 0  # nanoseconds in which one token is added
         self._capacity = math.floor(burst) * self._token

@@ -97,10 +97,12 @@ def _operation(route: Route, known: dict[Any, Any], components: dict[str, Any]) 
         answers = {str(route.status): _content("Done.", known[route.response])}
     if route.repeatable:
         answers["200"] = _content(
-            "Repeats an earlier request with the same idempotency key; nothing was charged now.",
+            "The result of an earlier request with the same idempotency key; this one charged nothing.",
             known[route.response],
         )
-    answers["default"] = _content("A problem.", known[Problem], "application/problem+json")
+    answers["default"] = _content(
+        "A problem; `charged` tells what became of the charge.", known[Problem], "application/problem+json"
+    )
     operation: dict[str, Any] = {
         "summary": inspect.getdoc(route.handler) or "",
         "operationId": route.handler.__name__.rstrip("_"),

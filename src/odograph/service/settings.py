@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
-from odograph.errors import BadRequest, LedgerError
+from odograph.errors import InvalidArgument
 from odograph.service.auth import RateLimit
 
 __all__ = ["LEVELS", "VARIABLE", "Settings", "tune_garbage_collector"]
@@ -61,9 +61,11 @@ class Settings:
         self._check_url()
         self._check_numbers()
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise BadRequest("TLS needs both a certificate and its key: pass --tls-cert and --tls-key, or neither")
+            raise InvalidArgument(
+                "TLS needs both a certificate and its key: pass --tls-cert and --tls-key, or neither"
+            )
         if not _is_loopback(self.host) and not self.secure_cookies:
-            raise BadRequest(
+            raise InvalidArgument(
                 f"host {self.host!r} is reachable from other machines, and keys would be sent unencrypted: put a TLS"
                 " proxy in front and pass --plain-http, or pass --tls-cert and --tls-key"
             )
@@ -81,7 +83,7 @@ class Settings:
             form = json.loads(os.environ[VARIABLE])
             values = {one.name: form[one.name] for one in fields(cls)}
         except (KeyError, TypeError, ValueError) as problem:
-            raise BadRequest(
+            raise InvalidArgument(
                 f"{VARIABLE} does not hold the service's settings; start it by `odograph serve`"
             ) from problem
         return cls(**values | {name: Path(values[name]) for name in _PATHS if values[name] is not None})
@@ -89,17 +91,17 @@ class Settings:
     def _check_url(self) -> None:
         scheme = self.url.partition("://")[0]
         if scheme == "memory":
-            raise LedgerError(
-                "url must be a durable ledger, not memory://: use sqlite:///privacy.db or postgresql://..."
+            raise InvalidArgument(
+                "url must be a durable ledger (got memory://): use sqlite:///privacy.db or postgresql://..."
             )
         if scheme in ("http", "https"):
-            raise LedgerError(
-                "url must be a ledger, not another service: use sqlite:///privacy.db or postgresql://..."
+            raise InvalidArgument(
+                "url must be a ledger (got another service): use sqlite:///privacy.db or postgresql://..."
             )
         if scheme not in ("sqlite", "postgresql", "postgres"):
-            raise LedgerError("url must be a ledger: use sqlite:///privacy.db or postgresql://user@host/database")
+            raise InvalidArgument("url must be a ledger: use sqlite:///privacy.db or postgresql://user@host/database")
         if scheme == "sqlite" and self.workers > 1:
-            raise LedgerError(
+            raise InvalidArgument(
                 f"workers must be 1 for a SQLite ledger (got {self.workers}); a PostgreSQL ledger can have several"
             )
 
@@ -117,10 +119,10 @@ class Settings:
         ):
             value = getattr(self, name)
             if not least <= value <= most:  # also refuses NaN
-                raise BadRequest(f"{name} must be from {least} to {most} (got {value!r})")
+                raise InvalidArgument(f"{name} must be from {least} to {most} (got {value!r})")
         RateLimit(self.rate, self.burst)
         if self.log_level not in LEVELS:
-            raise BadRequest(f"log_level must be one of {', '.join(LEVELS)} (got {self.log_level!r})")
+            raise InvalidArgument(f"log_level must be one of {', '.join(LEVELS)} (got {self.log_level!r})")
 
 
 def _is_loopback(host: str) -> bool:

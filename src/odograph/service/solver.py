@@ -1,4 +1,4 @@
-"""Solver: solves exact policies in processes of their own, so that none can starve the service.
+"""Solve exact policies in processes of their own, so that none can starve the service.
 
 The process is `python -m odograph.service.solver SECONDS BYTES`. It reads a policy from standard input and writes
 {"compiled": ...} or {"refused": reason} to standard output.
@@ -15,10 +15,10 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-from odograph.compile import compile_policy, compiled_at_hand
+from odograph.compile import compile_at_hand, compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.policy import Policy
-from odograph.errors import InvalidPolicy, LedgerBusy
+from odograph.errors import InvalidArgument, InvalidPolicy, LedgerBusy
 
 __all__ = ["Solver", "main"]
 
@@ -33,7 +33,7 @@ _NICENESS: Final = 10  # requests come first; at 19 a busy machine would leave a
 # One processor, and no memory reserved for a thread on each of them.
 _ONE_THREAD: Final = {"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _ADVICE: Final = (
-    "choose a target of the shipped table such as (1, 1e-6), another rule such as 'zcdp', or compile the policy"
+    "choose a target of the shipped table such as (1, 1e-6), another filter such as 'zcdp', or compile the policy"
     " elsewhere and open the account with that"
 )
 
@@ -68,19 +68,18 @@ class Solver:
 
     async def compile(self, policy: Policy) -> Compiled:
         """Compile a policy as `odograph.compile_policy` does, without blocking the event loop."""
-        compiled = compiled_at_hand(policy)
+        compiled = compile_at_hand(policy)
         if compiled is not None:
             return compiled
         if self._pending > self._max_queued:
             raise LedgerBusy(
-                f"a policy is being solved and {self._max_queued} more are queued, the most allowed; nothing was"
-                " changed. Try again"
+                f"a policy is being solved and {self._max_queued} more are queued, the most allowed; try again later"
             )
         self._pending += 1
         try:
             async with self._lock:
                 # An earlier request may have solved the same policy.
-                return compiled_at_hand(policy) or await self._solve(policy)
+                return compile_at_hand(policy) or await self._solve(policy)
         finally:
             self._pending -= 1
 
@@ -94,15 +93,13 @@ class Solver:
         process = self._process = await self._start()
         try:
             if self._closed:  # perhaps while the process was being started
-                raise LedgerBusy(
-                    "the service is shutting down and solves no more policies; nothing was changed. Try again"
-                )
+                raise LedgerBusy("the service is shutting down and solves no more policies; try again later")
             async with asyncio.timeout(self._timeout):
                 answer = await _communicate(process, json.dumps(policy.to_dict()).encode())
         except TimeoutError:
             raise LedgerBusy(
-                f"the exact budget was not solved in {self._timeout:g} seconds; nothing was changed. Try again when"
-                " the machine is less busy"
+                f"the exact budget was not solved in {self._timeout:g} seconds; try again when the machine is less"
+                " busy"
             ) from None
         finally:
             self._process = None
@@ -125,18 +122,18 @@ class Solver:
                 start_new_session=True,
             )
         except OSError as problem:
-            raise LedgerBusy("the solver process could not be started; nothing was changed. Try again") from problem
+            raise LedgerBusy("the solver process could not be started; try again") from problem
 
     def _read(self, answer: bytes, code: int) -> Compiled:
         """Return what the process wrote, or raise what its exit code means."""
         if code == -signal.SIGXCPU:
-            raise InvalidPolicy(f"the exact budget takes more than {self._seconds} seconds to solve: {_ADVICE}")
+            raise InvalidPolicy(f"the exact budget takes more than {self._seconds} seconds to solve; {_ADVICE}")
         if code == _OUT_OF_MEMORY:
-            raise InvalidPolicy(f"the exact budget takes more than {self._memory >> 20} MiB to solve: {_ADVICE}")
+            raise InvalidPolicy(f"the exact budget takes more than {self._memory >> 20} MiB to solve; {_ADVICE}")
         if code < 0:
-            raise LedgerBusy("the solver process was stopped; nothing was changed. Try again")
+            raise LedgerBusy("the solver process was stopped; try again")
         if code > 0:
-            raise InvalidPolicy(f"the exact budget could not be solved: {_ADVICE}")
+            raise InvalidPolicy(f"the exact budget could not be solved; {_ADVICE}")
         form = json.loads(answer)
         if "refused" in form:
             raise InvalidPolicy(form["refused"])
@@ -171,7 +168,7 @@ def main() -> None:
     answer: dict[str, object]
     try:
         answer = {"compiled": compile_policy(Policy.from_dict(json.load(sys.stdin))).to_dict()}
-    except InvalidPolicy as problem:
+    except InvalidArgument as problem:
         answer = {"refused": str(problem)}
     except MemoryError:
         sys.exit(_OUT_OF_MEMORY)

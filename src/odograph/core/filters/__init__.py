@@ -1,4 +1,4 @@
-"""The filters, one file each: the guarantees it takes, its options, its meter and its limit, with its theorem.
+"""The filters, one file each: the guarantees that it takes, its options, meter and limit, and its theorem.
 
 A policy takes a filter by its name or as an object with options: `Policy(1, 1e-6, filter=filters.Exact(menu=items))`.
 """
@@ -25,7 +25,7 @@ from odograph.core.meters import (
     MomentMeter,
     Target,
 )
-from odograph.errors import InvalidPolicy, told
+from odograph.errors import InvalidPolicy, explain
 
 __all__ = [
     "FILTERS",
@@ -76,9 +76,9 @@ def filter_from_dict(form: Mapping[str, Any]) -> Filter:
     """Read what `Filter.to_dict` wrote; anything else raises."""
     cls = FILTERS.get(str(form["kind"]))
     if cls is None:
-        raise InvalidPolicy(f"there is no filter {form['kind']!r}; there are {', '.join(FILTERS)}")
+        raise InvalidPolicy(f"filter must be one of {', '.join(FILTERS)} (got {form['kind']!r})")
     if set(form) != {"kind", *cls.options}:
-        raise InvalidPolicy(f"the filter {cls.kind!r} has the options {[*cls.options]} (got {sorted(form)})")
+        raise InvalidPolicy(f"the filter {cls.kind!r} must have the options {[*cls.options]} (got {sorted(form)})")
     return cls(**{name: parse(form[name]) for name, parse in cls.options.items()})
 
 
@@ -88,11 +88,11 @@ def meter_from_dict(form: Mapping[str, Any], version: int) -> Meter:
         now = _from_version_1(form) if version == 1 else form
         return METERS[now["pricing"]].from_dict(now)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as problem:
-        raise InvalidPolicy(f"not a meter: {form!r:.120} ({told(problem)})") from problem
+        raise InvalidPolicy(f"a meter could not be read from {form!r:.120}: {explain(problem)}") from problem
 
 
 def _from_version_1(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename what 0.1.0 called otherwise: the clock of a meter, and the unit of the exact filter."""
+    """Rename the fields that had other names in 0.1.0: the clock of a meter, and the unit of the exact filter."""
     now = {name: value for name, value in form.items() if name not in {"clock", "unit"}}
     timed = form["clock"] == "intrinsic" and form["name"] == "zcdp"
     now["pricing"] = "zcdp" if timed else form["clock"]

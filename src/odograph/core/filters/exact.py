@@ -41,17 +41,17 @@ def _quantum(value: object) -> Fraction:
 
 
 def _charges(value: object) -> tuple[tuple[str, int, int], ...]:
-    return tuple((str(name), int(block), int(units)) for name, block, units in _listed(value))
+    return tuple((str(name), int(block), int(units)) for name, block, units in _as_tuple(value))
 
 
-def _listed(value: object) -> tuple[Any, ...]:
+def _as_tuple(value: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise TypeError(f"a list is needed (got {value!r:.80})")
+        raise TypeError(f"the option must be a list (got {value!r:.80})")
     return tuple(value)
 
 
 def _menu(value: object) -> tuple[MenuItem, ...]:
-    return tuple(MenuItem(**item) for item in _listed(value))
+    return tuple(MenuItem(**item) for item in _as_tuple(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class ExactMeter(Meter):
     pricing: ClassVar[str] = "exact"
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
         "quantum": _quantum,
-        "takes": _listed,
+        "takes": _as_tuple,
         "charges": _charges,
     }
 
@@ -119,7 +119,7 @@ class ExactMeter(Meter):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The budget that an exact filter needs: a target, and what is to be taken."""
+    """The budget that an exact filter needs: a target, and the steps that it takes."""
 
     epsilon: Fraction
     delta: Fraction
@@ -133,19 +133,19 @@ class Exact(Filter):
 
     kind: ClassVar[str] = "exact"
     guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, Mechanism)
-    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"takes": _listed, "menu": _menu}
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"takes": _as_tuple, "menu": _menu}
 
     takes: tuple[str, ...]
     menu: tuple[MenuItem, ...]
 
     def __init__(self, *, takes: Sequence[str] = FAMILIES, menu: Sequence[MenuItem] = ()) -> None:
         if isinstance(takes, str) or set(takes) - set(FAMILIES):
-            raise InvalidPolicy(f"takes lists families of {FAMILIES} (got {takes!r})")
+            raise InvalidPolicy(f"takes must list families of {FAMILIES} (got {takes!r})")
         if not all(isinstance(item, MenuItem) for item in menu):
-            raise InvalidPolicy(f"menu lists menu items (got {menu!r})")
+            raise InvalidPolicy(f"menu must list menu items (got {menu!r})")
         if len({item.name for item in menu}) < len(menu):
             names = sorted(item.name for item in menu)
-            raise InvalidPolicy(f"menu items need different names (got {', '.join(names)})")
+            raise InvalidPolicy(f"menu items must have different names (got {', '.join(names)})")
         object.__setattr__(self, "takes", tuple(sorted(set(takes))))
         object.__setattr__(self, "menu", tuple(menu))
 
@@ -168,7 +168,10 @@ class Exact(Filter):
     def check_neighbors(self, neighbors: str) -> None:
         """Raise `InvalidPolicy` if the menu was made for other neighbors."""
         if any(item.neighbors != neighbors for item in self.menu):
-            raise InvalidPolicy(f"the menu's mechanisms were analyzed for other neighbors than {neighbors!r}")
+            raise InvalidPolicy(
+                f"neighbors must be those that the menu's items were analyzed for, {self.menu[0].neighbors!r} (got"
+                f" {neighbors!r})"
+            )
 
     def need(self, target: Target) -> Need:
         """Return what a budget has to be certified for."""
@@ -182,20 +185,23 @@ class Exact(Filter):
         """
         budget = target.budget
         if budget is None or budget.epsilon > target.epsilon or budget.delta > target.delta:
-            raise InvalidPolicy("the exact filter needs a budget certified for this target or a stricter one")
+            raise InvalidPolicy(
+                "the exact filter needs a budget certified for this target or a stricter one; compile the policy with"
+                " compile_policy"
+            )
         limit = min(CEILING, budget.units)
         return (ExactMeter("exact", limit, budget.quantum, budget.takes, budget.charges),)
 
     def check_stored(self, meters: Sequence[Meter], target: Target) -> Sequence[Meter]:
         """Check that stored meters begin with one of this filter, not known to be too large; return the others."""
         if not meters or not isinstance(meters[0], ExactMeter):
-            raise InvalidPolicy("a compiled policy has one meter for its exact filter, and only then")
+            raise InvalidPolicy("a compiled policy must have one meter for its exact filter")
         meter = meters[0]
         listed = [(item.name, item.block) for item in self.menu]
         own = meter.takes == self.takes and [(name, block) for name, block, _ in meter.charges] == listed
         if not own or _is_refuted(target.epsilon, target.delta, meter):
             raise InvalidPolicy(
-                f"not a budget that was certified for this policy (got {meter.limit} units of"
+                f"the budget must be one certified for this policy (got {meter.limit} units of"
                 f" {float(meter.quantum):.4g} for {[*meter.takes, *(name for name, *_ in meter.charges)]}); compile"
                 " the policy here with compile_policy"
             )
@@ -213,9 +219,9 @@ class Exact(Filter):
 
 @lru_cache(maxsize=1024)
 def _is_refuted(epsilon: Fraction, delta: Fraction, meter: ExactMeter) -> bool:
-    """Return whether steps that an exact meter would admit are known to pass the target.
+    """Return whether steps that an exact meter would admit are known to exceed the target.
 
-    That none is found certifies nothing: `odograph.compile.certification` tells what does.
+    False does not certify the meter; `odograph.compile.certification` does.
 
     Theorem: a Gaussian that uses up the limit is mu-GDP with mu^2 = quantum * limit; equal pure steps that use it up
         have the divergence of optimal composition (Kairouz, Oh and Viswanath 2015).

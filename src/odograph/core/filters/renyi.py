@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from odograph.core.conversions import largest_rdp, largest_rho
 from odograph.core.fixed_point import Numeric, float_below, last_holding, limit_units, read, text_of, tidy
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism
-from odograph.core.meters import WITH_EPSILON, Filter, Meter, OrderMeter, Target, named_apart, renyi_units
+from odograph.core.meters import WITH_EPSILON, Filter, Meter, OrderMeter, Target, distinguish_names, renyi_units
 from odograph.errors import InvalidPolicy
 
 __all__ = ["Renyi", "RenyiMeter"]
@@ -37,7 +37,7 @@ class RenyiMeter(OrderMeter):
         return renyi_units(guarantee, self.order)
 
 
-def _listed(value: object) -> tuple[Any, ...]:
+def _as_tuple(value: object) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise InvalidPolicy(f"orders must be a list of pairs (got {value!r:.80})")
     return tuple(value)
@@ -49,17 +49,17 @@ class Renyi(Filter):
 
     kind: ClassVar[str] = "renyi"
     guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, ZCDP, GDP, RDP, Mechanism)
-    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"orders": _listed}
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"orders": _as_tuple}
 
     orders: tuple[tuple[Fraction, Fraction], ...]
 
     def __init__(self, orders: Mapping[Any, Numeric] | Sequence[tuple[Numeric, Numeric]] = ()) -> None:
-        object.__setattr__(self, "orders", tuple(_checked(orders)))
+        object.__setattr__(self, "orders", tuple(_read_orders(orders)))
 
     def accepts(self, guarantee: Guarantee, neighbors: str) -> bool:
         """Return whether a theorem covers the guarantee under this filter."""
         if isinstance(guarantee, Mechanism):
-            # A curve does not say which neighbors it is for; the known ones are for adding or removing a person.
+            # A curve does not state its neighbors; the known ones are for adding or removing a person.
             return guarantee.curve is not None and neighbors == "add-remove"
         return isinstance(guarantee, self.guarantees)
 
@@ -78,7 +78,7 @@ class Renyi(Filter):
             limit = largest_rdp(float(order), float_below(target.epsilon), float_below(target.delta * share))
             if limit > 0.0:  # else the order is broken from the start, and would never admit anything
                 meters.append(RenyiMeter(f"renyi@{float(order):g}", limit_units(limit), order))
-        return named_apart(meters)
+        return distinguish_names(meters)
 
     def reach(self, epsilon: float, delta: float) -> float:
         """Return about how much intrinsic time is admitted for a target."""
@@ -90,8 +90,8 @@ class Renyi(Filter):
         return {"kind": self.kind, "orders": orders}
 
 
-def _checked(orders: object) -> list[tuple[Fraction, Fraction]]:
-    """Return the orders and their shares of delta', ascending; anything else raises."""
+def _read_orders(orders: object) -> list[tuple[Fraction, Fraction]]:
+    """Return the orders and their shares of delta', ascending; raise `InvalidPolicy` if they are not usable."""
     items = [*orders.items()] if isinstance(orders, Mapping) else orders
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise InvalidPolicy(

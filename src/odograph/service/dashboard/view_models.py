@@ -37,8 +37,9 @@ from odograph.errors import (
     AccountClosed,
     AccountNotFound,
     BadRequest,
-    InvalidGuarantee,
+    InvalidArgument,
     LedgerCorrupt,
+    LedgerNotFound,
     UnprovenComposition,
 )
 from odograph.ledger.account import LedgerAccount
@@ -91,7 +92,7 @@ def _last_entries(ledger: Ledger, caller: Caller) -> dict[str, tuple[int, str]]:
     """Return the sequence number and the seal of the last entry of every account that the caller sees."""
     try:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
-    except AccountNotFound:  # there is no ledger before the first account
+    except (LedgerNotFound, AccountNotFound):  # there is no ledger before the first account
         return {}
     return {name: (balance.sequence, balance.seal) for name, balance in sorted(balances.items())}
 
@@ -366,7 +367,7 @@ def make_plan(ledger: Ledger, caller: Caller, name: str, query: Query) -> Plan |
     account = visibility.visible_account(ledger, caller, name)
     try:
         return _evaluate(ledger, caller, account, _read_question(query, size))
-    except (AccountClosed, BadRequest, InvalidGuarantee, UnprovenComposition) as problem:
+    except (AccountClosed, BadRequest, InvalidArgument, UnprovenComposition) as problem:
         return Plan(name, problem=problem_of(problem, caller).detail)
 
 
@@ -453,7 +454,7 @@ def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
             verification = {"verified": True, "message": str(verified), "entries": verified.entries}
         except LedgerCorrupt as problem:
             verification = {"verified": False, "message": str(problem), "entries": None}
-        except AccountNotFound:  # there is no ledger before the first account
+        except (LedgerNotFound, AccountNotFound):  # there is no ledger before the first account
             verification = {"verified": True, "message": "the ledger has no accounts yet", "entries": 0}
     last_entries = _last_entries(ledger, caller)
     checkpoint = _checkpoint(last_entries) if whole_ledger else None
