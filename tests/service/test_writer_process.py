@@ -72,7 +72,7 @@ def check_honest(status: int, problem: dict[str, Any], key: str, charges: int) -
         return
     assert status == 503, problem
     assert problem["retryable"]
-    if problem["code"] == "ServiceUnavailable":
+    if problem["code"] == "OutcomeUnknown":
         assert f"(key {key!r})" in problem["detail"], problem
         assert "ask again with the same key" in problem["detail"], problem
     else:
@@ -118,7 +118,7 @@ def let_die(folder: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
         Mortal.armed = when
         answer = spend(client, "alone")
         check_honest(answer.status_code, answer.json(), "alone", charged(url)["alone"])
-        assert answer.json()["code"] == "ServiceUnavailable"
+        assert answer.json()["code"] == "OutcomeUnknown"
         assert charged(url)["alone"] == (when == "after")
         again = spend(client, "alone")
         assert (again.status_code, charged(url)["alone"]) == (200 if when == "after" else 201, 1)
@@ -197,7 +197,7 @@ def check_told(told: dict[str, list[httpx.Response]], found: Counter[str]) -> No
         *before, last = answers
         for answer in before:
             check_honest(answer.status_code, answer.json(), key, 0)
-        unknown = any(answer.json()["code"] == "ServiceUnavailable" for answer in before)
+        unknown = any(answer.json()["code"] == "OutcomeUnknown" for answer in before)
         assert last.status_code == 201 or (unknown and last.status_code == 200), [one.text for one in answers]
 
 

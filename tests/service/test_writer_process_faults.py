@@ -50,7 +50,7 @@ def test_a_charge_whose_receipt_cannot_be_looked_up_is_not_told_as_one_that_was_
             patch.setattr(LocalBackend, "charged", busy)
             answer = attacks.post(owner, "/v1/accounts/after/spends", {"cost": SMALL}, key="k")
         assert charged(service.settings.url, "after") == ["k"]
-        assert (answer.status_code, answer.json()["code"]) == (503, "ServiceUnavailable"), answer.text
+        assert (answer.status_code, answer.json()["code"]) == (504, "OutcomeUnknown"), answer.text
         assert "nothing was" not in answer.json()["detail"]
         assert "(key 'k')" in answer.json()["detail"]
         assert attacks.post(owner, "/v1/accounts/after/spends", {"cost": SMALL}, key="k").status_code == 200

@@ -19,8 +19,8 @@ from odograph.errors import (
     IdempotencyConflict,
     LedgerError,
     OdographError,
+    OutcomeUnknown,
     ReservationResolved,
-    ServiceUnavailable,
 )
 from odograph.ledger.entries import (
     Entry,
@@ -295,8 +295,8 @@ class Resolve(NamedTuple):
 
 def settled(author: Author, outcome: Outcome) -> Settled:
     """Return what became of a request, or raise its error; an unknown outcome names the key to ask again with."""
-    if isinstance(outcome, ServiceUnavailable):
-        raise ServiceUnavailable(f"{outcome} (key {author.key!r})") from outcome
+    if isinstance(outcome, OutcomeUnknown):
+        raise OutcomeUnknown(outcome.message, key=author.key, charged=outcome.charged) from outcome
     if isinstance(outcome, OdographError):
         raise outcome
     return outcome

@@ -15,7 +15,7 @@ from copy import copy
 from typing import Final, TypeAlias
 from weakref import WeakSet
 
-from odograph.errors import LedgerBusy, OdographError, ServiceUnavailable
+from odograph.errors import LedgerBusy, OdographError, OutcomeUnknown
 from odograph.ledger.commands import Outcome, Request
 from odograph.ledger.fair_queue import GROUP, FairQueue
 from odograph.ledger.reentry import is_reentry, reentered
@@ -168,7 +168,7 @@ class Writer:
             group, self._writing = self._writing, []
             # Without an outcome the writer itself was interrupted, and what it did or did not do is in the store.
             for ticket in group:
-                ticket.outcome = ticket.outcome or ServiceUnavailable(
+                ticket.outcome = ticket.outcome or OutcomeUnknown(
                     "the thread that was writing was interrupted; ask again with the same key to know the outcome"
                 )
             for ticket in {mine, *group[-1:]}:  # the last one still waits, if the interrupt came while it was taken

@@ -19,12 +19,13 @@ from odograph.errors import (
     AccountClosed,
     AccountNotFound,
     BudgetExceeded,
+    EntryNotFound,
     InvalidGuarantee,
     LedgerCorrupt,
     LedgerError,
+    OutcomeUnknown,
     ReservationNotFound,
     ReservationResolved,
-    ServiceUnavailable,
 )
 from odograph.ledger import transfer
 from odograph.ledger.audit import audit
@@ -241,9 +242,10 @@ class LocalBackend:
         except LedgerError as problem:
             if again:
                 raise
-            raise ServiceUnavailable(
-                "this is written, and its receipt could not be read; ask again with the same key to have it"
-                f" (key {first.key!r})"
+            raise OutcomeUnknown(
+                "this was charged, but its receipt could not be read; ask again with the same key to get it",
+                key=first.key,
+                charged=True,
             ) from problem
         return Receipt(first.verb, first.key, first.time, tuple(lines), first.expires, lifetimes, again, unsure)
 
@@ -368,14 +370,18 @@ class LocalBackend:
 
     def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Read a backup in."""
-        with transfer.opened_backup(path) as snapshot:
+        with transfer.open_backup(path) as snapshot:
             found = transfer.take_in(self.store, transfer.pieces(snapshot), self.principal, checkpoint, progress)
         self.forget()
         return found
 
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry."""
-        return self.store.erase_note(*parse_entry_id(entry))
+        name, sequence = parse_entry_id(entry)
+        erased = self.store.erase_note(name, sequence)
+        if not erased and [one.sequence for one in self.store.entries(name, sequence, 1)] != [sequence]:
+            raise EntryNotFound(f"there is no entry {shown(entry)} in this ledger")
+        return erased
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; one's own is looked up again."""

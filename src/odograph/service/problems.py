@@ -15,10 +15,11 @@ from odograph.errors import (
     LedgerBusy,
     LedgerCorrupt,
     LedgerError,
+    LedgerNotFound,
     OdographError,
+    OutcomeUnknown,
     RateLimited,
     ReservationNotFound,
-    ServiceUnavailable,
     UnprovenComposition,
     listed_as,
 )
@@ -44,6 +45,7 @@ _MAX_DETAIL: Final = 2000  # characters
 # For a caller bound to some accounts: the original messages could name another account or disclose its policy.
 BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
     AccountNotFound: "no such account, or this key has no access to it; nothing was changed",
+    LedgerNotFound: "no such account, or this key has no access to it; nothing was changed",
     ReservationNotFound: "no such reservation, or this key has no access to its accounts; nothing was changed",
     AccountClosed: "one of the accounts is closed and takes no new charges; nothing was charged",
     IdempotencyConflict: "the idempotency key was used before for another request; nothing was charged. Use another",
@@ -52,11 +54,11 @@ BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
     " owner which kinds it takes",
 }
 # Used for every caller: what does not exist and what the caller may not see must be indistinguishable.
-_FOR_EVERY_CALLER: Final = (AccountNotFound, ReservationNotFound)
+_FOR_EVERY_CALLER: Final = (AccountNotFound, LedgerNotFound, ReservationNotFound)
 # The original messages are for the operator: they may quote a database, a disk or a file.
 LEDGER_MESSAGES: Final[dict[type[OdographError], str]] = {
     LedgerBusy: "the ledger is busy, or cannot be reached or written at the moment; nothing was charged. Try again",
-    ServiceUnavailable: "the ledger did not respond; ask again with the same key to know the outcome",
+    OutcomeUnknown: "the ledger did not respond; ask again with the same key to know the outcome",
     LedgerError: "the ledger cannot be used; nothing was charged. The service's log has the reason",
 }
 _UNEXPECTED_DETAIL: Final = "an unexpected error occurred in the service; its log has details under the request id"

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from odograph.errors import LedgerBusy, LedgerCorrupt, OdographError, ServiceUnavailable
+from odograph.errors import LedgerBusy, LedgerCorrupt, OdographError, OutcomeUnknown
 from odograph.ledger.engine import FIRST_PAUSE, LONGEST_PAUSE
 from odograph.ledger.fair_queue import FairQueue
 from odograph.service import logs
@@ -231,7 +231,7 @@ class WriterClient:
         for number, answer in enumerate(asked.answers):
             if answer is None and number in sent:
                 unknown = "the process that writes does not answer; ask again with the same key to know the outcome"
-                asked.answer(number, ServiceUnavailable(unknown))
+                asked.answer(number, OutcomeUnknown(unknown))
             elif answer is None:
                 busy = "the process that writes has not come to this in time; nothing was charged. Try again"
                 asked.answer(number, LedgerBusy(busy))
@@ -289,7 +289,7 @@ class WriterClient:
         sent, self._sent = self._sent, deque()
         for asked, number, *_ in chain.from_iterable(frame.tickets for frame in sent):
             unknown = "the process that was writing has ended; ask again with the same key to know the outcome"
-            asked.answer(number, ServiceUnavailable(unknown))
+            asked.answer(number, OutcomeUnknown(unknown))
 
     def _turn_away(self) -> None:
         """Answer those who wait: nobody writes for them."""

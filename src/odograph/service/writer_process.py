@@ -20,7 +20,7 @@ from typing import IO, Final
 import msgspec
 
 from odograph.connect import store_at
-from odograph.errors import OdographError, ServiceUnavailable
+from odograph.errors import OdographError, OutcomeUnknown
 from odograph.ledger.commands import Ask, Charge, Made, Outcome
 from odograph.ledger.engine import carry_out
 from odograph.ledger.local_backend import LocalBackend
@@ -120,7 +120,7 @@ def _probed(store: Store) -> Answer:
         return pickle.dumps(error), False
     except Exception as error:  # noqa: BLE001  as for a charge
         logs.failure(error)
-        return pickle.dumps(ServiceUnavailable("something went wrong while this was tried")), False
+        return pickle.dumps(OutcomeUnknown("something went wrong while this was tried")), False
     return b""
 
 
@@ -144,7 +144,7 @@ def _written(store: Store, charges: Sequence[Charge]) -> Sequence[Outcome]:
         return [error] * len(charges)
     except Exception as error:  # noqa: BLE001  what was written is in the store, and nobody here knows it
         logs.failure(error)
-        unknown = ServiceUnavailable("something went wrong while this was written; ask again with the same key")
+        unknown = OutcomeUnknown("something went wrong while this was written; ask again with the same key")
         return [unknown] * len(charges)
 
 

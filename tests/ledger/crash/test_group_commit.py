@@ -282,7 +282,7 @@ def disturb_at_every_moment(before: int, after: int, *, late: bool) -> None:
             again.ask(desk.ledger, key)
         assert {*again.end().values()} == {"charged"}, moment
         assert outcomes.pop(mine) == ("KeyboardInterrupt" if acted.is_set() and not late else "charged"), moment
-        assert {*outcomes.values()} <= ({"charged"} if late else {"charged", "ServiceUnavailable"}), moment
+        assert {*outcomes.values()} <= ({"charged"} if late else {"charged", "OutcomeUnknown"}), moment
         if not acted.is_set():
             break
     assert moment > 5
@@ -444,7 +444,7 @@ def test_a_writer_that_dies_blocks_nobody_and_its_outcome_can_be_asked_for(
     outcomes = asking.end()
     dead = [key for key, outcome in outcomes.items() if outcome == "SystemExit"]
     assert len(dead) == 1
-    told = {key for key, outcome in outcomes.items() if outcome == "ServiceUnavailable"}
+    told = {key for key, outcome in outcomes.items() if outcome == "OutcomeUnknown"}
     assert len(told) == (0 if alone else 3)
     assert len(outcomes) == (4 if alone else 5)  # nobody is blocked
     for key in {*dead, *told}:

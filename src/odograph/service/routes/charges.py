@@ -14,8 +14,8 @@ from odograph.errors import (
     LedgerBusy,
     LedgerError,
     OdographError,
+    OutcomeUnknown,
     ReservationNotFound,
-    ServiceUnavailable,
 )
 from odograph.ledger.account import microseconds
 from odograph.ledger.commands import Author, Charge, Made, Outcome, Refused, Settled, settled
@@ -225,9 +225,10 @@ def _receipt_of(
         return receipt_form(backend.charged(_request(backend, order), done), call.caller)
     except LedgerBusy as busy:
         if isinstance(done, Made):  # whatever the message says of what was asked last
-            raise ServiceUnavailable(
-                "this was charged, and its receipt could not be read; ask again with the same key to have it"
-                f" (key {order.author.key!r})"
+            raise OutcomeUnknown(
+                "this was charged, but its receipt could not be read; ask again with the same key to get it",
+                key=order.author.key,
+                charged=True,
             ) from busy
         raise
     except BudgetExceeded as refusal:

@@ -21,7 +21,7 @@ from typing import cast
 from broken_stores import ledger_at
 from workload import COST
 
-from odograph.errors import LedgerBusy, ServiceUnavailable
+from odograph.errors import LedgerBusy, OutcomeUnknown
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.local_backend import LocalBackend
 
@@ -91,7 +91,7 @@ def anywhere(ledger: Ledger, threads: int, interrupts: int) -> None:
                 return
             try:
                 ledger.spend({"a": COST}, key=f"{start}-{number}")
-            except (LedgerBusy, ServiceUnavailable):  # the writer of its group was interrupted, or the one before it
+            except (LedgerBusy, OutcomeUnknown):  # the writer of its group was interrupted, or the one before it
                 continue
             os.write(1, f"{start}-{number}\n".encode())
 
