@@ -112,7 +112,7 @@ def test_while_the_writer_is_stopped_nobody_waits_without_end_and_a_retry_charge
 def test_a_writer_that_stays_stopped_is_replaced(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
     with Service(url, tmp_path, defect="prompt") as service, asking(service) as client, stopped(service) as scribe:
-        assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 503
+        assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 504
         wait_until(lambda: has_ended(scribe))
         wait_until(lambda: readiness(service) == (200, "ok"))
         assert attacks.post(client, PATH, {"cost": SMALL}, key="k").status_code == 201

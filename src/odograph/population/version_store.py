@@ -265,8 +265,8 @@ class Versions:
         except FileExistsError:  # another process was first
             raise InvalidArgument(self._occupied()) from None
         except OSError as problem:
-            raise LedgerError(
-                f"a population cannot be made in {self.location}: {problem.strerror}. Pass the path of a new folder"
+            raise InvalidArgument(
+                f"location must be a new folder that can be created (got {self.location}: {problem.strerror})"
             ) from problem
         sync(self.location / _SECRET)
         sync(self.location)
