@@ -139,7 +139,7 @@ class Auditor:
             )
         return {name: own.balance for name, own in self._accounts.items()}
 
-    def uncertified(self) -> tuple[str, ...]:
+    def uncertified_accounts(self) -> tuple[str, ...]:
         """Return the names of the accounts whose limits this installation has not certified, sorted."""
         known: dict[Compiled, bool] = {}  # thousands of accounts may have one policy
         for own in self._accounts.values():
@@ -367,7 +367,7 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
         done,
         len(noted),
         erased,
-        uncertified=auditor.uncertified(),
+        uncertified=auditor.uncertified_accounts(),
         set_back=tuple(auditor.set_back),
     )
 

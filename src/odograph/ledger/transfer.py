@@ -248,7 +248,7 @@ class _Intake:
             self._entries,
             len(self._noted),
             erased,
-            uncertified=self._auditor.uncertified(),
+            uncertified=self._auditor.uncertified_accounts(),
             set_back=tuple(self._auditor.set_back),
         )
 

@@ -268,7 +268,7 @@ class Population:
         with ExitStack() as use:
             active = self._charge(asked, key, note, use=use)
             if active.receipt.repeated:
-                raise _key_used(key, active)
+                raise _key_used_error(key, active)
             try:
                 answer = mechanism(self._engine.records(self._context, active.folder, records), **known)
             except BaseException as problem:
@@ -296,7 +296,7 @@ class Population:
         with ExitStack() as use:
             active = self._charge(cost, key, note, use=use)
             if active.receipt.repeated:
-                raise _key_used(key, active)
+                raise _key_used_error(key, active)
             (answer,) = noisy([self._engine.count(self._context, active.folder, amounts)], 1, epsilon)
         self.outputs.append(answer)
         return answer
@@ -416,7 +416,7 @@ class Population:
         return f"Population({self.name!r}, {self.policy.promise})"
 
 
-def _key_used(key: str, active: Participants) -> IdempotencyConflict:
+def _key_used_error(key: str, active: Participants) -> IdempotencyConflict:
     return IdempotencyConflict(
         f"key {key!r} was used before, for round {active.receipt.version}, which ran or may have run; nothing was"
         " charged. Another run needs another key, and is charged"

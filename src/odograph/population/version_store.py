@@ -263,7 +263,7 @@ class Versions:
         try:
             self._make()
         except FileExistsError:  # another process was first
-            raise InvalidArgument(self._occupied()) from None
+            raise InvalidArgument(self._occupied_message()) from None
         except OSError as problem:
             raise InvalidArgument(
                 f"location must be a new folder that can be created (got {self.location}: {problem.strerror})"
@@ -283,11 +283,11 @@ class Versions:
             make_folder(self.location, parents=True)
         except FileExistsError:
             if any(self.location.iterdir()):
-                raise InvalidArgument(self._occupied()) from None
+                raise InvalidArgument(self._occupied_message()) from None
             restrict(real)
         write_file(self.location / _SECRET, secrets.token_bytes(_SECRET_SIZE))
 
-    def _occupied(self) -> str:
+    def _occupied_message(self) -> str:
         if (self.location / _SECRET).exists():
             return (
                 f"location must be a new folder (got {self.location}, which holds a population): open it, or pass"

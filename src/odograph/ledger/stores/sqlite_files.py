@@ -335,7 +335,7 @@ class _Guard:
 def _wait(file: int, start: int, length: int, deadline: float) -> None:
     while not _set_lock(file, fcntl.F_RDLCK, start, length):
         if time.monotonic() > deadline:
-            raise _busy()
+            raise _busy_error()
         time.sleep(_POLL_INTERVAL)
 
 
@@ -373,12 +373,12 @@ _GUARDS: Final = _Guards()
 def error_of(problem: sqlite3.Error | UnicodeDecodeError, path: str) -> LedgerError:
     """Return the error of Odograph for an error of SQLite with the file at a path."""
     if isinstance(problem, UnicodeDecodeError):
-        return _damaged("SQLite's message is not UTF-8")
+        return _damage_error("SQLite's message is not UTF-8")
     if code_of(problem) in _UNWRITABLE:
         return LedgerError(
             f"{path} cannot be written ({problem}): a ledger is a file that you may write, not a folder"
         )
-    return _TRANSLATIONS.get(code_of(problem), _unexpected)(problem)
+    return _TRANSLATIONS.get(code_of(problem), _unexpected_error)(problem)
 
 
 @contextmanager
@@ -395,34 +395,34 @@ def code_of(problem: sqlite3.Error) -> int:
     return getattr(problem, "sqlite_errorcode", 0) & 0xFF
 
 
-def _busy(_: object = None) -> LedgerError:
+def _busy_error(_: object = None) -> LedgerError:
     return LedgerBusy("another program holds the ledger's file; nothing was charged. Try again")
 
 
-def _full(_: object) -> LedgerError:
+def _full_error(_: object) -> LedgerError:
     return LedgerBusy("the disk is full; nothing was charged. Make room and try again")
 
 
-def _damaged(problem: sqlite3.Error | str) -> LedgerError:
+def _damage_error(problem: sqlite3.Error | str) -> LedgerError:
     return LedgerCorrupt(
         f"the ledger's file is damaged ({problem}); restore a backup, with the latest checkpoint that you kept"
     )
 
 
-def _contradicts(problem: sqlite3.Error) -> LedgerError:
+def _contradiction_error(problem: sqlite3.Error) -> LedgerError:
     return LedgerCorrupt(f"the changes contradict what is stored ({problem}); nothing was stored")
 
 
-def _unexpected(problem: sqlite3.Error) -> LedgerError:
+def _unexpected_error(problem: sqlite3.Error) -> LedgerError:
     return LedgerError(f"the ledger's file could not be used ({problem})")
 
 
 _UNWRITABLE: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 _TRANSLATIONS: Final[dict[int, Callable[[sqlite3.Error], LedgerError]]] = {
-    sqlite3.SQLITE_BUSY: _busy,
-    sqlite3.SQLITE_LOCKED: _busy,
-    sqlite3.SQLITE_FULL: _full,
-    sqlite3.SQLITE_CORRUPT: _damaged,
-    sqlite3.SQLITE_NOTADB: _damaged,
-    sqlite3.SQLITE_CONSTRAINT: _contradicts,
+    sqlite3.SQLITE_BUSY: _busy_error,
+    sqlite3.SQLITE_LOCKED: _busy_error,
+    sqlite3.SQLITE_FULL: _full_error,
+    sqlite3.SQLITE_CORRUPT: _damage_error,
+    sqlite3.SQLITE_NOTADB: _damage_error,
+    sqlite3.SQLITE_CONSTRAINT: _contradiction_error,
 }
