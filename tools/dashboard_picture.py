@@ -26,7 +26,6 @@ from unittest.mock import patch
 from playwright.sync_api import Browser, FloatRect, ViewportSize, expect, sync_playwright
 
 import odograph as odo
-from odograph.ledger.stores import sqlite_rows
 from odograph.service.key_store import connect_keys
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -159,7 +158,7 @@ def main() -> None:
         sys.exit("Chromium not found: install it, or set CHROMIUM to its path")
     with TemporaryDirectory() as folder:
         url, calendar = f"sqlite:///{folder}/privacy.db", Calendar()
-        with patch.object(sqlite_rows, "time", calendar), odo.connect(url, principal="ana") as ledger:
+        with patch("time.time_ns", calendar.time_ns), odo.connect(url, principal="ana") as ledger:
             fill(ledger, calendar)
         with connect_keys(url) as keys:
             token, _ = keys.make("ana", "owner", made_by="ana")

@@ -1,4 +1,4 @@
-"""connect: a ledger by its URL. The same verbs wherever it is kept."""
+"""connect: a ledger by its URL, with the same verbs wherever it is stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from odograph.errors import LedgerError
+from odograph.errors import InvalidArgument
 from odograph.extras import load
 from odograph.ledger.backend import Backend, LocalBackend
 from odograph.ledger.ledger import Ledger
@@ -19,14 +19,14 @@ from odograph.ledger.stores.sqlite import SqliteStore
 __all__ = ["connect", "store_at"]
 
 _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+]*)://(?P<rest>.*)", re.ASCII)
-_IN_MEMORY: Final = re.compile("/*(file:)?:memory:")  # as SQLite itself has it
-_LONGEST_WAIT: Final = 3600
+_IN_MEMORY: Final = re.compile("/*(file:)?:memory:")  # as SQLite writes it
+_MAX_TIMEOUT: Final = 3600  # seconds
 _KNOWN: Final = (
     "memory://, sqlite:///file.db, sqlite:////folder/file.db, postgresql://user@host/database or https://service"
 )
 
 
-def connect(  # noqa: PLR0913  each is one sentence about the way there
+def connect(  # noqa: PLR0913  each says how to connect
     url: str,
     *,
     token: str | None = None,
@@ -35,19 +35,22 @@ def connect(  # noqa: PLR0913  each is one sentence about the way there
     accept_fsync_off: bool = False,
     accept_plain_http: bool = False,
 ) -> Ledger:
-    """Return the ledger at a URL; it is reached when it is first used, and made when its first account is opened.
+    """Return the ledger at a URL. The connection is made at its first use, the ledger with its first account.
 
-    `principal` is who writes: the operating system's user, if it is left out. A service knows who writes by the
-    `token`, an API key. `timeout` is how many seconds to wait for another process before `LedgerBusy`, or for a
-    service before `ServiceUnavailable`. A PostgreSQL server that does not sync its disk loses what it acknowledged,
-    and is refused; tests may pass `accept_fsync_off`. The token would go in the clear to a service at http:// on
-    another machine, which is refused without `accept_plain_http`.
+    `principal` is the name under which entries are written, by default that of the operating system's user. A service
+    knows it by the `token`, an API key. `timeout` is how many seconds to wait for another process before
+    `LedgerBusy`, or for a service before `ServiceUnavailable` (nothing was sent) or `OutcomeUnknown` (the request was
+    sent).
+
+    A PostgreSQL server that does not sync its disk may lose charges and is refused; tests may pass
+    `accept_fsync_off`. A service at http:// on another machine is refused, because the token would be sent in the
+    clear; on a trusted network, pass `accept_plain_http`.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _LONGEST_WAIT:
-        raise LedgerError(f"timeout must be seconds, above 0 and at most {_LONGEST_WAIT}, and {timeout!r} is not")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _MAX_TIMEOUT:
+        raise InvalidArgument(f"timeout must be seconds, above 0 and at most {_MAX_TIMEOUT} (got {timeout!r})")
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         if principal is not None:
-            raise LedgerError("a service knows who writes by the token; leave principal out")
+            raise InvalidArgument("principal must be left out for a service, which knows it by the token")
         load("httpx")
         client = import_module("odograph.client")
         backend: Backend = client.RemoteBackend(
@@ -55,18 +58,18 @@ def connect(  # noqa: PLR0913  each is one sentence about the way there
         )
         return Ledger(backend)
     if token is not None:
-        raise LedgerError("a token is for a service, such as https://budgets.example.org; leave it out here")
+        raise InvalidArgument("token must be left out: it is for a service, such as https://budgets.example.org")
     return Ledger(LocalBackend(store_at(url, timeout=timeout, accept_fsync_off=accept_fsync_off), principal))
 
 
 def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> Store:
-    """Return the store at a URL; it is reached when it is first used."""
+    """Return the store at a URL; it connects at its first use."""
     found = _URL.fullmatch(url) if isinstance(url, str) else None
     scheme, rest = (found["scheme"], found["rest"]) if found else ("", "")
     if scheme == "memory" and not rest:
         return MemoryStore()
     if scheme == "sqlite" and _IN_MEMORY.match(unquote(rest)):
-        raise LedgerError(f"{url!r} would be a file of that name; use memory:// for a ledger in memory")
+        raise InvalidArgument(f"url must be memory:// for a ledger in memory (got {url!r}, a file of that name)")
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "\0" not in unquote(rest):
         return SqliteStore(Path(unquote(rest[1:])), timeout=timeout)
     if scheme in ("postgresql", "postgres"):
@@ -74,4 +77,4 @@ def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False)
         postgres = import_module("odograph.ledger.stores.postgres")
         store: Store = postgres.PostgresStore(url, timeout=timeout, accept_fsync_off=accept_fsync_off)
         return store
-    raise LedgerError(f"{url!r} is not where a ledger can be: use {_KNOWN}")
+    raise InvalidArgument(f"url must be {_KNOWN} (got {url!r})")

@@ -79,6 +79,16 @@ class OdographError(Exception):
 
     charged: bool | None = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Worker processes send errors back as pickles. Python's default would call `__init__` with the message alone.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[OdographError], args: tuple[Any, ...], fields: dict[str, Any]) -> OdographError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(fields)
+    return error
+
 
 class InvalidArgument(OdographError, ValueError):
     """An argument is not usable: out of range, of another type, or in contradiction to another."""
@@ -103,10 +113,6 @@ class BudgetExceeded(OdographError):
         super().__init__(str(decision))
         self.decision = decision
 
-    def __reduce__(self) -> tuple[type[BudgetExceeded], tuple[Decision]]:
-        # Worker processes send errors back as pickles; without this the decision would become its own text.
-        return type(self), (self.decision,)
-
 
 class MissingExtra(OdographError, ImportError):
     """An optional dependency is not installed."""
@@ -126,13 +132,6 @@ class OutcomeUnknown(OdographError):
         self.message = message
         self.key = key
         self.charged = charged
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _outcome_unknown, (self.message, self.key, self.charged)
-
-
-def _outcome_unknown(message: str, key: str, charged: bool | None) -> OutcomeUnknown:  # noqa: FBT001  for pickle
-    return OutcomeUnknown(message, key=key, charged=charged)
 
 
 class LedgerError(OdographError):

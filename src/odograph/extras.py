@@ -1,4 +1,4 @@
-"""Optional dependencies: imported where they are needed, and named with the line that installs them if missing."""
+"""Optional dependencies: imported where they are needed; a missing one is named with the line that installs it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MISSING: Final = {
     "diffprivlib": "diffprivlib is not installed: pip install 'odograph[diffprivlib]'",
     "dp_accounting": "dp-accounting is not installed: pip install 'odograph[accounting]'",
     "duckdb": "this engine needs DuckDB: pip install 'odograph[population]'",
-    "httpx": "a ledger behind a service is reached with httpx: pip install 'odograph[client]'",
-    "matplotlib": "figures are drawn with matplotlib; pip install 'odograph[figures]'",
+    "httpx": "a ledger behind a service needs httpx: pip install 'odograph[client]'",
+    "matplotlib": "figures need matplotlib: pip install 'odograph[figures]'",
     "opacus": _TRAINING,
     "opendp": "OpenDP is not installed: pip install 'odograph[mechanisms]'",
     "psycopg": "a ledger in PostgreSQL needs psycopg: pip install 'odograph[postgres]'",
-    "pyspark": "this engine needs Spark and a Java for it: pip install 'odograph[population]'",
-    "starlette": "the service needs more: pip install 'odograph[service]'",
-    "statsmodels": "the demo's data come with statsmodels: pip install 'odograph[demo]'",
-    "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in an environment of its own (NumPy 1)",
+    "pyspark": "this engine needs Spark, and Java: pip install 'odograph[population]'",
+    "starlette": "the service needs further packages: pip install 'odograph[service]'",
+    "statsmodels": "the demo needs statsmodels for its data: pip install 'odograph[demo]'",
+    "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in a separate environment (it needs NumPy 1)",
     "torch": _TRAINING,
 }
 
 
 def load(module: str) -> Any:  # noqa: ANN401  these libraries are untyped
-    """Return a module of an optional dependency, or raise `MissingExtra` with what to install."""
+    """Return a module of an optional dependency, or raise `MissingExtra` with the line that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as problem:

@@ -1,4 +1,4 @@
-"""Long work: a bar to show its progress that needs nothing, and a pace that leaves other threads their time."""
+"""Long operations: a progress bar without dependencies, and a pace that leaves time to other threads."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeAlias, TypeVar
 
-__all__ = ["Progress", "paced", "progress_bar"]
+__all__ = ["Progress", "pace", "progress_bar"]
 
 T = TypeVar("T")
 
-# Told how much is done, and of about how much, 0 if that is not known: rows, entries; for people only percents.
+# Called with how much is done and the expected total (0 if unknown), in rows or entries; for people, in percent.
 Progress: TypeAlias = Callable[[int, int], None]
 
-_WIDTH = 40
-_SLICE: Final = 0.0005  # seconds of work between two looks at whether other threads have work too
-_REST: Final = 2.0  # how much longer than that a thread rests if they have
-_LONGEST: Final = 0.1  # seconds of rest, where an item was long because a disk or a reader was slow
-_BUSY: Final = 0.1  # the part of a processor that they use then
+_WIDTH: Final = 40  # characters
+_SLICE: Final = 0.0005  # seconds of work between two checks whether other threads are at work
+_SLEEP_RATIO: Final = 2.0  # how long to sleep if they are, relative to the time worked
+_MAX_SLEEP: Final = 0.1  # seconds; an item may have taken long because a disk or a reader was slow
+_BUSY: Final = 0.1  # the part of a processor from which other threads count as at work
 
 
 def progress_bar(done: int, expected: int) -> None:
-    """Draw how far a long computation has come, on standard error: pass it as `progress=progress_bar`."""
+    """Draw a progress bar on standard error: pass it as `progress=progress_bar`."""
     part = min(done, expected) / max(1, expected)
     filled = int(_WIDTH * part)
     sys.stderr.write(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {part:4.0%} ")
     sys.stderr.flush()
 
 
-def paced(items: Iterable[T]) -> Iterator[T]:
+def pace(items: Iterable[T]) -> Iterator[T]:
     """Yield the items, with pauses while other threads of this process are at work.
 
-    Python lets a thread compute for five milliseconds at a time, and one that has waited for the disk gets its turn
-    only after those: a replay would slow down every charge of its process several times.
+    A Python thread computes for five milliseconds at a time, and a thread that has waited for the disk must wait for
+    the end of them: without pauses, a replay would make every charge of its process several times slower.
     """
     begun, used = time.perf_counter(), _used_by_others()
     for item in items:
@@ -42,10 +42,10 @@ def paced(items: Iterable[T]) -> Iterator[T]:
         if took > _SLICE:
             time.sleep(0)
             if _used_by_others() - used > _BUSY * took:
-                time.sleep(min(_REST * took, _LONGEST))
+                time.sleep(min(_SLEEP_RATIO * took, _MAX_SLEEP))
             begun, used = time.perf_counter(), _used_by_others()
 
 
 def _used_by_others() -> float:
-    """Return how much processor time the other threads of this process have used, in seconds."""
+    """Return the processor time that the other threads of this process have used, in seconds."""
     return time.process_time() - time.thread_time()

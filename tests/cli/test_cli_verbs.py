@@ -264,7 +264,8 @@ def test_erased_texts_are_gone_and_the_ledger_still_verifies() -> None:
     opened()
     done("spend", "census", "--pure", "0.01", "--note", "about Bob", "--principal", "ana")
     assert done("erase", "note", "census#1") == "erased the note census#1\n"
-    assert "there is no note 'census#1' in" in failed(5, "erase", "note", "census#1")
+    assert "the note 'census#1' is not in" in failed(5, "erase", "note", "census#1")
+    assert "there is no entry 'census#99'" in failed(5, "erase", "note", "census#99")
     done("erase", "principal", "ana")
     assert "nobody" in failed(5, "erase", "principal", "nobody")
     assert "'note', 'principal'" in failed(2, "erase", "entry", "census#1")
@@ -346,7 +347,7 @@ def test_a_ledger_that_would_end_with_the_command_is_refused() -> None:
     assert "would end with this command" in failed(
         2, "open", "x", "--epsilon", "1", "--delta", "1e-6", "--url", "memory://"
     )
-    assert "is not where a ledger can be" in failed(5, "accounts", "--url", "privacy.db")
+    assert "url must be memory://, sqlite:///file.db" in failed(2, "accounts", "--url", "privacy.db")
 
 
 def test_every_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +371,7 @@ def test_every_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "name"),
     [
-        (("show", "nobody"), 5, "AccountNotFound"),
+        (("show", "nobody"), 5, "LedgerNotFound"),
         (("spend", "nobody", "--pure", "x"), 2, "InvalidGuarantee"),
         (("show",), 2, "Usage"),
         (("shwo",), 2, "Usage"),

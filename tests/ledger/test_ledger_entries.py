@@ -16,6 +16,7 @@ import pytest
 import odograph as odo
 from odograph import BudgetExceeded, Ledger, LedgerAccount, Policy, PureDP
 from odograph.core.guarantees import guarantee_from_dict
+from odograph.errors import EntryNotFound
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import Entry, price_from_text, text_of
 from odograph.ledger.stores.memory import MemoryStore
@@ -175,8 +176,10 @@ def test_an_erased_note_leaves_its_digest(busy: Ledger, again: Callable[[], Ledg
     digests = [one.note for one in entries(busy.account("ana"))]
     assert busy.erase_note("ana#1")
     assert not busy.erase_note("ana#1")
+    assert not busy.erase_note(f"ana#{digests.index('')}")  # it never had one
     for missing in ("ana#99", "nobody#1"):
-        assert not busy.erase_note(missing)
+        with pytest.raises(EntryNotFound, match=f"there is no entry '{missing}'"):
+            busy.erase_note(missing)
     past = again().account("ana").history(1, 1)[0]
     assert (past.note, past.entry.note) == ("erased", digests[1])
     found = again().verify(checkpoint=before)

@@ -87,7 +87,7 @@ FORGERIES: dict[str, tuple[Callable[[Rows], None], str]] = {
     "a second void": (voided_twice, "ana#7"),
     "another cost than the request's": (other_cost, "#1"),
     "another unit than the policy's": (other_unit, "lone#0"),
-    "a second opening": (opened_twice, "lone#3: 'open' cannot stand here"),
+    "a second opening": (opened_twice, "lone#3: 'open' is not possible here"),
     "no time to expire at": (expires_never, "#[34]: 'soon' is no time"),
 }
 

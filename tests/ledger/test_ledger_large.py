@@ -31,9 +31,8 @@ from odograph.ledger.engine import carry_out
 from odograph.ledger.entries import Entry
 from odograph.ledger.stores import sqlite
 from odograph.ledger.stores.memory import MemoryStore
-from odograph.ledger.stores.sqlite import SqliteStore
-from odograph.ledger.stores.sqlite_rows import SQL
-from odograph.progress import paced
+from odograph.ledger.stores.sqlite import SQL, SqliteStore
+from odograph.progress import pace
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 CHARGES = 5001
@@ -337,7 +336,7 @@ def test_charges_keep_their_rate_beside_a_replay(quick: Path, monkeypatch: pytes
     url = f"sqlite:///{quick}/ledger.db"
     filled(10_000, url).close()
     assert any(share_beside_a_replay(url) >= 0.5 for _ in range(4))  # other work on the machine slows some of them
-    monkeypatch.setattr(audit, "paced", unpaced)
+    monkeypatch.setattr(audit, "pace", unpaced)
     assert any(share_beside_a_replay(url) < 0.5 for _ in range(4))
 
 
@@ -351,7 +350,7 @@ def test_a_replay_that_was_held_up_does_not_rest_for_longer() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        items = paced(range(2))
+        items = pace(range(2))
         next(items)
         time.sleep(1.5)  # as whoever writes to a pipe that is not read
         begun = time.perf_counter()

@@ -22,8 +22,7 @@ from odograph.ledger.stores.base import Balance, Changes, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.postgres import PostgresStore
 from odograph.ledger.stores.sql import SCHEMA, migrations
-from odograph.ledger.stores.sqlite_errors import translated
-from odograph.ledger.stores.sqlite_files import make_file
+from odograph.ledger.stores.sqlite_files import error_of, make_file
 
 BASIC = Policy(1, 0, filter="basic")
 TENTH = PureDP("0.1")
@@ -223,7 +222,7 @@ def test_what_a_signal_handler_raises_leaves_a_connection_that_can_be_used(postg
 
 
 def test_an_option_that_no_database_has_is_refused() -> None:
-    with pytest.raises(LedgerError, match="is not a database that can be used"):
+    with pytest.raises(LedgerError, match="cannot be used as a database"):
         odo.connect("postgresql://localhost/ledger?nonsense=1").accounts()
 
 
@@ -249,7 +248,7 @@ def test_a_copy_does_not_take_the_place_of_a_ledger_that_was_made_meanwhile(tmp_
         origin.open_account("a", BASIC)
         copy = exported(origin)
     with odo.connect(url) as ledger:
-        with pytest.raises(LedgerError, match="another process has just made"):
+        with pytest.raises(LedgerError, match="another process has just created"):
             ledger.import_(Meanwhile(copy, url))
         assert [account.name for account in ledger.accounts()] == ["other"]
         ledger.verify()
@@ -292,7 +291,7 @@ def test_a_principal_that_is_stored_and_not_found_is_damage(tmp_path: Path) -> N
         owner.execute(
             "CREATE TRIGGER lost AFTER INSERT ON principals BEGIN DELETE FROM principals WHERE name = NEW.name; END"
         )
-    with odo.connect(url, principal="zoe") as ledger, pytest.raises(LedgerCorrupt, match="stored and is not found"):
+    with odo.connect(url, principal="zoe") as ledger, pytest.raises(LedgerCorrupt, match="just stored is not found"):
         ledger.account("a").spend(TENTH)
 
 
@@ -307,7 +306,7 @@ def test_an_error_that_has_no_code_of_sqlite_is_told_too(
     problem: sqlite3.Error | UnicodeDecodeError, error: type[LedgerError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        raise translated(problem, "a.db")
+        raise error_of(problem, "a.db")
 
 
 def test_a_ledger_where_a_folder_is_names_the_folder(tmp_path: Path) -> None:
@@ -348,7 +347,7 @@ def test_a_charge_whose_receipt_cannot_be_read_is_not_told_as_not_made() -> None
     ledger.open_account("old", BASIC)
     account = ledger.open_account("new", BASIC, successor_of="old")
     store.written = True
-    with pytest.raises(OutcomeUnknown, match=r"this is written, and its receipt could not be read.*'q-1'") as caught:
+    with pytest.raises(OutcomeUnknown, match=r"this was charged, but its receipt could not be read.*'q-1'") as caught:
         account.spend(odo.PureDP("0.1"), key="q-1")
     assert (caught.value.charged, caught.value.key) == (True, "q-1")
     with pytest.raises(LedgerBusy):

@@ -197,7 +197,7 @@ BESIDE: dict[str, tuple[str, str]] = {
     "a key without a request": ("INSERT INTO keys VALUES ('me', 'x', 'lone', 1)", "[a-z]"),
     "a key that leads nowhere": (
         "INSERT INTO keys VALUES ('me', 'x', 'lone', 99)",
-        "keys are stored, and the entries used",
+        "keys are stored, but the entries used",
     ),
     "a void's key gone": ("DELETE FROM keys WHERE owner = '' AND account = 'ana'", "[a-z]"),
     "a note rewritten": ("UPDATE notes SET text = 'another'", "ana#1"),
@@ -205,7 +205,7 @@ BESIDE: dict[str, tuple[str, str]] = {
     "a note where none was": ("INSERT INTO notes VALUES ('lone', 1, 's', 't')", "lone#1"),
     "an account that is not there": (
         "DELETE FROM accounts WHERE name = 'lone'",
-        "'lone' has entries and is not stored",
+        "'lone' has entries but no stored balance",
     ),
     "an account without entries": (
         "INSERT INTO accounts SELECT 'n', NULL, NULL, '', '', '', 0, '', 0, totals, 0, 0, '' FROM accounts LIMIT 1",

@@ -26,7 +26,14 @@ from odograph import (
     Reservation,
     session,
 )
-from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee, ReservationNotFound, ReservationResolved
+from odograph.errors import (
+    AccountClosed,
+    EntryNotFound,
+    InvalidArgument,
+    InvalidGuarantee,
+    ReservationNotFound,
+    ReservationResolved,
+)
 from odograph.ledger import commands
 from odograph.ledger.entries import stamp
 
@@ -149,8 +156,8 @@ def test_a_number_beyond_every_entry_is_no_reservation(ledger: Ledger, account: 
     account.reserve(TENTH)
     with pytest.raises(ReservationNotFound):
         ledger.void(f"ana#{number}", "x")
-    with suppress(ReservationNotFound):
-        assert not ledger.erase_note(f"ana#{number}")
+    with pytest.raises((EntryNotFound, ReservationNotFound)):
+        ledger.erase_note(f"ana#{number}")
     assert tenths(account) == (1, 1)
 
 

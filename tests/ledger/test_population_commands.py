@@ -104,7 +104,7 @@ def test_a_population_is_not_charged_as_a_whole_and_a_charge_is_found(people: Pe
 )
 def test_a_step_that_is_not_the_next_is_found(people: People, changes: dict[str, Any]) -> None:
     people.step(2, "second", **changes)
-    with pytest.raises(LedgerCorrupt, match="people#2: it is not how step 2"):
+    with pytest.raises(LedgerCorrupt, match="people#2: it is not a valid step 2"):
         people.ledger.verify()
 
 

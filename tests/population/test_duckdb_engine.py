@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from odograph import Policy, PureDP, compile_policy
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerError, OdographError
+from odograph.errors import InvalidArgument, LedgerError, OdographError
 from odograph.population.engines import EngineContext
 from odograph.population.engines.duckdb import DuckDBEngine
 from odograph.population.gate import SPENT, gate_of
@@ -159,7 +159,7 @@ def test_whoever_comes_first_fixes_the_kind_of_the_ids(nobody: Any, ids: list[An
     assert people.charge(Prices([DEAR], [0], ids=ids)) == set(ids)
     people.join([])
     for refused in (people.join, people.remove, lambda ids: people.charge(Prices([DEAR], [0], ids=ids))):
-        with pytest.raises(InvalidGuarantee, match="ids must"):
+        with pytest.raises(InvalidArgument, match="ids must"):
             refused(other)
     assert people.charge(Prices([DEAR], [], ids=[])) == set()
     assert set(people.totals()) == set(ids)
@@ -207,7 +207,7 @@ def test_ids_that_are_none_are_refused_and_not_shown(tmp_path: Path) -> None:
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
     assert people.totals() == before
     numbers = People(tmp_path / "numbers", [1])
-    with pytest.raises(InvalidGuarantee, match="64 bits") as caught:
+    with pytest.raises(InvalidArgument, match="64 bits") as caught:
         numbers.join(np.array([2**63 + 12345], dtype=np.uint64))
     assert "12345" not in str(caught.value)
     # The error that is kept back has it: that is what must not come out.
@@ -218,9 +218,9 @@ def test_ids_that_are_none_are_refused_and_not_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", [[0, 2], [0, -1], [0, None], [0.0, 1.0], ["a", "b"]])
 def test_which_must_be_places_in_a_table_too(which: list[Any], tmp_path: Path) -> None:
     people = People(tmp_path / "people", ["a", "b"])
-    with pytest.raises(InvalidGuarantee, match="which must be"):
+    with pytest.raises(InvalidArgument, match="which must be"):
         people.charge(Prices([DEAR, DEAR], table=pd.DataFrame({"id": ["a", "b"], "which": which})))
-    with pytest.raises(InvalidGuarantee, match="column 'which'"):
+    with pytest.raises(InvalidArgument, match="column 'which'"):
         people.charge(Prices([DEAR], table=pd.DataFrame({"id": ["a"]})))
 
 
@@ -228,16 +228,16 @@ def test_which_must_be_places_in_a_table_too(which: list[Any], tmp_path: Path) -
 def test_nobody_is_named_twice_whether_they_are_known_or_not(unknown: str, tmp_path: Path) -> None:
     people = People(tmp_path / "people", ["a"], unknown)
     for twice in (["a", "a"], ["new", "new"]):
-        with pytest.raises(InvalidGuarantee, match="each person once"):
+        with pytest.raises(InvalidArgument, match="each person once"):
             people.charge(Prices([DEAR], [0, 0], ids=twice))
     assert people.charge(Prices([DEAR], [0, 0], ids=["a", "new"])) == ({"a", "new"} if unknown == "join" else {"a"})
 
 
 def test_prices_without_ids_and_masks_are_refused(tmp_path: Path) -> None:
     people = People(tmp_path / "people", ["a"])
-    with pytest.raises(InvalidGuarantee, match="pass ids with which"):
+    with pytest.raises(InvalidArgument, match="pass ids with which"):
         people.charge(Prices([DEAR], [0]))
-    with pytest.raises(InvalidGuarantee, match="pass ids with which"):
+    with pytest.raises(InvalidArgument, match="pass ids with which"):
         people.digest(Prices([DEAR], [0]))
     with pytest.raises(LedgerError, match="no mask"):
         people.engine.mask(people.context, people.folder)
@@ -343,7 +343,7 @@ def test_a_charge_that_is_larger_than_memory_spills_and_leaves_nothing_behind(tm
 
 @pytest.mark.parametrize("limit", ["a lot", "", 4])
 def test_a_memory_limit_that_is_none_is_refused(limit: Any) -> None:  # noqa: ANN401  anything
-    with pytest.raises(InvalidPolicy, match="memory_limit must be a size such as '4GB'"):
+    with pytest.raises(InvalidArgument, match="memory_limit must be a size such as '4GB'"):
         DuckDBEngine(memory_limit=limit)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import odograph as odo
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
+from odograph.errors import InvalidArgument, LedgerCorrupt
 
 POLICY = odo.Policy(1, "1e-6", filter="zcdp")
 COST = odo.PureDP("0.5")
@@ -79,10 +79,10 @@ def test_a_number_far_from_all_others_makes_no_room_for_those_between(tmp_path: 
     far = odo.Prices([COST], [0], ids=[10**11])
     with odo.connect("memory://") as ledger:
         population = created(tmp_path / "p", ledger, 100, unknown)
-        with pytest.raises(InvalidGuarantee, match="'duckdb' takes any"):
+        with pytest.raises(InvalidArgument, match="'duckdb' takes any"):
             population.join([10**11], key="far")
         if unknown == "join":
-            with pytest.raises(InvalidGuarantee, match="'duckdb' takes any"):
+            with pytest.raises(InvalidArgument, match="'duckdb' takes any"):
                 population.charge(far, key="a")
         else:
             assert population.charge(far, key="a").ids.tolist() == []
@@ -90,16 +90,16 @@ def test_a_number_far_from_all_others_makes_no_room_for_those_between(tmp_path: 
 
 
 def test_a_truth_value_is_no_count_of_people(tmp_path: Path) -> None:
-    with odo.connect("memory://") as ledger, pytest.raises(InvalidPolicy, match="ids must be a count"):
+    with odo.connect("memory://") as ledger, pytest.raises(InvalidArgument, match="ids must be a count"):
         created(tmp_path / "p", ledger, people=True)
 
 
 def test_only_duckdb_takes_a_memory_limit(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     with odo.connect("memory://") as ledger:
-        with pytest.raises(InvalidPolicy, match="memory_limit is for the engine 'duckdb'"):
+        with pytest.raises(InvalidArgument, match="memory_limit must be left out for any engine but 'duckdb'"):
             odo.Population.create("p", POLICY, ledger=ledger, location=tmp_path / "p", memory_limit="1GB")
-        with pytest.raises(InvalidPolicy, match="memory_limit must be a size such as '4GB'"):
+        with pytest.raises(InvalidArgument, match="memory_limit must be a size such as '4GB'"):
             odo.Population.create(
                 "p", POLICY, ledger=ledger, location=tmp_path / "p", engine="duckdb", memory_limit="much"
             )

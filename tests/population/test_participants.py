@@ -15,7 +15,7 @@ from population_helpers import PopulationFactory, compiled_for, location_of, pri
 
 import odograph as odo
 from odograph import GDP, Population, Prices, PureDP
-from odograph.errors import IdempotencyConflict, InvalidGuarantee, OdographError
+from odograph.errors import IdempotencyConflict, InvalidArgument, InvalidGuarantee, OdographError
 from odograph.population.engines.numpy import NumpyEngine
 from odograph.population.prices import VectorizedPrice
 
@@ -260,7 +260,7 @@ def test_a_plain_function_that_returns_no_guarantee_is_told_about_vectorized_pri
     people = dense.create(3, compiled=BASIC)
     with pytest.raises(InvalidGuarantee, match=r"prices must be .*@odograph.vectorized_price\(PureDP\)") as caught:
         people.run(Watched(), [0.25, 0.5, 0.75], price, key="a")
-    assert f"returned {said}." in str(caught.value)
+    assert str(caught.value).endswith(f"returned {said}")
     assert "7731" not in str(caught.value)
     assert len(people.history()) == 1
 
@@ -268,8 +268,9 @@ def test_a_plain_function_that_returns_no_guarantee_is_told_about_vectorized_pri
 @pytest.mark.parametrize(("wrong", "said"), [(shares_of_all, "a function"), (0.7731, "a float")])
 def test_what_is_no_price_is_refused_by_its_type(dense: PopulationFactory, wrong: Any, said: str) -> None:  # noqa: ANN401
     people = dense.create(3, compiled=BASIC)
-    with pytest.raises(InvalidGuarantee, match=rf"prices must be .* \(got {said}\). Nothing was charged"):
+    with pytest.raises(InvalidGuarantee, match=rf"prices must be .* \(got {said}\)$") as caught:
         people.charge(wrong, key="a")
+    assert caught.value.charged is False
     assert len(people.history()) == 1
 
 
@@ -296,7 +297,7 @@ def test_records_that_are_not_one_for_each_person_are_refused_before_anybody_is_
     people = dense.create(5, compiled=BASIC)
     for records in (np.ones(4), np.ones(6), [1.0] * 4):
         for prices in (PureDP("0.1"), lambda _, __: PureDP("0.1")):
-            with pytest.raises(InvalidGuarantee) as caught:
+            with pytest.raises(InvalidArgument) as caught:
                 people.run(Watched(), records, prices, key="a")
             assert "got more, or fewer" in str(caught.value)
             assert not set("456") & set(str(caught.value))
@@ -384,8 +385,9 @@ def test_a_series_whose_labels_are_not_the_order_of_ids_is_refused(dense: Popula
     people = half_spent(dense)
     series = pd.Series(np.arange(10.0))
     for wrong in (series[::-1], series.set_axis(range(1, 11)), series.set_axis(list("abcdefghij"))):
-        with pytest.raises(InvalidGuarantee, match=r"to_numpy\(\).*nothing was charged"):
+        with pytest.raises(InvalidArgument, match=r"to_numpy\(\)") as caught:
             people.run(mean_of, wrong, PureDP("0.01"), key="a")
+        assert caught.value.charged is False
         assert people.run(mean_of, wrong.to_numpy(), PureDP(0), key=f"of {wrong.index[0]}") >= 0
     shuffled = series.sample(10, random_state=1)
     people.run(mean_of, shuffled.sort_index(), PureDP("0.01"), key="a")
@@ -419,11 +421,11 @@ CONTAINERS: dict[str, Any] = {
 def check_refused(dense: PopulationFactory, name: str) -> None:
     people, watched = dense.create(10, compiled=BASIC), Watched()
     people.run(watched, np.ones(10), PureDP("0.1"), key="a")  # it was tried on nobody, with another type
-    with pytest.raises(InvalidGuarantee) as caught:
+    with pytest.raises(InvalidArgument) as caught:
         people.run(watched, CONTAINERS[name], PureDP("0.1"), key="b")
     said = str(caught.value)
     assert f"got a {name}" in said
-    assert "nothing was charged" in said
+    assert caught.value.charged is False
     assert "7731" not in said
     assert "10" not in said
     assert len(people.history()) == 2, "a step was charged that could not run"
@@ -448,7 +450,7 @@ def test_an_engine_that_takes_whatever_has_a_length_is_caught(
 
 def test_a_frame_is_refused_with_the_ways_that_work(dense: PopulationFactory) -> None:
     people, frame = dense.create(10, compiled=BASIC), pd.DataFrame({"value": np.ones(10)})
-    with pytest.raises(InvalidGuarantee, match=r"got a DataFrame.*to_numpy\(\).*'duckdb'"):
+    with pytest.raises(InvalidArgument, match=r"got a DataFrame.*to_numpy\(\).*'duckdb'"):
         people.run(mean_of, frame, PureDP("0.1"), key="a")
     assert people.run(mean_of, frame.to_numpy(), PureDP("0.1"), key="a") == 1
 
@@ -523,7 +525,7 @@ def test_tables_are_tried_again_for_other_columns_and_what_is_no_table_is_refuse
         people.run(total, table(other=range(4)), PureDP("0.1"), key="b")
     assert not isinstance(caught.value, AssertionError)
     for name, wrong in (("Series", pd.Series([7731] * 4)), ("Unread", Unread()), ("set", {7731}), ("float", 0.7731)):
-        with pytest.raises(InvalidGuarantee, match=rf"records must be .*\(got a {name}\)") as refused:
+        with pytest.raises(InvalidArgument, match=rf"records must be .*\(got a {name}\)") as refused:
             people.run(total, wrong, PureDP("0.1"), key="b")
         assert "7731" not in str(refused.value)
     assert len(people.history()) == 2

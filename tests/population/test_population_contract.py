@@ -29,8 +29,7 @@ from odograph.errors import (
     AccountExists,
     AccountNotFound,
     IdempotencyConflict,
-    InvalidGuarantee,
-    InvalidPolicy,
+    InvalidArgument,
     LedgerError,
     OdographError,
     UnprovenComposition,
@@ -277,7 +276,7 @@ def test_a_step_answers_when_everybody_is_spent(populations: PopulationFactory) 
 def test_a_person_who_is_named_twice_is_refused_and_nobody_is_charged(populations: PopulationFactory) -> None:
     people = populations.create(3, compiled=BASIC)
     before = versions_in(location_of(people))
-    with pytest.raises(InvalidGuarantee, match="ids must name each person once"):
+    with pytest.raises(InvalidArgument, match="ids must name each person once"):
         people.charge(Prices([SMALL], [0, 0, 0], ids=[1, 2, 1]), key="a")
     assert versions_in(location_of(people)) == before
     assert took(people.charge(Prices([SMALL], [0], ids=[1]), key="a")) == {1}
@@ -295,7 +294,7 @@ def test_what_no_rule_takes_is_refused_and_nobody_is_charged(populations: Popula
 
 def test_a_place_and_a_name_are_taken_once(populations: PopulationFactory, tmp_path: Path) -> None:
     people = populations.create(3)
-    with pytest.raises(LedgerError, match="there is a population in"):
+    with pytest.raises(InvalidArgument, match="which holds a population"):
         populations.create(3, name="other", location=location_of(people))
     with pytest.raises(AccountExists):
         populations.create(3, location=tmp_path / "elsewhere")
@@ -328,7 +327,7 @@ def test_a_location_without_the_files_is_refused_when_a_population_is_opened(
     message = str(caught.value)
     assert f"there is no version 1 of 'people' in {place}" in message
     assert "pass the location where it was created" in message
-    assert "nothing was charged" in message
+    assert caught.value.charged is False
     assert versions_in(location_of(other)) == before
     assert took(populations.open(location=location_of(people)).charge(SMALL, key="b")) == {0, 1, 2}
 
@@ -341,8 +340,9 @@ def test_a_version_that_is_gone_is_missed_by_its_number_and_nobody_is_charged(de
         lambda: people.run(len, [1, 2, 3], SMALL, key="a"),
     ]
     for ask in asked:
-        with pytest.raises(LedgerError, match=r"there is no version 0 of 'people' in .*; nothing was charged"):
+        with pytest.raises(LedgerError, match=r"there is no version 0 of 'people' in ") as caught:
             ask()
+        assert caught.value.charged is False
     people.close()
     assert len(dense.open(location=location_of(people)).history()) == 2
 
@@ -378,14 +378,14 @@ def test_a_ledger_that_is_none_is_refused_by_name_and_without_a_password(
         lambda: Population.open("people", ledger=wrong),
     ]
     for ask in asked:
-        with pytest.raises(InvalidPolicy) as caught:
+        with pytest.raises(InvalidArgument) as caught:
             ask()
         assert str(caught.value) == f"ledger must be a Ledger, such as odograph.connect(...) returns (got {said})"
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_population_that_could_not_be_made_leaves_its_place_free(dense: PopulationFactory, tmp_path: Path) -> None:
-    with pytest.raises(InvalidPolicy, match="ids"):
+    with pytest.raises(InvalidArgument, match="ids"):
         dense.create([0, 2])
     people = dense.create(3)
     with pytest.raises(AccountExists):
@@ -415,12 +415,12 @@ def test_a_charge_is_the_same_on_every_store(url: str, tmp_path: Path) -> None:
 def test_choices_that_are_none_are_refused_with_their_name(dense: PopulationFactory, tmp_path: Path) -> None:
     for wrong, said in (({"engine": "abacus"}, "engine"), ({"unknown": "ask"}, "unknown"), ({"ids": [0, 2]}, "ids")):
         choices: dict[str, Any] = {"ledger": dense.ledger, "location": tmp_path / "people", "ids": 3} | wrong
-        with pytest.raises(InvalidPolicy, match=said):
+        with pytest.raises(InvalidArgument, match=said):
             Population.create("people", BASIC, **choices)
     people = dense.create(3, location=tmp_path / "elsewhere")
-    with pytest.raises(InvalidGuarantee, match="which"):
+    with pytest.raises(InvalidArgument, match="which"):
         people.charge(Prices([SMALL], [0, 0]), key="a")
-    with pytest.raises(InvalidGuarantee, match="ids"):
+    with pytest.raises(InvalidArgument, match="ids"):
         people.charge(Prices([SMALL], [0], ids=["ana"]), key="a")
-    with pytest.raises(InvalidGuarantee, match="ids"):
+    with pytest.raises(InvalidArgument, match="ids"):
         people.join([-1], key="a")

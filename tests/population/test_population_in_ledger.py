@@ -12,7 +12,14 @@ from population_helpers import PopulationFactory, compiled_for, current, ledger_
 
 import odograph as odo
 from odograph import Ledger, Policy, Population, PureDP
-from odograph.errors import AccountClosed, AccountExists, LedgerCorrupt, LedgerError, UnprovenComposition
+from odograph.errors import (
+    AccountClosed,
+    AccountExists,
+    InvalidArgument,
+    LedgerCorrupt,
+    LedgerError,
+    UnprovenComposition,
+)
 from odograph.ledger.backend import LocalBackend, Opened
 from odograph.ledger.commands import POPULATION_ACTS, MovePopulation, Pointer, read_pointer
 
@@ -170,9 +177,9 @@ def test_a_population_is_reached_through_its_own_store_only(
 ) -> None:
     token = service.token()  # type: ignore[attr-defined]
     with odo.connect(service.url, token=token) as client:  # type: ignore[attr-defined]
-        with pytest.raises(LedgerError, match="reached directly"):
+        with pytest.raises(InvalidArgument, match=r"^ledger must be reached directly"):
             Population.create("far", BASIC, ledger=client, location=tmp_path / "far", ids=3)
-        with pytest.raises(LedgerError, match="reached directly"):
+        with pytest.raises(InvalidArgument, match=r"^ledger must be reached directly"):
             Population.open("far", ledger=client)
     assert not (tmp_path / "far").exists()
     dense.create(3)

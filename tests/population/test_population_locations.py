@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from population_helpers import PopulationFactory, compiled_for, location_of, took
 
 from odograph import Population, PureDP
-from odograph.errors import InvalidPolicy, LedgerError
+from odograph.errors import InvalidArgument
 from odograph.population import population as module
 from odograph.population.version_store import parse_location
 
@@ -41,7 +41,7 @@ def elsewhere(dense: PopulationFactory, tmp_path: Path, monkeypatch: pytest.Monk
 
 def check_refused(populations: PopulationFactory, location: Any, engine: str = "numpy") -> str:  # noqa: ANN401  anything
     """A location is refused, nothing is made, and the name is free after it."""
-    with pytest.raises(InvalidPolicy, match="location must be the path of a folder") as caught:
+    with pytest.raises(InvalidArgument, match="location must be the path of a folder") as caught:
         Population.create("people", BASIC, ledger=populations.ledger, location=location, ids=3, engine=engine)
     assert [*Path().iterdir()] == [], "a folder was made in the working folder"
     said = str(caught.value)
@@ -56,7 +56,7 @@ def test_an_address_that_no_engine_reaches_is_refused_and_no_folder_is_made(
     assert f"begins with '{str(location).partition(':')[0]}:'" in check_refused(elsewhere, location)
     assert "begins with" in check_refused(elsewhere, location, "duckdb")
     people = elsewhere.create(3, location=Path("here"))
-    with pytest.raises(InvalidPolicy, match="location must be the path of a folder"):
+    with pytest.raises(InvalidArgument, match="location must be the path of a folder"):
         Population.open("people", ledger=elsewhere.ledger, location=location)
     assert took(people.charge(SMALL, key="a")) == {0, 1, 2}
 
@@ -83,7 +83,7 @@ def test_what_is_not_the_path_of_a_folder_is_refused(
     assert f"(got {said})" in check_refused(elsewhere, location)
     elsewhere.create(3, location=Path("here"))
     if location is not None:
-        with pytest.raises(InvalidPolicy, match="location must be the path of a folder"):
+        with pytest.raises(InvalidArgument, match="location must be the path of a folder"):
             Population.open("people", ledger=elsewhere.ledger, location=location)
 
 
@@ -102,7 +102,7 @@ def test_without_a_look_at_the_scheme_a_folder_is_made_in_the_working_folder(
 def test_a_location_is_an_absolute_path_or_refused(text: str) -> None:
     try:
         found = parse_location(text)
-    except InvalidPolicy:
+    except InvalidArgument:
         return
     assert found.is_absolute()
     assert found == Path(os.path.join(os.getcwd(), text))  # noqa: PTH109, PTH118  by other means
@@ -184,7 +184,7 @@ def test_a_place_that_is_taken_or_cannot_be_is_refused_and_left_as_it_is(
 ) -> None:
     location = used_locations(tmp_path)[place]()
     before = [(path, path.lstat().st_mode) for path in sorted(tmp_path.rglob("*")) if "ledger" not in path.name]
-    with pytest.raises(LedgerError, match="new folder"):
+    with pytest.raises(InvalidArgument, match="new folder"):
         dense.create(3, location=location)
     after = [(path, path.lstat().st_mode) for path in sorted(tmp_path.rglob("*")) if "ledger" not in path.name]
     assert after == before
@@ -195,11 +195,11 @@ def test_two_populations_are_never_in_one_place_by_whichever_name(dense: Populat
     people = dense.create(3, compiled=BASIC, location=tmp_path / "one")
     (tmp_path / "link").symlink_to(tmp_path / "one")
     for name in ("one", "link", "one/", "one/../one", "one/."):
-        with pytest.raises(LedgerError, match="there is a population in"):
+        with pytest.raises(InvalidArgument, match="which holds a population"):
             Population.create("other", BASIC, ledger=dense.ledger, location=f"{tmp_path}/{name}", ids=3)
     for name in ("one/inner", "link/inner", f"one/{people.history()[0].entry.details['population']['state']}/inner"):
-        with pytest.raises(LedgerError, match="within the folder of another population"):
+        with pytest.raises(InvalidArgument, match="within the folder of another population"):
             Population.create("other", BASIC, ledger=dense.ledger, location=f"{tmp_path}/{name}", ids=3)
-    with pytest.raises(LedgerError, match="new folder"):
+    with pytest.raises(InvalidArgument, match="new folder"):
         Population.create("other", BASIC, ledger=dense.ledger, location=tmp_path, ids=3)
     assert took(people.charge(SMALL, key="a")) == {0, 1, 2}

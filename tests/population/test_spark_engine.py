@@ -18,7 +18,7 @@ from spark_cluster import SparkCluster, environment, session
 
 import odograph as odo
 from odograph import Population, Prices, PureDP
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
 from odograph.population.engines.spark import SparkEngine
 
 if TYPE_CHECKING:
@@ -186,15 +186,15 @@ def test_rows_that_cannot_be_charged_are_refused_and_nothing_is_left(
         "which must be integers": "VALUES (3L, 0.5) AS t(id, which)",
     }
     for text, rows in tables.items():
-        with pytest.raises(InvalidGuarantee, match=text) as refused:
+        with pytest.raises(InvalidArgument, match=text) as refused:
             population.charge(Prices([CHEAP, DEAR], table=spark.sql(f"SELECT * FROM {rows}")), key="k")  # noqa: S608
         assert str(SECRET) not in str(refused.value)
-    with pytest.raises(InvalidGuarantee, match="in no order"):
+    with pytest.raises(InvalidArgument, match="in no order"):
         population.charge(Prices([CHEAP], [0]), key="k")
-    with pytest.raises(InvalidGuarantee, match="Spark DataFrame"):
+    with pytest.raises(InvalidArgument, match="Spark DataFrame"):
         population.charge(Prices([CHEAP], table=[(3, 0)]), key="k")
     for ids in ([1.5], ["\ud800"], [True], [[1]], 3, "3"):
-        with pytest.raises(InvalidGuarantee, match="ids must be"):
+        with pytest.raises(InvalidArgument, match="ids must be"):
             population.join(ids, key="k")
     assert list(before.parent.glob("0*")) == [before]
     with pytest.raises(LedgerError, match="in no order"):
@@ -231,12 +231,12 @@ def test_nobody_at_first_and_the_first_to_come_choose_the_kind_of_ids(made: Call
     assert took(population.charge(CHEAP, key="0")) == set()
     population.join([], key="1")
     assert took(population.charge(Prices([CHEAP, DEAR], [0, 1], ids=["é", "a\nb\"'"]), key="2")) == {"é", "a\nb\"'"}
-    with pytest.raises(InvalidGuarantee, match="strings"):
+    with pytest.raises(InvalidArgument, match="strings"):
         population.join([1], key="3")
 
 
 def test_a_session_is_needed_and_its_settings_stay(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(InvalidPolicy, match="session"):
+    with pytest.raises(InvalidArgument, match="session"):
         SparkEngine(None)
     before = spark.conf.get("spark.sql.adaptive.enabled")
     SparkEngine(spark)

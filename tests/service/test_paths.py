@@ -77,6 +77,19 @@ def test_a_principal_with_a_slash_in_its_name_can_be_erased_over_http(
     attacks.check_problem(owner.delete("/v1/principals/team/ana"), 404)
 
 
+def test_a_note_is_erased_once_and_an_entry_that_does_not_exist_is_not_found(
+    service: ServiceThread, owner: httpx.Client
+) -> None:
+    with odo.connect(service.url, token=service.token("ana")) as ledger:
+        number = ledger.account("census").spend(odo.PureDP("0.1"), key="noted", note="a name").lines[0].sequence
+    answers = [owner.delete(f"/v1/notes/census%23{number}").json() for _ in range(2)]
+    assert answers == [{"erased": True}, {"erased": False}]
+    for missing in (f"census%23{number + 99}", "nobody%231"):
+        answer = owner.delete(f"/v1/notes/{missing}")
+        attacks.check_problem(answer, 404)
+        assert answer.json()["code"] == "EntryNotFound"
+
+
 def test_an_encoded_slash_does_not_part_a_path(owner: httpx.Client) -> None:
     assert owner.get("/v1/accounts").status_code == 200
     assert owner.get("/v1/%61ccounts").status_code == 404  # a path has one spelling

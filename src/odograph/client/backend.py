@@ -31,7 +31,7 @@ from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.meters import Meter
 from odograph.core.planning import G, Quote, iterable_costs, largest_that
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound, BudgetExceeded, InvalidGuarantee, LedgerCorrupt
+from odograph.errors import AccountNotFound, BudgetExceeded, InvalidGuarantee, LedgerCorrupt, LedgerNotFound
 from odograph.ledger import transfer
 from odograph.ledger.backend import Opened, check_costs, check_reason
 from odograph.ledger.entries import check_key, check_name, check_note, parse_entry_id, text_of
@@ -254,7 +254,7 @@ class RemoteBackend:
     def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Send a backup that is here to be read in."""
         transfer.check_checkpoint(checkpoint)
-        with transfer.opened_backup(path) as snapshot, TemporaryFile("w+", encoding="utf-8", newline="") as copy:
+        with transfer.open_backup(path) as snapshot, TemporaryFile("w+", encoding="utf-8", newline="") as copy:
             transfer.export(snapshot, copy)
             copy.seek(0)
             return self.import_(copy, checkpoint, progress)
@@ -292,7 +292,7 @@ class RemoteBackend:
         for name in names:
             try:
                 yield self._wire.call("GET", f"{_path(name)}/balance")
-            except AccountNotFound:
+            except (AccountNotFound, LedgerNotFound):
                 continue
 
 

@@ -1,14 +1,14 @@
-"""The HTTP transport of one service and one key: retries within a deadline, errors as the service raised them.
+"""The HTTP transport for one service and one API key: retries until a deadline, and raises the service's errors.
 
-Every write carries an idempotency key or is the same when it is done twice, so trying again is safe: a lost answer is
-never charged twice. If the time is over, the error says whether something may have been charged.
+Every write carries an idempotency key, or has the same effect when it is repeated, so a retry never charges twice. At
+the deadline, the error tells whether something may have been charged: `OutcomeUnknown` after a write that was sent
+and not answered; `ServiceUnavailable` where the service could not be reached, or did not answer a read.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import random
 import ssl
 import threading
@@ -16,34 +16,36 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 from urllib.parse import quote
-from weakref import WeakSet
 
 import httpx
 
 from odograph.errors import (
     ERROR_TABLE,
+    InvalidArgument,
     LedgerBusy,
-    LedgerError,
     NotAuthenticated,
     OdographError,
+    OutcomeUnknown,
     RateLimited,
     RemoteError,
     ServiceUnavailable,
 )
-from odograph.ledger.stores.base import closed
+from odograph.forks import leave_to_parent, renew_after_fork
+from odograph.ledger.stores.base import closed_error
 
 __all__ = ["Refusal", "Transport", "quoted"]
 
 _ERRORS: Final = {cls.__name__: cls for cls in ERROR_TABLE}
-_AGAIN: Final = (429, 502, 503, 504)
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two tries
-_PATIENCE: Final = 600.0  # seconds for what may take long: a policy to be solved, a ledger to be replayed
-_PLAIN: Final = "!#$&'()*+,/:;=?@[]"  # beside letters and digits, as they are in a header
-_CHUNK: Final = 1 << 16
+_RETRIED: Final = (429, 502, 503, 504)  # HTTP statuses
+_READS: Final = ("/decide", "/largest", "/quote", "/verify")  # the ends of paths where a POST changes nothing
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two attempts
+_LONG_TIMEOUT: Final = 600.0  # seconds for a long answer: a policy to be solved, a ledger to be replayed
+_UNQUOTED: Final = "!#$&'()*+,/:;=?@[]"  # in a header, besides letters and digits
+_CHUNK: Final = 1 << 16  # characters written at a time
 
 
 class Transport:
-    """The way to a service. Safe to use from many threads; a forked process has its own connections."""
+    """A client of one service. Safe to use from many threads; a forked process makes its own connections."""
 
     def __init__(
         self,
@@ -56,19 +58,17 @@ class Transport:
     ) -> None:
         written = token.strip() if isinstance(token, str) else ""
         if not written or not written.isascii() or not written.isprintable():
-            raise NotAuthenticated("a service needs an API key: connect(url, token=...), as its owner gave it to you")
+            raise NotAuthenticated("token must be an API key of the service: connect(url, token=...)")
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as problem:
-            raise LedgerError(f"this is no address of a service: {problem}") from problem
+            raise InvalidArgument(f"url must be the address of a service: {problem}") from problem
         if not parsed.host or parsed.userinfo or parsed.query or parsed.fragment:
-            raise LedgerError(
-                f"{parsed.host or url!r} is not how a service is written: use https://host or https://host:port"
-            )
+            raise InvalidArgument(f"url must be https://host or https://host:port (got {parsed.host or url!r})")
         if parsed.scheme == "http" and not accept_plain_http and not _is_loopback(parsed.host):
-            raise LedgerError(
-                f"http://{parsed.host} is another machine, and the API key would travel in the clear; nothing was"
-                f" sent. Use https://{parsed.host}, or pass accept_plain_http=True (--plain-http) if the way is safe"
+            raise InvalidArgument(
+                f"url must begin with https:// for another machine (got http://{parsed.host}): the API key would be"
+                " sent in the clear. Pass accept_plain_http=True (--plain-http) if the network is trusted"
             )
         self.url = str(parsed).rstrip("/")
         self._accept_plain_http = accept_plain_http
@@ -78,7 +78,7 @@ class Transport:
         self._shared = pool is not None
 
     def under(self, token: str) -> Transport:
-        """Return the same way under another key, over the same connections."""
+        """Return a transport with another API key over the same connections."""
         return Transport(self.url, token, self._timeout, self._pool, accept_plain_http=self._accept_plain_http)
 
     def call(  # noqa: PLR0913  the parts of a request
@@ -91,53 +91,60 @@ class Transport:
         query: Mapping[str, Any] | None = None,
         patient: bool = False,
     ) -> Any:  # noqa: ANN401  JSON
-        """Send a request, again if need be, and return what was answered; or raise the service's error."""
+        """Send a request, with retries, and return the answer, or raise the service's error.
+
+        A `patient` call waits up to ten minutes for its answer.
+        """
         headers = self._headers()
         if key is not None:
-            headers["Idempotency-Key"] = quote(key, safe=_PLAIN)
+            headers["Idempotency-Key"] = quote(key, safe=_UNQUOTED)
         parts: dict[str, Any] = {"method": method, "url": path, "headers": headers, "params": query}
         if form is not None:
             parts["content"] = json.dumps(form, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
         try:
-            return _read(self._insist(parts, _PATIENCE if patient else self._timeout))
-        except ServiceUnavailable as error:
-            if key is None or repr(key) in str(error):
+            return _read(self._send(parts, _LONG_TIMEOUT if patient else self._timeout))
+        except OutcomeUnknown as error:
+            if key is None or error.key:
                 raise
-            raise ServiceUnavailable(f"{error} (key {key!r})") from error
+            # A message of the service may name the key already.
+            raise OutcomeUnknown(
+                error.message.removesuffix(f" (key {key!r})"), key=key, charged=error.charged
+            ) from error
 
     def upload(self, path: str, content: Iterator[bytes]) -> Any:  # noqa: ANN401  JSON
-        """Send a long body once: what is read in cannot be read in again."""
+        """Send a long body, once: the iterator cannot be read again."""
         try:
             headers = self._headers() | {"Content-Type": "application/x-ndjson"}
-            response = self._pool.client.request("POST", path, content=content, headers=headers, timeout=_PATIENCE)
+            response = self._pool.client.request(
+                "POST", path, content=content, headers=headers, timeout=_LONG_TIMEOUT
+            )
         except httpx.ConnectError as problem:
-            busy = LedgerBusy(f"{self.url} cannot be reached; nothing was taken in")
-            raise _without_tls(self.url, problem) or busy from problem
+            raise _no_tls_error(self.url, problem) or _unreachable(self.url, problem) from problem
         except httpx.TransportError as problem:
-            raise ServiceUnavailable(
-                f"{self.url} did not answer ({type(problem).__name__}); look whether the copy is there"
+            raise OutcomeUnknown(
+                f"{self.url} did not answer ({_describe(problem)}); list its accounts to know the outcome"
             ) from problem
         if response.is_error:
             raise _error(response)
         return _read(response)
 
     def download(self, path: str, file: IO[str]) -> None:
-        """Write a long answer to a file as it comes."""
+        """Write a long answer to a file as it arrives."""
         try:
             headers, client = self._headers(), self._pool.client
-            with client.stream("GET", path, headers=headers, timeout=_PATIENCE) as response:
+            with client.stream("GET", path, headers=headers, timeout=_LONG_TIMEOUT) as response:
                 if response.is_error:
                     response.read()
                     raise _error(response)
                 for text in response.iter_text(_CHUNK):
                     file.write(text)
         except httpx.TransportError as problem:
-            busy = LedgerBusy(f"{self.url} was lost ({type(problem).__name__}); nothing was changed")
-            raise _without_tls(self.url, problem) or busy from problem
+            lost = ServiceUnavailable(f"the connection to {self.url} was lost ({_describe(problem)}); try again")
+            raise _no_tls_error(self.url, problem) or lost from problem
 
     def close(self) -> None:
-        """Close the connections; if they are another's, this way only."""
+        """Close the connections, unless another transport shares them; this one cannot be used any more."""
         if self._shared:
             self._pool = _Pool(self.url)
         self._pool.close()
@@ -145,61 +152,60 @@ class Transport:
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"}
 
-    def _insist(self, parts: Mapping[str, Any], patience: float) -> httpx.Response:
-        """Try until there is an answer or the time is over; what may have been carried out is told apart."""
+    def _send(self, parts: Mapping[str, Any], answer_timeout: float) -> httpx.Response:
+        """Try until there is an answer or the time is over."""
         end = time.monotonic() + self._timeout
-        pause, lost = _FIRST_WAIT, False
+        pause, lost = _FIRST_WAIT, False  # whether an attempt may have been carried out without an answer
         while True:
-            left = max(0.1, end - time.monotonic(), patience - self._timeout)
+            left = max(0.1, end - time.monotonic(), answer_timeout - self._timeout)
             after: float | None = None
             try:
                 response = self._pool.client.request(**parts, timeout=left)
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as problem:
-                if not lost and (plain := _without_tls(self.url, problem)):
+                if not lost and (plain := _no_tls_error(self.url, problem)):
                     raise plain from problem
-                error: OdographError = LedgerBusy(f"{self.url} cannot be reached ({_kind(problem)})")
+                error: OdographError = _unreachable(self.url, problem)
             except httpx.DecodingError as problem:
                 raise _stranger(self.url) from problem
             except httpx.TransportError as problem:
-                error, lost = ServiceUnavailable(f"{self.url} did not answer ({_kind(problem)})"), True
+                error, lost = ServiceUnavailable(f"{self.url} did not answer ({_describe(problem)}); try again"), True
             else:
-                if response.status_code not in _AGAIN:
+                if response.status_code not in _RETRIED:
                     if response.is_error:
                         raise _error(response)
                     return response
-                error, after = _error(response), _after(response)
+                error, after = _error(response), _retry_after(response)
                 lost = lost or not isinstance(error, LedgerBusy | RateLimited)
-            wait = max(after or 0.0, pause * random.uniform(0.5, 1.0))  # noqa: S311  so that not all come at once
+            wait = max(after or 0.0, pause * random.uniform(0.5, 1.0))  # noqa: S311  so that clients do not retry at once
             if time.monotonic() + wait > end:
-                raise _final(error, lost=lost)
+                raise _outcome_unknown(error, parts) if lost and _is_write(parts) else error
             time.sleep(wait)
             pause = min(_LONGEST_WAIT, 2.0 * pause)
 
 
 class _Pool:
-    """Connections to one service; made again in a forked process."""
+    """Connections to one service, opened when they are first needed."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._pid = os.getpid()
         self._client: httpx.Client | None = None
         self._closed = False
-        self.renew()
-        _POOLS.add(self)
+        self._lock = threading.RLock()  # re-entrant for a signal handler
+        renew_after_fork(self)
 
-    def renew(self) -> None:
-        """Make a new lock: in a forked process nobody may be left to release the old one."""
-        self._lock = threading.RLock()  # a signal handler may come in between
+    def after_fork(self) -> None:
+        """Start anew: the parent process still uses these connections."""
+        leave_to_parent(self._client)
+        self._client = None
+        self._lock = threading.RLock()
 
     @property
     def client(self) -> httpx.Client:
-        """The connections, made when they are first needed."""
+        """The connections."""
         if self._closed:
-            raise closed(self._url)
+            raise closed_error(self._url)
         with self._lock:
-            if self._client is None or self._pid != os.getpid():
-                _LEFT_ALONE.append(self._client)  # after a fork the parent still speaks through these
-                self._pid = os.getpid()
+            if self._client is None:
                 limits = httpx.Limits(max_connections=64, max_keepalive_connections=16)
                 accept = {"Accept": "application/json"}
                 self._client = httpx.Client(base_url=self._url, headers=accept, limits=limits)
@@ -209,26 +215,13 @@ class _Pool:
         """Close the connections."""
         self._closed = True
         with self._lock:
-            if self._client is not None and self._pid == os.getpid():
+            if self._client is not None:
                 self._client.close()
             self._client = None
 
 
-_LEFT_ALONE: list[object] = []
-_POOLS: WeakSet[_Pool] = WeakSet()
-
-
-def _after_fork() -> None:
-    for pool in _POOLS:
-        pool.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 def _is_loopback(host: str) -> bool:
-    """Say whether a host is this machine; a name other than localhost may lead anywhere."""
+    """Return whether a host is this machine; a name other than localhost may lead anywhere."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:
@@ -238,7 +231,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """Write a name into a path."""
+    """Return a name in the form that a URL's path takes."""
     return quote(name, safe="")
 
 
@@ -247,33 +240,39 @@ def _read(response: httpx.Response) -> Any:  # noqa: ANN401  JSON
         form = response.json()
     except ValueError as problem:
         raise _stranger(response.url.host) from problem
-    if not isinstance(form, dict) or "x-request-id" not in response.headers:  # which every answer of a service has
+    if not isinstance(form, dict) or "x-request-id" not in response.headers:  # as in every answer of a service
         raise _stranger(response.url.host)
     return form
 
 
 def _stranger(where: str) -> RemoteError:
-    return RemoteError(f"{where} answered with something that is no answer of a service; is it Odograph?")
+    return RemoteError(f"{where} answered with something that a service does not answer; is it Odograph?")
 
 
-def _without_tls(url: str, problem: BaseException) -> LedgerError | None:
-    """Return what to say if the other side answered without TLS: trying again would not help."""
+def _no_tls_error(url: str, problem: BaseException) -> InvalidArgument | None:
+    """Return the error for a service that does not speak TLS, where a retry would not help; otherwise None."""
     cause: BaseException | None = problem
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
     if cause is None or cause.reason != "WRONG_VERSION_NUMBER":
         return None
     plain = url.replace("https://", "http://", 1)
-    return LedgerError(f"{url} does not speak TLS; nothing was sent. Is it {plain}?")
+    return InvalidArgument(
+        f"url must be that of a service with TLS (got {url}, which does not speak it). Is it {plain}?"
+    )
+
+
+def _unreachable(url: str, problem: Exception) -> ServiceUnavailable:
+    return ServiceUnavailable(f"{url} cannot be reached ({_describe(problem)}); nothing was sent. Try again")
 
 
 def _error(response: httpx.Response) -> OdographError:
-    """Return the error that a service told; a decision that came with it is `.form`, to be read by the caller."""
+    """Return the error that a service answered; a decision that came with it is in `.form`, not yet read."""
     try:
         form = response.json()
         code, detail = str(form["code"]), str(form["detail"])
     except (KeyError, TypeError, ValueError):
-        kind = ServiceUnavailable if response.status_code in _AGAIN else RemoteError
+        kind = ServiceUnavailable if response.status_code in _RETRIED else RemoteError
         return kind(f"{response.url.host} answered {response.status_code}; is it Odograph?")
     if isinstance(form.get("decision"), dict):
         return Refusal(form["decision"])
@@ -281,23 +280,30 @@ def _error(response: httpx.Response) -> OdographError:
 
 
 class Refusal(OdographError):
-    """A refusal as it came, before the decision was read."""
+    """A refusal as the service sent it, before its decision is read."""
 
     def __init__(self, form: dict[str, Any]) -> None:
         super().__init__(str(form.get("message", "refused")))
         self.form = form
 
 
-def _final(error: OdographError, *, lost: bool) -> OdographError:
-    if not lost:
-        return type(error)(f"{error}; nothing was charged. Try again") if "nothing was" not in str(error) else error
-    return ServiceUnavailable(f"{error}; ask again with the same key to know the outcome")
+def _is_write(parts: Mapping[str, Any]) -> bool:
+    return parts["method"] != "GET" and not parts["url"].endswith(_READS)
 
 
-def _after(response: httpx.Response) -> float | None:
+def _outcome_unknown(error: OdographError, parts: Mapping[str, Any]) -> OutcomeUnknown:
+    """Return the error for a write that may have been carried out, from that of its last attempt."""
+    if isinstance(error, OutcomeUnknown):
+        return error
+    last = str(error).removesuffix("; try again").removesuffix("; nothing was sent. Try again")
+    again = "ask again with the same key" if "Idempotency-Key" in parts["headers"] else "ask again"
+    return OutcomeUnknown(f"{last}; {again} to know the outcome")
+
+
+def _retry_after(response: httpx.Response) -> float | None:
     text = response.headers.get("retry-after", "")
     return float(text) if text.isdecimal() and len(text) < 6 else None
 
 
-def _kind(problem: Exception) -> str:
+def _describe(problem: Exception) -> str:
     return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__

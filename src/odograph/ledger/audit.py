@@ -1,8 +1,8 @@
 """Replay: every entry must follow from the ones before it, and every stored balance from the entries.
 
-No clock is needed and nothing is trusted but the entries. A price is added as it was stored, and priced again only to
-see that it was not too low. Totals only grow between two voids, so a run of charges fits if its end fits: the gate is
-asked there, and once per entry only to name the first that does not fit.
+The replay needs no clock and trusts only the entries. It adds prices as they were stored, and computes them again
+only to check that none is too low. Totals only grow between two voids, so a run of charges fits if its last total
+fits: the gate decides once per run, and once per entry only to name the first entry that does not fit.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from odograph.ledger.entries import (
 )
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.stores.base import Balance, Head, Snapshot
-from odograph.progress import Progress, paced
+from odograph.progress import Progress, pace
 
 __all__ = ["Auditor", "audit"]
 
 _SEQUENCE: Final = re.compile(r"#\d+")
 _LATEST: Final = 253_402_300_799_999_999  # the last microsecond of the year 9999
-_EVERY: Final = 5000  # entries between two reports of progress, and in the longest run
+_MAX_RUN: Final = 5000  # entries between two reports of progress, and charges between two decisions of the gate
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request that wrote to several accounts: which places are still to be seen, and what all must agree on."""
+    """A request that wrote several entries: which are still missing, and the fields in which all must agree."""
 
-    places: set[tuple[str, int]]
+    missing: set[tuple[str, int]]
     common: tuple[str, ...]
     costs: dict[tuple[str, int], str]
 
 
 @dataclass(slots=True)
-class _Same:
-    """Charges that are written alike: checked once, and counted since the gate was last asked."""
+class _EqualCharges:
+    """Charges with equal fields: checked once, and counted since the last decision of the gate."""
 
     price: Price
     count: int = 0
@@ -61,30 +61,30 @@ class _Same:
 
 @dataclass(slots=True)
 class _Account:
-    """One account, as its entries so far tell."""
+    """One account, as it follows from its entries so far."""
 
     head: Head
     compiled: Compiled
     balance: Balance
-    known: dict[tuple[str, ...], _Same] = field(default_factory=dict)  # by the texts that were checked
-    since: list[Entry] = field(default_factory=list)  # charges since the gate was last asked
-    reserved: dict[str, list[Entry]] = field(default_factory=dict)  # and neither committed nor voided
+    known: dict[tuple[str, ...], _EqualCharges] = field(default_factory=dict)  # by the fields that were checked
+    since: list[Entry] = field(default_factory=list)  # charges since the last decision of the gate
+    reserved: dict[str, list[Entry]] = field(default_factory=dict)  # neither committed nor voided, by entry id
     version: int | None = None  # of a population
 
 
 class Auditor:
-    """Takes entries in, account by account in their order, and stops at the first that does not follow."""
+    """Replays entries, account by account and by sequence, up to the first that does not follow."""
 
     def __init__(self, checkpoint: Checkpoint | None = None) -> None:
         self._accounts: dict[str, _Account] = {}
         self._requests: dict[str, _Request] = {}
-        self._paths: dict[tuple[str, ...], str] = {}  # as legs name them, with an entry that does
+        self._paths: dict[tuple[str, ...], str] = {}  # that charges went, each with the id of an entry
         self._checkpoint = {} if checkpoint is None else dict(checkpoint.accounts)
         self._current: _Account | None = None
         self.set_back: list[str] = []  # entries with an earlier time than the one before them
 
     def take(self, entry: Entry) -> bool:
-        """Take the next entry in, or raise `LedgerCorrupt` and name it; say whether its request wrote no other."""
+        """Replay the next entry, or raise `LedgerCorrupt` with its id; return whether its request wrote no other."""
         own = self._current
         if own is None or own.head.name != entry.account:
             own = self._begin(entry)
@@ -102,7 +102,7 @@ class Auditor:
         elif verb == "close" and not balance.closed:
             balance.closed = True
         elif verb != "refuse" and not (verb == "open" and entry.sequence == 0):
-            raise _bad(entry, f"{verb!r} cannot stand here")
+            raise _bad(entry, f"{verb!r} is not possible here")
         if not alone:
             self._legs(entry)
         balance.sequence, balance.seal, balance.time = entry.sequence, entry.seal, entry.time
@@ -117,11 +117,11 @@ class Auditor:
             self.set_back.append(entry.place)
 
     def finish(self) -> dict[str, Balance]:
-        """Return every balance as the entries tell it, once they agree with each other and with the checkpoint."""
+        """Return the balances; raise if entries contradict each other or the checkpoint."""
         self._end_account()
         for request in self._requests.values():
-            name, sequence = min(request.places)
-            raise LedgerCorrupt(f"entry {name}#{sequence} is missing: others say that they were written with it")
+            name, sequence = min(request.missing)
+            raise LedgerCorrupt(f"entry {name}#{sequence} is missing: other entries name it as part of their request")
         blocks: dict[str, str] = {}
         for own in self._accounts.values():
             block = blocks.setdefault(own.head.dataset, own.head.name) if own.head.dataset else ""
@@ -130,16 +130,17 @@ class Auditor:
                 own.balance.linked = self._accounts[own.head.successor_of].balance.linked = True
         for path, place in self._paths.items():
             if path != self._path(path[0]):
-                raise LedgerCorrupt(f"entry {place} charged {' / '.join(path)}, which is not how the accounts stand")
+                raise LedgerCorrupt(f"entry {place} charged {' / '.join(path)}, which is not the path of its account")
         for name, (sequence, _) in self._checkpoint.items():
             raise LedgerCorrupt(
-                f"the ledger is behind its checkpoint: entry {name}#{sequence} is missing; it was cut off or restored"
+                f"the ledger is behind its checkpoint: entry {name}#{sequence} is missing. It was truncated, or"
+                " restored from an older copy"
             )
         return {name: own.balance for name, own in self._accounts.items()}
 
-    def uncertified(self) -> tuple[str, ...]:
-        """Return the accounts whose limits this installation has not certified, in the order of their names."""
-        known: dict[Compiled, bool] = {}  # accounts by the thousand have one policy
+    def uncertified_accounts(self) -> tuple[str, ...]:
+        """Return the names of the accounts whose limits this installation has not certified, sorted."""
+        known: dict[Compiled, bool] = {}  # thousands of accounts may have one policy
         for own in self._accounts.values():
             if own.compiled not in known:
                 known[own.compiled] = certification(own.compiled) is not Certification.NONE
@@ -148,11 +149,11 @@ class Auditor:
     def _begin(self, entry: Entry) -> _Account:
         self._end_account()
         if entry.account in self._accounts or entry.verb != "open":
-            raise _bad(entry, "an account begins with one open entry")
+            raise _bad(entry, "an account must begin with one open entry")
         head, compiled = read_opening(entry)
         policy = compiled.policy
         if (head.name, head.privacy_unit, head.neighbors) != (entry.account, policy.privacy_unit, policy.neighbors):
-            raise _bad(entry, "it opens another account, or for another privacy unit or neighbors than its policy's")
+            raise _bad(entry, "it opens another account, or has another privacy unit or neighbors than its policy")
         own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False))
         own.version = None if read_population(entry) is None else 0
         self._accounts[head.name] = self._current = own
@@ -160,44 +161,44 @@ class Auditor:
 
     def _end_account(self) -> None:
         if self._current is not None:
-            _settle(self._current)
+            _decide_run(self._current)
             self._current = None
 
     def _charge(self, own: _Account, entry: Entry, *, alone: bool) -> None:
         if own.balance.closed:
-            raise _bad(entry, "the account was closed before it")
+            raise _bad(entry, "the account was already closed")
         if own.version is not None:
             raise _bad(entry, "a population takes no charges of its own")
         written = (entry.verb, entry.cost, entry.price, entry.request if alone else "")
         same = own.known.get(written)
         if same is None:
-            same = own.known[written] = _Same(_checked_price(own.compiled, entry))
+            same = own.known[written] = _EqualCharges(_read_price(own.compiled, entry))
             if alone:
                 self._check_alone(entry)
         same.count += 1
         own.since.append(entry)
-        if len(own.since) >= _EVERY:
-            _settle(own)
+        if len(own.since) >= _MAX_RUN:
+            _decide_run(own)
         if entry.verb == "reserve":
             own.reserved.setdefault(entry.called, []).append(entry)
 
     def _resolve(self, own: _Account, entry: Entry) -> None:
-        _settle(own)
+        _decide_run(own)
         reserved = own.reserved.get(entry.key, [])
         asked = (_shape(entry.legs), entry.cost, entry.price)
         match = next((one for one in reserved if (_shape(one.legs), one.cost, one.price) == asked), None)
         if match is None:
-            raise _bad(entry, f"there is no such open reservation {entry.key} before it")
+            raise _bad(entry, f"reservation {entry.key} does not exist, or was resolved before")
         reserved.remove(match)
         if not reserved:
             del own.reserved[entry.key]
         if entry.verb == "void":
             if match.expires is not None and entry.time > match.expires:
-                raise _bad(entry, "the reservation had expired, and could no longer be voided")
+                raise _bad(entry, "the reservation had expired and could not be voided")
             own.balance.totals = own.balance.totals.without(price_from_text(entry.price))
 
     def _legs(self, entry: Entry) -> None:
-        """Check that a request's other entries are there and agree, and that it asked for what its digest says."""
+        """Check that the other entries of a request exist and agree, and that its digest is right."""
         try:
             legs = legs_from_text(entry.legs)
         except (OdographError, ValueError) as problem:
@@ -208,28 +209,28 @@ class Auditor:
             request = _Request({place for leg in legs for place in leg.places}, common, {})
             self._requests[entry.legs] = request
             for leg in legs:
-                self._walk(entry, tuple(name for name, _ in leg.places))
+                self._note_path(entry, tuple(name for name, _ in leg.places))
         here = (entry.account, entry.sequence)
-        if here not in request.places or request.common != common:
-            raise _bad(entry, "it does not agree with the entries that it says it was written with")
-        request.places.remove(here)
+        if here not in request.missing or request.common != common:
+            raise _bad(entry, "it contradicts the other entries of its request")
+        request.missing.remove(here)
         request.costs[here] = entry.cost
-        if not request.places:
+        if not request.missing:
             del self._requests[entry.legs]
             if any(request.costs[place] != request.costs[leg.own] for leg in legs for place in leg.places):
-                raise _bad(entry, "the accounts of one leg were charged for different costs")
+                raise _bad(entry, "the accounts of one leg were charged different costs")
             asked = tuple((leg.own[0], request.costs[leg.own]) for leg in legs)
             if entry.verb in CHARGES and entry.request != digest_of(entry.verb, asked):
                 raise _bad(entry, "its digest is not that of its request")
 
     def _check_alone(self, entry: Entry) -> None:
-        """Check that a charge of one account asked for what its digest says."""
+        """Check the digest of a charge to one account."""
         if entry.request != digest_of(entry.verb, ((entry.account, entry.cost),)):
             raise _bad(entry, "its digest is not that of its request")
-        self._walk(entry, (entry.account,))
+        self._note_path(entry, (entry.account,))
 
-    def _walk(self, entry: Entry, path: tuple[str, ...]) -> None:
-        """Remember which way a charge went; a refusal is written only to the accounts that were asked."""
+    def _note_path(self, entry: Entry, path: tuple[str, ...]) -> None:
+        """Record the path of a charge; a refusal is written only to the accounts that were named."""
         if entry.verb in CHARGES or entry.verb in RESOLUTIONS:
             self._paths.setdefault(path, entry.place)
 
@@ -244,15 +245,15 @@ class Auditor:
         for name in filter(None, (head.parent, head.successor_of, block)):
             other = self._accounts.get(name)
             if other is None:
-                raise LedgerCorrupt(f"account {name!r} is missing: {head.name!r} was opened as its relative")
+                raise LedgerCorrupt(f"account {name!r} is missing, but {head.name!r} was opened as its relative")
             if (head.privacy_unit, head.neighbors) != (other.head.privacy_unit, other.head.neighbors):
-                raise LedgerCorrupt(f"account {head.name!r} protects another privacy unit or neighbors than {name!r}")
+                raise LedgerCorrupt(f"account {head.name!r} has another privacy unit or neighbors than {name!r}")
 
     def _compare(self, entry: Entry) -> None:
         kept = self._checkpoint.get(entry.account)
         if kept is not None and kept[0] == entry.sequence:
             if kept[1] != entry.seal:
-                raise _bad(entry, "it is not the entry that the checkpoint knows: the history was rewritten")
+                raise _bad(entry, "it is not the entry of the checkpoint: the history was rewritten")
             del self._checkpoint[entry.account]
 
 
@@ -260,25 +261,25 @@ def _check_follows(entry: Entry, before: Balance) -> None:
     if entry.sequence != before.sequence + 1:
         raise _bad(entry, f"entry {before.sequence + 1} is missing before it")
     if entry.version != VERSION:
-        raise _bad(entry, f"its version is {entry.version}, and this version of Odograph knows {VERSION}")
+        raise _bad(entry, f"it has version {entry.version}, but this version of Odograph reads {VERSION}")
     if entry.reseal(before.seal) != entry.seal:
         raise _bad(entry, "its seal does not follow from its content and the entry before it")
     if before.time - AHEAD <= entry.time < before.time or not 0 <= entry.time <= _LATEST:
-        raise _bad(entry, "it is earlier than the entry before it by an hour or less, or no date")
+        raise _bad(entry, "its time is out of range, or before that of the previous entry by an hour or less")
 
 
 def _step(own: _Account, entry: Entry) -> None:
-    """Move a population on by one version."""
+    """Advance a population by one version."""
     if own.version is None or own.balance.closed:
-        raise _bad(entry, "only a population that is not closed makes steps")
+        raise _bad(entry, "only a population that is not closed takes steps")
     own.version += 1
     if read_pointer(entry).version != own.version or entry.details.get("act") not in POPULATION_ACTS or entry.price:
-        raise _bad(entry, f"it is not how step {own.version} of a population is written")
+        raise _bad(entry, f"it is not a valid step {own.version} of a population")
     own.balance.totals = own.balance.totals._replace(steps=own.version)
 
 
-def _settle(own: _Account) -> None:
-    """Ask the gate whether the charges since it was last asked all fit, and move the totals on."""
+def _decide_run(own: _Account) -> None:
+    """Check that all charges since the last decision fit, and add them to the totals."""
     if not own.since:
         return
     totals = own.balance.totals
@@ -294,31 +295,31 @@ def _settle(own: _Account) -> None:
     after = Totals(tuple(amounts), tuple(unpriced), steps)
     free = Price((0,) * len(amounts))
     if max(amounts) > CEILING or not decide(own.compiled.meters, after, free).admitted:
-        after = _one_by_one(own)
+        after = _decide_each(own)
     own.balance.totals = after
     own.since.clear()
-    if len(own.known) > _EVERY:
-        own.known.clear()  # a ledger whose every charge is different is checked in bounded memory
+    if len(own.known) > _MAX_RUN:
+        own.known.clear()  # so that memory is bounded where all charges differ
 
 
-def _one_by_one(own: _Account) -> Totals:
+def _decide_each(own: _Account) -> Totals:
     totals = own.balance.totals
     for entry in own.since:
         decision = decide(own.compiled.meters, totals, price_from_text(entry.price))
         if not decision.admitted:
-            raise _bad(entry, "it passes the limit of its account")
+            raise _bad(entry, "it exceeds the limit of its account")
         totals = decision.totals_after
     return totals
 
 
-def _checked_price(compiled: Compiled, entry: Entry) -> Price:
-    """Read a price, and see that it is not lower than the guarantee's by more than the last digits of a float."""
+def _read_price(compiled: Compiled, entry: Entry) -> Price:
+    """Return the price of an entry, unless it is below the guarantee's by more than the last digits of a float."""
     try:
         stored, guarantee = price_from_text(entry.price), entry.guarantee
         if guarantee is None:
-            raise _bad(entry, "it charges for nothing")
+            raise _bad(entry, "it has no guarantee")
         if too_low(stored, compiled.price(guarantee)):
-            raise _bad(entry, f"{guarantee} is written with a lower price than it has")
+            raise _bad(entry, f"its price is too low for {guarantee}")
     except LedgerCorrupt:
         raise
     except (OdographError, LookupError, TypeError, ValueError) as problem:
@@ -327,7 +328,7 @@ def _checked_price(compiled: Compiled, entry: Entry) -> Price:
 
 
 def _shape(legs: str) -> str:
-    """Return which accounts the legs pass, without the sequences."""
+    """Return the accounts of the legs, without the sequences."""
     return _SEQUENCE.sub("", legs)
 
 
@@ -336,12 +337,12 @@ def _bad(entry: Entry, why: str) -> LedgerCorrupt:
 
 
 def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
-    """Replay a whole ledger and compare it with what is stored beside the entries, or raise `LedgerCorrupt`."""
+    """Replay a complete ledger and compare it with the balances, keys and notes, or raise `LedgerCorrupt`."""
     auditor = Auditor(checkpoint)
     used = done = 0
     noted: dict[tuple[str, int], str] = {}
     principals: set[str] = set()
-    for entry, points_to in paced(snapshot.records()):
+    for entry, points_to in pace(snapshot.records()):
         alone = auditor.take(entry)
         if entry.verb not in KEYLESS:
             used += (alone and points_to == (entry.account, entry.sequence)) or _check_key(entry, points_to)
@@ -349,15 +350,15 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
             noted[entry.account, entry.sequence] = entry.note
         principals.add(entry.principal)
         done += 1
-        if progress is not None and not done % _EVERY:
+        if progress is not None and not done % _MAX_RUN:
             progress(done, snapshot.size)
     balances = auditor.finish()
     _compare_balances(snapshot.balances, balances)
     if used != snapshot.keys:
-        raise LedgerCorrupt(f"{snapshot.keys} keys are stored, and the entries used {used}")
+        raise LedgerCorrupt(f"{snapshot.keys} keys are stored, but the entries used {used}")
     for note in snapshot.notes():
         if noted.pop((note.account, note.sequence), None) != note_digest(note.salt, note.text):
-            raise LedgerCorrupt(f"the note of entry {note.account}#{note.sequence} is not the one that was written")
+            raise LedgerCorrupt(f"the note of entry {note.account}#{note.sequence} does not match its digest")
     heads = {name: (balance.sequence, balance.seal) for name, balance in balances.items()}
     erased = len(principals - {*snapshot.principals()})
     return Verification(
@@ -365,16 +366,16 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
         done,
         len(noted),
         erased,
-        uncertified=auditor.uncertified(),
+        uncertified=auditor.uncertified_accounts(),
         set_back=tuple(auditor.set_back),
     )
 
 
 def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:
-    """Check that the key of an entry leads to the request that used it; count each request once."""
+    """Check that the key of an entry is stored with its request; return 1 for the entry that it is stored with."""
     own = points_to == (entry.account, entry.sequence)
     if points_to is None or (entry.place if own else f"{points_to[0]}#{points_to[1]}") != entry.called:
-        raise _bad(entry, f"its key {entry.key!r} does not lead to it")
+        raise _bad(entry, f"its key {entry.key!r} is stored with another request, or not at all")
     return own
 
 
@@ -387,7 +388,7 @@ def _compare_balances(stored: Iterable[Balance], replayed: dict[str, Balance]) -
         missing.remove(name)
         if balance != replayed[name]:
             raise LedgerCorrupt(
-                f"the stored balance of {name!r} is not what its {replayed[name].sequence + 1} entries add up to"
+                f"the stored balance of {name!r} is not the sum of its {replayed[name].sequence + 1} entries"
             )
     for name in missing:
-        raise LedgerCorrupt(f"account {name!r} has entries and is not stored")
+        raise LedgerCorrupt(f"account {name!r} has entries but no stored balance")

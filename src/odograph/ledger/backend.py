@@ -24,6 +24,7 @@ from odograph.errors import (
     AccountClosed,
     AccountNotFound,
     BudgetExceeded,
+    EntryNotFound,
     InvalidArgument,
     InvalidGuarantee,
     LedgerCorrupt,
@@ -427,7 +428,7 @@ class LocalBackend:
                 return self._receipt_of(own, linked)._replace(decision=decision)
         except LedgerError as problem:  # it was written all the same
             raise OutcomeUnknown(
-                "this is written, and its receipt could not be read; ask again with the same key to have it",
+                "this was charged, but its receipt could not be read; ask again with the same key to get it",
                 key=own[0].key,
                 charged=True,
             ) from problem
@@ -580,14 +581,18 @@ class LocalBackend:
 
     def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Read a backup in."""
-        with transfer.opened_backup(path) as snapshot:
+        with transfer.open_backup(path) as snapshot:
             found = transfer.take_in(self.store, transfer.pieces(snapshot), self.principal, checkpoint, progress)
         self.forget()
         return found
 
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry."""
-        return self.store.erase_note(*parse_entry_id(entry))
+        name, sequence = parse_entry_id(entry)
+        erased = self.store.erase_note(name, sequence)
+        if not erased and [one.sequence for one in self.store.entries(name, sequence, 1)] != [sequence]:
+            raise EntryNotFound(f"there is no entry {shown(entry)} in this ledger")
+        return erased
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; one's own is looked up again."""

@@ -1,7 +1,7 @@
-"""Copies of a ledger: as JSON Lines and as SQLite files, replayed on the way in.
+"""Copies of a ledger, as JSON Lines and as SQLite files. A copy is replayed while it is imported.
 
-A copy that is older than its original would give spent budget back. So one that is behind its checkpoint is refused,
-and one without a checkpoint is taken in with every account closed.
+A copy that is older than its original would give spent budget back. So a copy that is behind its checkpoint is
+refused, and a copy without a checkpoint is imported with every account closed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-from odograph.errors import InvalidGuarantee, LedgerCorrupt, LedgerError, explain
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerNotFound, explain
 from odograph.ledger.audit import Auditor
 from odograph.ledger.entries import (
     KEYLESS,
@@ -31,7 +31,7 @@ from odograph.ledger.entries import (
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.stores.base import Balance, Changes, IdempotencyRecord, Note, Snapshot, Store
 from odograph.ledger.stores.sqlite import SqliteStore
-from odograph.progress import Progress, paced
+from odograph.progress import Progress, pace
 
 __all__ = [
     "Piece",
@@ -40,17 +40,17 @@ __all__ = [
     "check_file",
     "export",
     "lines",
-    "opened_backup",
+    "open_backup",
     "pieces",
     "take_in",
 ]
 
-_FORM: Final = 1
-_PART: Final = 4096  # entries stored at a time
-_EVERY: Final = 5000  # entries between two reports of progress
+_FORM: Final = 1  # the version of the format
+_PART_SIZE: Final = 4096  # entries stored at a time
+_REPORT_INTERVAL: Final = 5000  # entries between two reports of progress
 _NUMBERS: Final = ("version", "sequence", "time")
 
-# A piece of a copy: an entry, a note, a principal's identity and name, or how it ends: where the original stood.
+# A piece of a copy: an entry, a note, a principal's identity and name, or at the end the checkpoint of the original.
 Piece = Entry | Note | tuple[str, str] | Checkpoint
 
 
@@ -64,7 +64,7 @@ def export(snapshot: Snapshot, file: IO[str], progress: Progress | None = None) 
             form = {name: str(value) for name, value in piece._asdict().items()}
             file.write(text_of({"entry": form}) + "\n")
             done += 1
-            if progress is not None and not done % _EVERY:
+            if progress is not None and not done % _REPORT_INTERVAL:
                 progress(done, snapshot.size)
         elif isinstance(piece, Note):
             file.write(text_of({"note": piece._asdict() | {"sequence": str(piece.sequence)}}) + "\n")
@@ -77,7 +77,7 @@ def export(snapshot: Snapshot, file: IO[str], progress: Progress | None = None) 
 
 
 def lines(file: IO[str]) -> Iterator[Piece]:
-    """Read what `export` wrote, or raise `LedgerCorrupt` and name the line."""
+    """Yield the pieces of an export, or raise `LedgerCorrupt` with the number of the line."""
     number, entries, ended = 0, 0, False
     for number, line in enumerate(_text_lines(file), 1):
         try:
@@ -89,66 +89,66 @@ def lines(file: IO[str]) -> Iterator[Piece]:
                 piece = _piece(form, entries, ended=ended)
         except (LedgerCorrupt, AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
             raise LedgerCorrupt(
-                f"line {number} cannot be read ({explain(problem)}); nothing was taken in"
+                f"line {number} cannot be read ({explain(problem)}); nothing was imported"
             ) from problem
         if piece is not None:
             yield piece
         entries += isinstance(piece, Entry)
         ended = isinstance(piece, Checkpoint)
     if not ended:
-        raise LedgerCorrupt(f"the copy was cut off after line {number}; nothing was taken in")
+        raise LedgerCorrupt(f"the copy was truncated after line {number}; nothing was imported")
 
 
 def _begin(form: dict[str, Any]) -> None:
-    """Read the first line, which says what this is."""
+    """Check the first line, which names the format."""
     if (form["odograph"], form["form"]) != ("ledger", _FORM):
-        raise LedgerCorrupt(f"this is not a ledger of form {_FORM}")
+        raise LedgerCorrupt(f"it must name a ledger of form {_FORM}")
 
 
 def _text_lines(file: IO[str]) -> Iterator[str]:
     try:
         yield from file
     except UnicodeDecodeError as problem:
-        raise LedgerCorrupt("an export is text, and this is not; a backup is read with restore") from problem
+        raise LedgerCorrupt("an export must be UTF-8; a backup is read with restore") from problem
 
 
 def _piece(form: dict[str, Any], entries: int, *, ended: bool) -> Piece:
     if ended:
-        raise LedgerCorrupt("the copy had ended before it")
+        raise LedgerCorrupt("it comes after the end of the copy")
     if "checkpoint" in form:
         if int(form["entries"]) != entries:
-            raise LedgerCorrupt(f"{int(form['entries'])} entries were written, and {entries} are here")
+            raise LedgerCorrupt(f"{int(form['entries'])} entries were written, but {entries} were found")
         return Checkpoint.from_dict(form["checkpoint"])
     ((kind, fields),) = form.items()
     if any(not isinstance(value, str) for value in fields.values()):
-        raise LedgerCorrupt("every field is a text")
+        raise LedgerCorrupt("every field must be a string")
     if kind == "principal":
-        return _checked(fields["identity"]), _checked(fields["name"])
+        return _check_principal(fields["identity"]), _check_principal(fields["name"])
     numbers = {name: int(fields[name]) for name in _NUMBERS if name in fields}
     if kind not in ("entry", "note"):
-        raise LedgerCorrupt(f"{shown(kind)} is not known")
+        raise LedgerCorrupt(f"{shown(kind)} is not a known kind of line")
     return Entry(**(fields | numbers)) if kind == "entry" else Note(**(fields | numbers))
 
 
-def _checked(text: str) -> str:
+def _check_principal(text: str) -> str:
     try:
         return check_key(text)
-    except InvalidGuarantee as problem:
-        raise LedgerCorrupt("a principal's name or identity is not one") from problem
+    except InvalidArgument as problem:
+        raise LedgerCorrupt("the name or identity of a principal is not valid") from problem
 
 
 def backup(pieces: Iterable[Piece], path: Path, progress: Progress | None = None) -> Checkpoint:
-    """Copy a ledger into a new SQLite file, as it is, which says of itself that it is for reading."""
-    if os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
-        raise LedgerError(f"there is a file at {path} already; a backup is a new file")
+    """Copy a ledger into a new SQLite file, which is marked as read-only."""
+    if os.path.exists(path):  # noqa: PTH110  it returns False where Path.exists raises
+        raise InvalidArgument(f"path must be a new file (got {path}, which exists)")
     return _take_in(SqliteStore(path, backup=True), pieces, None, None, progress).checkpoint
 
 
 @contextmanager
-def opened_backup(path: Path) -> Iterator[Snapshot]:
-    """Look at a backup."""
-    if not os.path.exists(path):  # noqa: PTH110  it says no where Path.exists raises
-        raise LedgerError(f"there is no backup at {path}; nothing was restored")
+def open_backup(path: Path) -> Iterator[Snapshot]:
+    """Yield the content of a backup."""
+    if not os.path.exists(path):  # noqa: PTH110  it returns False where Path.exists raises
+        raise LedgerNotFound(f"there is no backup at {path}")
     source = SqliteStore(path)
     try:
         with source.snapshot() as snapshot:
@@ -164,28 +164,28 @@ def take_in(
     checkpoint: Checkpoint | None,
     progress: Progress | None = None,
 ) -> Verification:
-    """Read a copy into an empty ledger; without a checkpoint that shows it is current, every account is closed."""
+    """Import a copy into an empty ledger; close every account unless a checkpoint shows that it is current."""
     check_checkpoint(checkpoint)
     return _take_in(store, pieces, principal if checkpoint is None else None, checkpoint, progress)
 
 
 def check_checkpoint(checkpoint: object) -> None:
-    """Raise unless it is a checkpoint, or none was given."""
+    """Raise `InvalidArgument` unless it is a checkpoint or None."""
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        raise LedgerError(
-            f"checkpoint must be a Checkpoint, as from Checkpoint.from_dict, and {shown(checkpoint)} is not"
+        raise InvalidArgument(
+            f"checkpoint must be a Checkpoint, as from Checkpoint.from_dict (got {shown(checkpoint)})"
         )
     if checkpoint is not None and not checkpoint.accounts:
-        raise LedgerError("the checkpoint names no account, so it shows nothing; nothing was done")
+        raise InvalidArgument("checkpoint must name at least one account (got none)")
 
 
 def check_file(file: object, verb: str, mode: str) -> None:
-    """Raise unless it is an open file, or something that is read or written like one."""
+    """Raise `InvalidArgument` unless it can be read or written like an open file."""
     read = isinstance(file, Iterable) and not isinstance(file, str | bytes)
     if not (hasattr(file, "write") if mode == "w" else read):
-        raise LedgerError(
-            f"{verb} takes an open file, and {shown(file)} is not one; nothing was done. Use"
-            f" with open('f.jsonl', {mode!r}) as file: ledger.{verb}(file)"
+        raise InvalidArgument(
+            f"file must be an open file (got {shown(file)}): with open('f.jsonl', {mode!r}) as file:"
+            f" ledger.{verb}(file)"
         )
 
 
@@ -215,44 +215,42 @@ class _Intake:
         self._balances: dict[str, Balance] = {}
 
     def parts(self, pieces: Iterable[Piece]) -> Iterator[Changes]:
-        """Yield what to store, piece by piece; the last part has the balances that all of it adds up to."""
+        """Yield the changes to store; the last part has the balances that follow from all entries."""
         part = Changes()
-        stood: Checkpoint | None = None
+        original: Checkpoint | None = None
         for piece in pieces:
             if isinstance(piece, Entry):
                 self._take(piece, part)
-                if len(part.entries) >= _PART:
+                if len(part.entries) >= _PART_SIZE:
                     yield part
                     part = Changes()
             elif isinstance(piece, Note):
                 if self._noted.pop((piece.account, piece.sequence), None) != note_digest(piece.salt, piece.text):
-                    raise LedgerCorrupt(
-                        f"the note of {piece.account}#{piece.sequence} is not the one that was written"
-                    )
+                    raise LedgerCorrupt(f"the note of {piece.account}#{piece.sequence} does not match its digest")
                 part.notes.append(piece)
             elif isinstance(piece, Checkpoint):
-                stood = piece
+                original = piece
             elif piece[0] in self.principals or piece[1] in self.principals.values():
-                raise LedgerCorrupt("a principal is named twice in the copy; nothing was taken in")
+                raise LedgerCorrupt("a principal is named twice in the copy; nothing was imported")
             else:
                 self.principals[piece[0]] = piece[1]
         self._balances = self._auditor.finish()
-        if stood is None or stood.head != self._checkpoint().head:
-            raise LedgerCorrupt("the copy does not end where its original stood; nothing was taken in")
+        if original is None or original.head != self._checkpoint().head:
+            raise LedgerCorrupt("the copy does not match its own checkpoint; nothing was imported")
         part.opened = [*self._balances.values()]
         if self._closed_by is not None:
             self._close_all(part)
         yield part
 
     def verification(self) -> Verification:
-        """Say what was taken in."""
+        """Return what was imported."""
         erased = len(self._seen - {*self.principals})
         return Verification(
             self._checkpoint(),
             self._entries,
             len(self._noted),
             erased,
-            uncertified=self._auditor.uncertified(),
+            uncertified=self._auditor.uncertified_accounts(),
             set_back=tuple(self._auditor.set_back),
         )
 
@@ -265,17 +263,19 @@ class _Intake:
         if entry.verb not in KEYLESS and entry.called == entry.place:
             used = (key_owner(entry.verb, entry.principal), entry.key)
             if used in part.keys:
-                raise _twice(entry)
+                raise LedgerCorrupt(
+                    f"entry {entry.place}: its key {entry.key!r} was used before; nothing was imported"
+                )
             part.keys[used] = IdempotencyRecord(entry.account, entry.sequence, entry.verb, entry.request)
         if entry.note:
             self._noted[entry.account, entry.sequence] = entry.note
         self._seen.add(entry.principal)
         self._entries += 1
-        if self._progress is not None and not self._entries % _EVERY:
+        if self._progress is not None and not self._entries % _REPORT_INTERVAL:
             self._progress(self._entries, 0)
 
     def _close_all(self, part: Changes) -> None:
-        """Close every account in the same transaction: a crash must not leave a copy that can be spent from."""
+        """Close every account in the same transaction: a crash must not leave a copy that takes charges."""
         identity = next((one for one, name in self.principals.items() if name == self._closed_by), "")
         if not identity:
             identity = secrets.token_hex(16)
@@ -296,13 +296,9 @@ class _Intake:
                 self._entries += 1
 
 
-def _twice(entry: Entry) -> LedgerCorrupt:
-    return LedgerCorrupt(f"entry {entry.place}: its key {entry.key!r} was used before; nothing was taken in")
-
-
 def pieces(snapshot: Snapshot) -> Iterator[Piece]:
-    """Take a ledger apart: entries, notes, principals, and where it stands."""
-    for entry, _ in paced(snapshot.records()):
+    """Yield the pieces of a ledger: entries, notes, principals, and its checkpoint."""
+    for entry, _ in pace(snapshot.records()):
         yield entry
     yield from snapshot.notes()
     yield from snapshot.principals().items()

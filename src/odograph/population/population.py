@@ -21,8 +21,8 @@ from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
     IdempotencyConflict,
+    InvalidArgument,
     InvalidGuarantee,
-    InvalidPolicy,
     LedgerBusy,
     LedgerError,
     OdographError,
@@ -142,7 +142,7 @@ class Population:
         them.
         """
         if unknown not in UNKNOWN:
-            raise InvalidPolicy(f"unknown must be 'join' or 'leave-out' (got {unknown!r})")
+            raise InvalidArgument(f"unknown must be 'join' or 'leave-out' (got {unknown!r})")
         backend = _local_backend(ledger)
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
         gate, chosen = gate_of(compiled), make_engine(engine, session, memory_limit)
@@ -267,13 +267,13 @@ class Population:
         if not isinstance(prices, (Prices, Guarantee)) and not self._engine.ordered:
             raise InvalidGuarantee(
                 "prices can be a function only where people have an order, as with the engine 'numpy'; pass Prices"
-                " with a table. Nothing was charged"
+                " with a table"
             )
         asked = prices if isinstance(prices, Prices) else prices_for(prices, records, tuple(self.outputs))
         with ExitStack() as use:
             active = self._charge(asked, key, note, use=use)
             if active.receipt.repeated:
-                raise _key_used(key, active)
+                raise _key_used_error(key, active)
             try:
                 answer = mechanism(self._engine.records(self._context, active.folder, records), **known)
             except BaseException as problem:
@@ -295,13 +295,13 @@ class Population:
         """
         amounts = self._context.gate.amounts(self._opened.compiled.price(probe))
         if not isinstance(cost, PureDP) or not cost.epsilon:
-            raise InvalidGuarantee(f"cost must be PureDP with a positive epsilon (got {cost!r}); nothing was charged")
+            raise InvalidGuarantee(f"cost must be PureDP with a positive epsilon (got {cost!r})")
         epsilon = float(cost.epsilon)
         noisy([0], 1, epsilon)  # raises for a cost that OpenDP cannot honor, before anyone is charged
         with ExitStack() as use:
             active = self._charge(cost, key, note, use=use)
             if active.receipt.repeated:
-                raise _key_used(key, active)
+                raise _key_used_error(key, active)
             (answer,) = noisy([self._engine.count(self._context, active.folder, amounts)], 1, epsilon)
         self.outputs.append(answer)
         return answer
@@ -385,7 +385,7 @@ class Population:
         """Return the entry that points to the current version."""
         balance = self._backend.balances([self.name])[self.name]
         if balance.closed:
-            raise AccountClosed(f"{self.name!r} is closed and takes no new rounds; nothing was charged")
+            raise AccountClosed(f"{self.name!r} is closed and takes no new rounds")
         return self._backend.entry(self.name, balance.sequence)
 
     def _current_folder(self) -> Path:
@@ -405,7 +405,7 @@ class Population:
         if not folder.is_dir():
             raise LedgerError(
                 f"there is no version {pointer.version} of {self.name!r} in {folder.parent}: pass the location where"
-                " it was created, or where its files were moved to; nothing was charged"
+                " it was created, or where its files were moved to"
             )
         return folder
 
@@ -421,7 +421,7 @@ class Population:
         return f"Population({self.name!r}, {self.policy.promise})"
 
 
-def _key_used(key: str, active: Participants) -> IdempotencyConflict:
+def _key_used_error(key: str, active: Participants) -> IdempotencyConflict:
     return IdempotencyConflict(
         f"key {key!r} was used before, for round {active.receipt.version}, which ran or may have run; nothing was"
         " charged. Another run needs another key, and is charged"
@@ -440,10 +440,10 @@ def _local_backend(ledger: object) -> LocalBackend:
         # Other addresses are not shown: they may contain a password.
         file = isinstance(ledger, str) and ledger.startswith("sqlite:")
         what = shown(ledger) if file else f"a {type(ledger).__name__}"
-        raise InvalidPolicy(f"ledger must be a Ledger, such as odograph.connect(...) returns (got {what})")
+        raise InvalidArgument(f"ledger must be a Ledger, such as odograph.connect(...) returns (got {what})")
     backend = ledger.backend
     if not isinstance(backend, LocalBackend):
-        raise LedgerError(
-            f"a population's ledger must be reached directly, such as sqlite:///privacy.db (got {backend.url})"
+        raise InvalidArgument(
+            f"ledger must be reached directly, such as sqlite:///privacy.db, for a population (got {backend.url})"
         )
     return backend

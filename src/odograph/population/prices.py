@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from odograph.core.compiled import Compiled
 from odograph.core.guarantees import SIZED, Guarantee, PureDP
-from odograph.errors import InvalidGuarantee
+from odograph.errors import InvalidArgument, InvalidGuarantee
 from odograph.population.gate import Gate
 
 __all__ = ["PriceTable", "Prices", "Pricing", "VectorizedPrice", "price_table", "prices_for", "vectorized_price"]
@@ -57,15 +57,13 @@ class Prices:
         self.ids = None if ids is None else _array(ids, "ids")
         self.which = np.zeros(0, dtype=np.uint32)
         if not self.guarantees or not all(isinstance(one, Guarantee) for one in self.guarantees):
-            raise InvalidGuarantee(
-                "guarantees must be a list of at least one guarantee, such as [PureDP(0.1)]; nothing was charged"
-            )
+            raise InvalidGuarantee("guarantees must be a list of at least one guarantee, such as [PureDP(0.1)]")
         if (which is None) == (table is None) or (table is not None and ids is not None):
-            raise InvalidGuarantee("pass either which, with or without ids, or a table; nothing was charged")
+            raise InvalidArgument("pass either which, with or without ids, or a table")
         if which is not None:
             self.which = _indices(which, len(self.guarantees))
         if self.ids is not None and (self.ids.ndim != 1 or len(self.ids) != len(self.which)):
-            raise InvalidGuarantee("ids must be a list with one id for each entry of which; nothing was charged")
+            raise InvalidArgument("ids must be a list with one id for each entry of which")
 
     @classmethod
     def of(cls, kind: type[Guarantee], values: ArrayLike, *, ids: ArrayLike | None = None, bits: int = _BITS) -> Self:
@@ -77,7 +75,7 @@ class Prices:
         if kind not in SIZED.values() or kind.kind in ("approx", "prob"):
             raise InvalidGuarantee(f"kind must be PureDP, ZCDP or GDP, which have one size (got {kind!r})")
         if not isinstance(bits, int) or not 1 <= bits <= _MAX_BITS:
-            raise InvalidGuarantee(f"bits must be from 1 to {_MAX_BITS} (got {bits!r})")
+            raise InvalidArgument(f"bits must be from 1 to {_MAX_BITS} (got {bits!r})")
         sizes, which = _round_up(_floats(values), bits)
         make = cast("Any", kind)
         return cls([make(size) for size in sizes], which, ids=ids)
@@ -106,7 +104,7 @@ def price_table(compiled: Compiled, gate: Gate, asked: Prices | Guarantee) -> Pr
     if not isinstance(asked, (Prices, Guarantee)):
         raise InvalidGuarantee(
             "prices must be a guarantee, such as PureDP(0.1), or Prices; `run` also takes functions (got a"
-            f" {type(asked).__name__}). Nothing was charged"
+            f" {type(asked).__name__})"
         )
     same = not isinstance(asked, Prices)
     prices = Prices([asked], []) if not isinstance(asked, Prices) else asked
@@ -125,19 +123,19 @@ class VectorizedPrice:
         """Return each person's price, after checking a random sample of them with their record alone."""
         sizes = self._sizes(records, outputs)
         if sizes.shape != (len(records),):
-            raise InvalidGuarantee("prices must be one size for each record; nothing was charged")
+            raise InvalidGuarantee("prices must be one size for each record")
         wrong = sizes[~np.isfinite(sizes)]
         if wrong.size:
             raise InvalidGuarantee(
                 f"prices must be finite (got {wrong[0]}): look for such a number in the records, or in the function"
-                " that prices them. Nothing was charged"
+                " that prices them"
             )
         for i in SystemRandom().sample(range(len(sizes)), min(_SAMPLE_SIZE, len(sizes))):
             (alone,) = self._sizes(records[i : i + 1], outputs)
             if not abs(alone - sizes[i]) <= _SAMPLE_TOLERANCE * abs(sizes[i]):
                 raise InvalidGuarantee(
                     "prices must be computed from one record and past outputs, but a record priced alone got another"
-                    " price: it depends on other people's records. Nothing was charged"
+                    " price: it depends on other people's records"
                 )
         return Prices.of(self._kind, sizes)
 
@@ -168,7 +166,7 @@ def prices_for(
             raise InvalidGuarantee(
                 "prices must be a guarantee, Prices, a function that returns a guarantee for one record, or one that"
                 " is decorated with @odograph.vectorized_price(PureDP); this function is not decorated, and for a"
-                f" record it returned a {type(found).__name__}. Nothing was charged"
+                f" record it returned a {type(found).__name__}"
             )
         which.append(indices.setdefault(found, len(indices)))
     return Prices([*indices] or [PureDP(0)], which)
@@ -178,7 +176,7 @@ def _array(values: ArrayLike, field: str) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (TypeError, ValueError):  # NumPy's message may contain values
-        raise InvalidGuarantee(f"{field} must be a list; nothing was charged") from None
+        raise InvalidArgument(f"{field} must be a list") from None
 
 
 def _floats(values: ArrayLike) -> NDArray[np.float64]:
@@ -190,7 +188,7 @@ def _floats(values: ArrayLike) -> NDArray[np.float64]:
     if found.dtype.kind in "iu":
         exact = int(found.min()) >= -(2**53) and int(found.max()) <= 2**53
     if not exact:
-        raise InvalidGuarantee("values must be floats of at most 64 bits, or integers; nothing was charged")
+        raise InvalidGuarantee("values must be floats of at most 64 bits, or integers")
     return found.astype(np.float64, copy=False)
 
 
@@ -199,9 +197,9 @@ def _indices(which: ArrayLike, count: int) -> NDArray[np.unsignedinteger[Any]]:
     if found.size == 0:
         return np.zeros(0, dtype=np.uint32)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
-        raise InvalidGuarantee("which must be a list of integers, indices into guarantees; nothing was charged")
+        raise InvalidArgument("which must be a list of integers, indices into guarantees")
     if int(found.min()) < 0 or int(found.max()) >= count:
-        raise InvalidGuarantee(f"which must be from 0 to {count - 1}, indices into guarantees; nothing was charged")
+        raise InvalidArgument(f"which must be from 0 to {count - 1}, indices into guarantees")
     small = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.uint32
     return found.astype(small, copy=False)
 
@@ -209,7 +207,7 @@ def _indices(which: ArrayLike, count: int) -> NDArray[np.unsignedinteger[Any]]:
 def _round_up(values: NDArray[np.float64], bits: int) -> tuple[list[float], NDArray[np.uint32]]:
     """Return the distinct sizes, each rounded up to some bits, and the index of each value's size."""
     if values.ndim != 1 or not np.all((values >= 0) & (values < _SIZE_LIMIT)):
-        raise InvalidGuarantee("values must be a list of finite numbers, none negative; nothing was charged")
+        raise InvalidGuarantee("values must be a list of finite numbers, none negative")
     if not values.size:
         return [0.0], np.zeros(0, dtype=np.uint32)
     mantissas, exponents = np.frexp(values)

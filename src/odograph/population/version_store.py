@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from odograph.errors import InvalidPolicy, LedgerError
+from odograph.errors import InvalidArgument, LedgerError
 from odograph.ledger.stores.sqlite_files import sync
 
 try:
@@ -224,17 +224,17 @@ def _wait(file: int, own: int, timeout: float) -> bool | None:
 
 
 def parse_location(location: object) -> Path:
-    """Return the absolute path of a folder, or raise `InvalidPolicy`: all engines keep a population in a folder.
+    """Return the absolute path of a folder, or raise `InvalidArgument`: all engines keep a population in a folder.
 
     Without this check, an address such as s3a://bucket would become a folder of that name in the working directory.
     """
     text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise InvalidPolicy(f"location must be the path of a folder (got a {type(location).__name__})")
+        raise InvalidArgument(f"location must be the path of a folder (got a {type(location).__name__})")
     scheme = _SCHEME.match(text)
     if scheme is not None and not (os.name == "nt" and len(scheme[1]) == len("C:")):
         # The rest of the address is not shown: it may contain a password.
-        raise InvalidPolicy(
+        raise InvalidArgument(
             f"location must be the path of a folder (got an address that begins with {scheme[1]!r}): engines cannot"
             " read or write addresses. Mount the storage as a folder and pass its path"
         )
@@ -245,7 +245,7 @@ def parse_location(location: object) -> Path:
     else:
         plain = bool(text) and "\0" not in text and text[0] != "~"
     if not plain:
-        raise InvalidPolicy(
+        raise InvalidArgument(
             f"location must be the path of a folder (got {text!r}): write the home folder out instead of ~, and use"
             " Unicode characters only"
         )
@@ -263,10 +263,10 @@ class Versions:
         try:
             self._make()
         except FileExistsError:  # another process was first
-            raise LedgerError(self._occupied()) from None
+            raise InvalidArgument(self._occupied_message()) from None
         except OSError as problem:
-            raise LedgerError(
-                f"a population cannot be made in {self.location}: {problem.strerror}. Pass the path of a new folder"
+            raise InvalidArgument(
+                f"location must be a new folder that can be created (got {self.location}: {problem.strerror})"
             ) from problem
         sync(self.location / _SECRET)
         sync(self.location)
@@ -275,7 +275,7 @@ class Versions:
         real = Path(os.path.realpath(self.location))  # also resolves a link to itself
         around = next(filter(_is_population, real.parents), None)
         if around is not None:
-            raise LedgerError(
+            raise InvalidArgument(
                 f"location must not be within the folder of another population (got a folder in {around}), which"
                 " removes files that it does not know. Pass the path of a new folder elsewhere"
             )
@@ -283,15 +283,15 @@ class Versions:
             make_folder(self.location, parents=True)
         except FileExistsError:
             if any(self.location.iterdir()):
-                raise LedgerError(self._occupied()) from None
+                raise InvalidArgument(self._occupied_message()) from None
             restrict(real)
         write_file(self.location / _SECRET, secrets.token_bytes(_SECRET_SIZE))
 
-    def _occupied(self) -> str:
+    def _occupied_message(self) -> str:
         if (self.location / _SECRET).exists():
             return (
-                f"there is a population in {self.location} already: open it, or pass another location. If its"
-                " creation was interrupted, so that no ledger knows it, remove the folder"
+                f"location must be a new folder (got {self.location}, which holds a population): open it, or pass"
+                " another location. If its creation was interrupted, so that no ledger knows it, remove the folder"
             )
         return f"location must be a new folder or an empty one (got {self.location}, which has files in it)"
 

@@ -7,13 +7,12 @@ so that the store records who had which access, and when.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
@@ -21,18 +20,20 @@ from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 from odograph.connection import connect
 from odograph.errors import (
     IdempotencyConflict,
+    InvalidArgument,
     KeyNotFound,
     LedgerBusy,
     LedgerCorrupt,
     LedgerError,
     NotAuthenticated,
     NotPermitted,
-    ServiceUnavailable,
+    OutcomeUnknown,
 )
+from odograph.extras import load
+from odograph.forks import leave_to_parent, renew_after_fork, suspend_for_forks
 from odograph.ledger.entries import check_key, shown
 from odograph.ledger.stores import sql
-from odograph.ledger.stores.sqlite_errors import code_of
-from odograph.ledger.stores.sqlite_files import NO_FILE, identity, keep_from_forks, make_file, open_file
+from odograph.ledger.stores.sqlite_files import NO_FILE, code_of, identity, make_file, open_file
 from odograph.service.auth import (
     ApiKey,
     BrowserSession,
@@ -53,6 +54,7 @@ __all__ = [
     "Database",
     "KeyStore",
     "MemoryDatabase",
+    "PostgresDatabase",
     "RunQuery",
     "SqliteDatabase",
     "connect_keys",
@@ -64,6 +66,8 @@ SCHEMA: Final = 1  # the version of the tables that this code reads and writes
 _APPLICATION_ID: Final = 0x0D06_0002  # in the header of the SQLite file
 _SQLITE_URL: Final = "sqlite:///"
 _PACKAGE: Final = "odograph.service"  # its folder sql/ has, per dialect, a schema and named queries
+_ADVICE: Final = "list the keys to know the outcome"  # where a commit may or may not have happened
+_UNCHANGED: Final = "no key was changed"
 _FIRST_OWNER: Final = "owner"  # the principal of the first key
 _T = TypeVar("_T")
 
@@ -274,7 +278,7 @@ def connect_keys(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = Fa
     PostgreSQL server that does not sync its disk is refused unless a test passes `accept_fsync_off`.
     """
     if isinstance(url, str) and url.startswith(("http://", "https://")):
-        raise LedgerError(
+        raise InvalidArgument(
             "url must be a ledger, not a service: pass the URL of the ledger it serves, or use its HTTP API"
         )
     with connect(url, timeout=timeout) as ledger:  # parses the URL without connecting
@@ -283,8 +287,7 @@ def connect_keys(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = Fa
         return KeyStore(MemoryDatabase())
     if where.startswith(_SQLITE_URL):
         return KeyStore(SqliteDatabase(Path(where.removeprefix(_SQLITE_URL)), timeout=timeout))
-    postgres = import_module("odograph.service.key_store_postgres")
-    return KeyStore(postgres.PostgresDatabase(url, where, timeout=timeout, accept_fsync_off=accept_fsync_off))
+    return KeyStore(PostgresDatabase(url, where, timeout=timeout, accept_fsync_off=accept_fsync_off))
 
 
 def _one_key(key_id: str, run: RunQuery) -> ApiKey:
@@ -325,10 +328,15 @@ class MemoryDatabase:
 
     def __init__(self) -> None:
         self.url = "memory://"
-        self._pid = os.getpid()
+        self._forked = False
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         _create_tables(self._connection)
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Refuse all later calls in the forked process."""
+        self._forked = True
 
     def read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Return the rows of one query."""
@@ -356,7 +364,7 @@ class MemoryDatabase:
         self._connection.close()
 
     def _require_own(self) -> None:
-        if self._pid != os.getpid():
+        if self._forked:
             raise LedgerError("keys in memory cannot be used in a forked process: a copy would not see revocations")
 
 
@@ -376,7 +384,7 @@ class SqliteDatabase:
         self._write_lock = threading.RLock()
         self._reader: sqlite3.Connection | None = None
         self._file = NO_FILE
-        keep_from_forks(self)
+        suspend_for_forks(self)
 
     def read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Return the rows of one query."""
@@ -462,18 +470,94 @@ class SqliteDatabase:
         except (sqlite3.Error, UnicodeDecodeError) as problem:
             code = code_of(problem) if isinstance(problem, sqlite3.Error) else sqlite3.SQLITE_CORRUPT
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise LedgerBusy(
-                    f"another program has locked {self._path}; no key was changed. Try again"
-                ) from problem
+                raise LedgerBusy(f"another program has locked {self._path}; {_UNCHANGED}. Try again") from problem
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise LedgerCorrupt(f"{self._path} is damaged ({problem}); restore it, or move it away") from problem
             if code == sqlite3.SQLITE_IOERR:  # the changes may have reached the disk
-                raise ServiceUnavailable(
-                    f"the disk failed ({problem}); list the keys to know the outcome"
-                ) from problem
-            raise LedgerError(f"{self._path} could not be used ({problem}); no key was changed") from problem
+                raise OutcomeUnknown(f"the disk failed ({problem}); {_ADVICE}") from problem
+            raise LedgerError(f"{self._path} could not be used ({problem}); {_UNCHANGED}") from problem
         except OSError as problem:
             raise LedgerError(f"keys cannot be stored at {self._path}: {problem.strerror}") from problem
+
+
+class PostgresDatabase:
+    """Tables in a schema of their own in the ledger's database: a lasting connection for reads, a new one per write.
+
+    A connection keeps no session state.
+    """
+
+    _created: bool  # whether the tables were seen; once created, they stay
+
+    def __init__(self, conninfo: str, url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> None:
+        load("psycopg")
+        from odograph.ledger.stores import postgres  # noqa: PLC0415  it imports psycopg, which is optional
+
+        self.url = url
+        self._lock_timeout = f"{max(1, int(timeout * 1000))}ms"
+        self._sql = {name: text.encode() for name, text in queries("postgres").items()}
+        self._connect = partial(
+            postgres.open_connection, conninfo, timeout=timeout, accept_fsync_off=accept_fsync_off
+        )
+        self._new_reader = postgres.LastingConnection
+        self._translate_errors = partial(postgres.translate_errors, url, _UNCHANGED)
+        self._commit = postgres.commit
+        self._reset()
+        renew_after_fork(self)
+
+    def read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        """Return the rows of one query."""
+        with self._lock, self._translate_errors():
+            self._created = self._created or self._has_tables(self._read)
+            return self._read(query, *arguments) if self._created else []
+
+    def write(self, work: Callable[[RunQuery], _T]) -> _T:
+        """Call `work` under a lock of the whole database; the server has synced its changes on return."""
+        with self._translate_errors(), self._connect() as connection:  # closing rolls back what was not committed
+
+            def run(query: str, *arguments: object) -> list[tuple[Any, ...]]:
+                cursor = connection.execute(self._sql[query], arguments)
+                return cursor.fetchall() if cursor.description else []
+
+            run("begin")
+            run("settings", self._lock_timeout)
+            run("one_at_a_time")
+            if not self._has_tables(run):
+                connection.execute(schema("postgres").encode())
+                run("set_version", SCHEMA)
+            done = work(run)
+            self._commit(connection, self.url, _ADVICE)
+            return done
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when needed."""
+        with self._lock:
+            self._reader.close()
+            self._reset()
+
+    def after_fork(self) -> None:
+        """Start anew: the parent process still uses this connection."""
+        leave_to_parent(self._reader)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._reader = self._new_reader()
+        self._created = False
+
+    def _read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        return self._reader.read(self._connect, self._sql[query], arguments)
+
+    def _has_tables(self, run: RunQuery) -> bool:
+        """Return whether the tables exist; raise `LedgerError` if their schema is another version's."""
+        if run("there") != [(True,)]:
+            return False
+        found = [version for (version,) in run("version")]
+        if found != [SCHEMA]:
+            raise LedgerError(
+                f"the keys in {self.url} have schema {found[0] if found else 'none'}, but this version of Odograph"
+                f" reads {SCHEMA}; upgrade Odograph. They were not changed"
+            )
+        return True
 
 
 def _create_tables(connection: sqlite3.Connection) -> None:

@@ -16,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from odograph.core.planning import standing, used
-from odograph.errors import AccountNotFound, LedgerNotFound
+from odograph.errors import LedgerNotFound
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import Balance
 
@@ -129,7 +129,7 @@ class _Budgets(Collector):
     def _balances(self) -> dict[str, Balance]:
         try:
             return self._ledger.backend.balances()
-        except (LedgerNotFound, AccountNotFound):  # no account was opened yet, so there is no ledger
+        except LedgerNotFound:  # no account was opened yet, so there is no ledger
             return {}
 
     def describe(self) -> Iterator[GaugeMetricFamily]:

@@ -46,7 +46,7 @@ PROBLEM: Final = b"application/problem+json"
 _MAX_DETAIL: Final = 2000  # characters
 # For a caller bound to some accounts: the original messages could name another account or disclose its policy.
 BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
-    LedgerNotFound: "the ledger has no accounts yet",
+    LedgerNotFound: "no such account, or this key has no access to it",
     AccountNotFound: "no such account, or this key has no access to it",
     EntryNotFound: "no such entry, or this key has no access to its account",
     ReservationNotFound: "no such reservation, or this key has no access to its accounts",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from odograph.connection import store_at
-from odograph.errors import AccountNotFound, LedgerBusy, NotAuthenticated, OdographError
+from odograph.errors import LedgerBusy, LedgerNotFound, NotAuthenticated, OdographError
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY
 from odograph.ledger.ledger import Ledger
@@ -176,7 +176,7 @@ class AppState:
             unready = "the ledger cannot be read"
             try:
                 await self.run(self._backend.balances, [])
-            except AccountNotFound:  # the database was away when this worker started
+            except LedgerNotFound:  # the database was away when this worker started
                 await self.run(self._backend.store.create)
             unready = "the ledger cannot be written"
             await self.writer.probe()

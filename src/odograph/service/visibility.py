@@ -17,7 +17,7 @@ from odograph.core.gate import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound
+from odograph.errors import AccountNotFound, LedgerNotFound
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.backend import Backend
 from odograph.ledger.commands import Ask
@@ -78,7 +78,7 @@ def visible_account(ledger: Ledger, caller: Caller, name: str) -> LedgerAccount:
     require_visible(caller, [name])
     try:
         return ledger.account(name)
-    except AccountNotFound:
+    except (AccountNotFound, LedgerNotFound):
         # The same message as for an account that may not be seen.
         raise AccountNotFound(f"no account {shown(name)}") from None
 
@@ -87,7 +87,7 @@ def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
     """Return the accounts that the caller may see, in the order of their names."""
     try:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
-    except AccountNotFound:  # no account was opened yet, so there is no ledger either
+    except LedgerNotFound:  # no account was opened yet
         return []
     # What remains of a population is confidential.
     own = [name for name in sorted(balances) if ledger.backend.opened(name).population is None]

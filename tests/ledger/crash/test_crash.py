@@ -99,7 +99,7 @@ def test_a_killed_program_loses_nothing_that_it_acknowledged(
 
 
 @pytest.mark.parametrize(
-    ("defect", "says"), [("early", "acknowledged charges are gone"), ("forgets", "does not lead")]
+    ("defect", "says"), [("early", "acknowledged charges are gone"), ("forgets", "is stored with another request")]
 )
 def test_a_store_that_answers_early_or_forgets_keys_is_caught(
     store_url: str, tmp_path: Path, defect: str, says: str

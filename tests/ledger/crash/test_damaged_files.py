@@ -15,7 +15,7 @@ from broken_stores import ledger_at
 from workload import COST, policy
 
 import odograph as odo
-from odograph.errors import AccountNotFound, LedgerCorrupt, LedgerError, OdographError
+from odograph.errors import LedgerCorrupt, LedgerError, LedgerNotFound, OdographError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.sql import SCHEMA
 
@@ -141,11 +141,11 @@ def make_foreign(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (make_newer, f"has schema {SCHEMA + 1}.*knows {SCHEMA}: upgrade Odograph.*left as it is"),
-        (make_foreign, "is not a ledger of Odograph; it was left as it is"),
+        (make_newer, f"has schema {SCHEMA + 1}.*reads {SCHEMA}; upgrade Odograph.*not changed"),
+        (make_foreign, "is not a ledger of Odograph; it was not changed"),
         (lambda path: path.write_text("a shopping list\n" * 400), "is damaged|is not a ledger"),
         (lambda path: path.write_text("short"), "is damaged|is not a ledger"),
-        (lambda path: path.write_bytes(b""), "is not a ledger of Odograph.*it was left as it is"),
+        (lambda path: path.write_bytes(b""), "is not a ledger of Odograph.*it was not changed"),
     ],
 )
 def test_a_file_that_is_no_ledger_of_ours_is_left_alone(
@@ -175,9 +175,9 @@ def test_a_folder_or_nothing_in_place_of_a_ledger(tmp_path: Path) -> None:
         with pytest.raises(LedgerError):
             ledger.open_account("a", policy(10))
     with ledger_at(f"sqlite:///{tmp_path}/missing/ledger.db") as ledger:
-        with pytest.raises(AccountNotFound, match="there is no ledger at"):
+        with pytest.raises(LedgerNotFound, match="there is no ledger at"):
             ledger.verify()
-        with pytest.raises(LedgerError, match="no ledger can be made at"):
+        with pytest.raises(LedgerError, match="no ledger can be created at"):
             ledger.open_account("a", policy(10))
 
 

@@ -170,8 +170,8 @@ def test_a_locked_row_holds_up_only_those_who_need_it(direct: Ledger, spend: Spe
 def test_a_group_that_waits_for_all_its_rows_is_caught(
     direct: Ledger, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres, "_PATIENCE", TIMEOUT)
-    monkeypatch.setattr(postgres, "_WARY", 0.0)
+    monkeypatch.setattr(postgres, "_LOCK_WAIT", TIMEOUT)
+    monkeypatch.setattr(postgres, "_SKIP_TIME", 0.0)
     assert share_kept(spend_from(direct), postgres_url, 0) < 0.5
     check_charged(direct)
 
@@ -201,7 +201,7 @@ def test_who_opens_waits_for_another_that_opens_and_who_spends_does_not(direct: 
         direct.spend({"b": COST}, key="meanwhile")
         assert time.monotonic() - begun < TIMEOUT
         # Who closes next does not make the others wait again so soon.
-        assert OPENING in cast("LocalBackend", direct.backend).store._stuck  # type: ignore[attr-defined]  # noqa: SLF001
+        assert OPENING in cast("LocalBackend", direct.backend).store._skipped  # type: ignore[attr-defined]  # noqa: SLF001
     direct.open_account("other", policy(1))
 
 

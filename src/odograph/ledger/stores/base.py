@@ -1,24 +1,25 @@
-"""The Store protocol, and its contract in words.
+"""The Store protocol and its contract.
 
-A store keeps entries, balances, keys and the erasable side tables. It decides nothing: `write` hands what was read
-inside one transaction to a function and stores what that returns, or nothing.
+A store keeps entries, balances, keys and the erasable side tables. It makes no decisions: `write` passes what it read
+inside one transaction to a function, and stores the changes that the function returns.
 
 1. **One transaction.** `write(wants, work)` locks the wanted accounts, reads their balances and keys under those
-   locks, calls `work(state)` once or more (again from the start if another process won a race), stores the changes,
-   and returns only when they are durable. If it raises, nothing was stored, with one exception:
-2. **Unknown outcomes.** If the store was lost at the very moment of committing, `ServiceUnavailable` is raised, and
-   the same key asked again tells what happened.
-3. **Nothing is cached** from one transaction to the next, except what never changes: entries.
-4. **Unique.** No two accounts have a name in common, and no two keys an owner and a text. Of two processes that try
-   at once, one is told what the other did.
-5. **Nothing waits for another's lock.** Accounts that another client holds for longer than a moment are named in
-   `State.held`, and the work leaves out the requests that want them; they are asked for again until `timeout`.
-6. **Time** is the store's, read after the locks are held.
-7. **Snapshots.** `balances` and `records` see one moment, between transactions.
+   locks, calls `work(state)` (again from the start if another process won a race), stores the changes, and returns
+   only when they are durable. If it raises, nothing was stored, with one exception:
+2. **Unknown outcomes.** If the store was lost during the commit, it raises `OutcomeUnknown`. The same request with
+   the same key then tells whether it was stored.
+3. **No cache.** Nothing is kept from one transaction to the next, except entries, which never change.
+4. **Uniqueness.** An account's name is unique, and so is a key with its owner. If two processes try at once, the
+   second one sees what the first one stored.
+5. **No waiting for locks of others.** Accounts that another client holds for longer than a moment are named in
+   `State.held`. The work leaves out the requests that want them; they are tried again until `timeout`.
+6. **Time** comes from the store, and is read after the locks are held.
+7. **Snapshots.** `balances` and `records` show the ledger at one moment, between transactions.
 8. Entries and keys are never updated or deleted; side tables are.
-9. **Erased names.** The keys of a principal whose name was erased stay used, for every principal, as it is not known
-   any more who that was: a wanted key that its owner has not used, and such a principal has, leads to a hit whose
-   request is `ERASED`. So does a key that any principal has used, if the owner's own name was erased.
+9. **Erased names.** When a principal's name is erased, it is no longer known who used its keys, so they count as used
+   by every principal: for a wanted key that its owner has not used, but such a principal has, `State.keys` has a
+   record whose request is `ERASED`. If the owner's own name was erased, this holds for a key that any principal has
+   used.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ __all__ = [
     "Store",
     "Wants",
     "Work",
-    "closed",
+    "closed_error",
     "together",
 ]
 
@@ -59,11 +60,11 @@ class Wants(NamedTuple):
     keys: frozenset[tuple[str, str]] = frozenset()  # owner and key
     trees: frozenset[str] = frozenset()  # accounts wanted with everything below them
     datasets: frozenset[str] = frozenset()  # datasets of which any one block is wanted
-    opens: bool = False  # whether accounts are opened or closed: such groups come one at a time
+    opens: bool = False  # whether accounts are opened or closed: such groups run one at a time
 
 
 def together(wants: Sequence[Wants]) -> Wants:
-    """Return what all of them want."""
+    """Return the union of what several requests want."""
     accounts, keys, trees, datasets, opens = zip(*wants, strict=True)
     nothing: frozenset[str] = frozenset()
     return Wants(
@@ -75,15 +76,15 @@ def together(wants: Sequence[Wants]) -> Wants:
     )
 
 
-OPENING: Final = ""  # among the names of accounts: the lock that is taken to open or close any of them
+OPENING: Final = ""  # in place of an account's name: the lock for opening and closing accounts
 
 
 class RowLocked(LedgerBusy):
-    """Another client holds an account that is wanted. Nothing was charged, and the request is to be tried again."""
+    """Another client holds a wanted account; the engine tries the request again until the timeout."""
 
 
 class Head(NamedTuple):
-    """What never changes about an account: where it stands among the others, and whom it protects."""
+    """The part of an account that never changes: its relatives, and whom it protects."""
 
     name: str
     parent: str
@@ -95,7 +96,7 @@ class Head(NamedTuple):
 
 @dataclass(slots=True)
 class Balance:
-    """What changes about an account. Derived from its entries, which is what `verify` checks."""
+    """The part of an account that changes. It follows from the account's entries, and `verify` checks that."""
 
     head: Head
     sequence: int  # of the last entry
@@ -104,7 +105,7 @@ class Balance:
     totals: Totals
     closed: bool
     linked: bool = False  # whether it has a predecessor or successors
-    origin: str = ""  # the seal of the first entry: an account of the same name in another ledger has another
+    origin: str = ""  # the seal of the first entry, which tells accounts of the same name in two ledgers apart
 
     @classmethod
     def read(cls, row: Sequence[Any]) -> Balance:
@@ -128,11 +129,11 @@ class Balance:
         try:
             return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed), bool(linked), origin)
         except (TypeError, ValueError) as problem:
-            raise LedgerCorrupt(f"the stored totals of {name!r} are not totals: {totals!r}") from problem
+            raise LedgerCorrupt(f"the stored totals of {name!r} cannot be read: {totals!r}") from problem
 
     @property
-    def moved(self) -> tuple[int, str, int, str, bool, bool]:
-        """The columns of the accounts table that change."""
+    def columns(self) -> tuple[int, str, int, str, bool, bool]:
+        """The values of the columns of the accounts table that change."""
         return self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed, self.linked
 
     def append(  # noqa: PLR0913  the fields of an entry, each by its name
@@ -171,11 +172,11 @@ class Balance:
         return _named(Entry, (*body, seal))
 
 
-# One is made at every charge, and a named tuple's own constructor takes twice as long as the tuple's.
+# Every charge makes an entry, and a named tuple's own constructor takes twice as long as the tuple's.
 _named: Final = tuple.__new__
 
 
-ERASED: Final = ""  # in place of a request: that of a principal whose name was erased
+ERASED: Final = ""  # in place of a request, if its principal's name was erased
 
 
 class IdempotencyRecord(NamedTuple):
@@ -188,7 +189,7 @@ class IdempotencyRecord(NamedTuple):
 
 
 class Note(NamedTuple):
-    """The text of a note, with the salt that makes its digest say nothing once both are erased."""
+    """The text of a note, and the salt of its digest: once both are erased, the digest reveals nothing."""
 
     account: str
     sequence: int
@@ -198,7 +199,7 @@ class Note(NamedTuple):
 
 @dataclass(slots=True)
 class State:
-    """What a transaction read: balances by name, known keys, and the time. Requests move it on, one by one."""
+    """What a transaction has read: balances by name, known keys, and the time. Each request of a group updates it."""
 
     now: int
     balances: dict[str, Balance]
@@ -208,7 +209,7 @@ class State:
 
 @dataclass(slots=True)
 class Changes:
-    """What a transaction is to store; balances are those of the state, as far as the entries moved them."""
+    """What a transaction has to store. `moved` are balances of the state that have new entries."""
 
     entries: list[Entry] = field(default_factory=list)
     opened: list[Balance] = field(default_factory=list)
@@ -220,12 +221,12 @@ class Changes:
 Work = Callable[[State], Changes]
 
 
-# An entry, and where its key leads: None if the key is not known.
+# An entry, and the account and sequence that its key is stored with: None if the key is not stored.
 Record: TypeAlias = tuple[Entry, tuple[str, int] | None]
 
 
 class Snapshot(Protocol):
-    """A whole ledger at one moment."""
+    """A complete ledger at one moment."""
 
     @property
     def balances(self) -> Sequence[Balance]:
@@ -234,59 +235,59 @@ class Snapshot(Protocol):
 
     @property
     def size(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         ...
 
     @property
     def keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         ...
 
     def records(self) -> Iterator[Record]:
-        """Every entry, account by account in the order of their names, each from its first."""
+        """Yield every entry, account by account in the order of their names, by sequence."""
         ...
 
     def notes(self) -> Iterator[Note]:
-        """Every note that was not erased."""
+        """Yield every note that was not erased."""
         ...
 
     def principals(self) -> dict[str, str]:
-        """The names that were not erased, by identity."""
+        """Return the names that were not erased, by identity."""
         ...
 
 
 class Store(Protocol):
     """Where a ledger is kept."""
 
-    url: str  # without a password: what messages and pages may show
-    timeout: float  # seconds to wait for what others hold
+    url: str  # without a password, for messages and pages
+    timeout: float  # seconds to wait for locks of others
 
     def create(self) -> None:
-        """Make the place for a ledger if there is none; nothing else does."""
+        """Create the file or tables of a ledger if there are none. Only this and `load` do."""
         ...
 
     def write(self, wants: Wants, work: Work) -> None:
-        """Run one durable transaction, as the contract says; raise `RowLocked` if others hold all of it."""
+        """Run one durable transaction, as the contract says; raise `RowLocked` if others hold everything wanted."""
         ...
 
     def probe(self) -> None:
-        """Write durably and change nothing: raise what would keep a charge from being stored now."""
+        """Write durably without changing anything; raise the error that a charge would raise now."""
         ...
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
-        """Store the parts in one durable transaction, making the place if need be; the ledger must be empty."""
+        """Store the parts in one durable transaction, in an empty ledger, which is created if there is none."""
         ...
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
-        """Read balances at one moment: of the named accounts that there are, or of all."""
+        """Read balances at one moment: of all accounts, or of the named ones that exist."""
         ...
 
     def entries(self, account: str, first: int, count: int) -> list[Entry]:
-        """Read some entries of an account, from a sequence on."""
+        """Read at most `count` entries of an account, from sequence `first` on."""
         ...
 
     def pending(self, account: str) -> list[Entry]:
-        """Read the reservations that this account was asked for and that nobody has resolved."""
+        """Read the reservations that named this account and are neither committed nor voided."""
         ...
 
     def voids(self, account: str) -> int:
@@ -294,11 +295,11 @@ class Store(Protocol):
         ...
 
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
-        """Read the notes of some entries, by sequence, as far as they were not erased."""
+        """Read the notes of some entries that were not erased, by sequence."""
         ...
 
     def principal(self, name: str) -> str:
-        """Return the identity of a principal, a new random one if the name is new."""
+        """Return the identity of a principal; a new name gets a random one."""
         ...
 
     def principals(self) -> dict[str, str]:
@@ -306,22 +307,22 @@ class Store(Protocol):
         ...
 
     def erase_note(self, account: str, sequence: int) -> bool:
-        """Erase a note's text and salt; say whether there was one."""
+        """Erase a note's text and salt; return whether there was one."""
         ...
 
     def erase_principal(self, name: str) -> bool:
-        """Erase a principal's name; say whether there was one. The identity in the entries stays, and its keys."""
+        """Erase a principal's name; return whether there was one. Entries keep its identity; its keys stay used."""
         ...
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
-        """Look at the whole ledger at one moment."""
+        """Read the complete ledger at one moment."""
         ...
 
     def close(self) -> None:
-        """Close files and connections; every later call raises what `closed` returns."""
+        """Close files and connections; every later call raises the error of `closed_error`."""
         ...
 
 
-def closed(url: str) -> LedgerError:
-    """Return the error of a store that is used after it was closed."""
-    return LedgerError(f"{url} was closed in this program; nothing was charged. Connect again to use it")
+def closed_error(url: str) -> LedgerError:
+    """Return the error for a store that is used after it was closed."""
+    return LedgerError(f"{url} was closed in this program; connect again to use it")

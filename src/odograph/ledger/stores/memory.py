@@ -1,17 +1,16 @@
-"""A ledger in memory, for notebooks and tests: nothing is kept when the process ends."""
+"""A ledger in memory, for notebooks and tests. It ends with its process."""
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from weakref import WeakSet
 
 from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
+from odograph.forks import renew_after_fork
 from odograph.ledger.entries import Entry, key_owner
 from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.stores.base import (
@@ -24,7 +23,7 @@ from odograph.ledger.stores.base import (
     State,
     Wants,
     Work,
-    closed,
+    closed_error,
 )
 
 __all__ = ["MemorySnapshot", "MemoryStore"]
@@ -37,7 +36,7 @@ class MemoryStore:
 
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
-        self._pid = os.getpid()
+        self._forked = False
         self._lock = threading.RLock()
         self._closed = False
         self._balances: dict[str, Balance] = {}
@@ -46,19 +45,22 @@ class MemoryStore:
         self._notes: dict[tuple[str, int], Note] = {}
         self._principals: dict[str, str] = {}  # by identity
         self._erased: set[str] = set()  # identities whose names are gone
-        _STORES.add(self)
+        renew_after_fork(self)
 
     def after_fork(self) -> None:  # pragma: no cover  in a forked process, which is not measured
-        """Renew the lock in a forked process: another thread of the parent may have held it."""
+        """Replace the lock, which another thread of the parent process may have held, and take no more charges."""
         self._lock = threading.RLock()
+        self._forked = True
 
     def create(self) -> None:
-        """Nothing has to be made."""
+        """Do nothing."""
 
     def write(self, wants: Wants, work: Work) -> None:
-        """Hand out copies, and take them in together when the work is done."""
-        if self._pid != os.getpid():  # pragma: no cover  in a forked process, which is not measured
-            raise AccountClosed("this ledger in memory is a copy in a forked process, and a copy is no second budget")
+        """Pass copies to the work, and store its changes under the same lock."""
+        if self._forked:  # pragma: no cover  in a forked process, which is not measured
+            raise AccountClosed(
+                "a ledger in memory takes no charges in a forked process: its copy there would be a second budget"
+            )
         with self._free():
             names = {*wants.accounts}
             below = [*wants.trees]
@@ -79,22 +81,22 @@ class MemoryStore:
             changes = work(State(time.time_ns() // 1000, self._copies(names), keys))
             try:
                 self._store(changes)
-            except BaseException:  # an interrupt, with a part of it stored
+            except BaseException:  # an interrupt came when a part was stored
                 self._store(changes)
                 raise
 
     def probe(self) -> None:
-        """Memory can always be written."""
+        """Do nothing: memory can always be written."""
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
-        """Take all the parts in, or none."""
+        """Store all the parts, or none."""
         with self._free():
             if self._balances:
                 raise LedgerError("the ledger is not empty: a copy can only be read into a new one")
             staged = MemoryStore()
             for part in parts:
                 if staged._keys.keys() & part.keys.keys():
-                    raise LedgerCorrupt("a key was used twice in the copy; nothing was taken in")
+                    raise LedgerCorrupt("a key was used twice in the copy; nothing was imported")
                 staged._store(part)
             self._balances, self._entries = staged._balances, staged._entries
             self._keys, self._notes = staged._keys, staged._notes
@@ -112,7 +114,7 @@ class MemoryStore:
             return self._entries.get(account, [])[first : first + count]
 
     def pending(self, account: str) -> list[Entry]:
-        """Read the reservations of an account that nobody has resolved."""
+        """Read the open reservations of an account."""
         with self._free():
             reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
             return [entry for entry in reserved if ("", entry.called) not in self._keys]
@@ -160,7 +162,7 @@ class MemoryStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[MemorySnapshot]:
-        """Look at a copy."""
+        """Yield a copy."""
         with self._free():
             copies = [*self._copies(sorted(self._balances)).values()]
             entries = {name: (*found,) for name, found in self._entries.items()}
@@ -168,23 +170,23 @@ class MemoryStore:
         yield seen
 
     def close(self) -> None:
-        """Answer no more."""
+        """Refuse all later calls."""
         refuse_reentry(self._lock)
         with self._lock:
             self._closed = True
 
     def _free(self) -> threading.RLock:
-        """Return the lock, for a request that is not in the middle of another of its thread."""
+        """Return the lock, or raise if this thread holds it already or the store was closed."""
         refuse_reentry(self._lock)
         if self._closed:
-            raise closed(self.url)
+            raise closed_error(self.url)
         return self._lock
 
     def _copies(self, names: Iterable[str]) -> dict[str, Balance]:
         return {name: replace(self._balances[name]) for name in names if name in self._balances}
 
     def _store(self, changes: Changes) -> None:
-        """Take changes in; a part of them may be there already."""
+        """Store changes, of which a part may be stored already."""
         for balance in (*changes.opened, *changes.moved.values()):
             self._balances[balance.head.name] = replace(balance)
         for entry in changes.entries:
@@ -195,21 +197,9 @@ class MemoryStore:
         self._notes |= {(note.account, note.sequence): note for note in changes.notes}
 
 
-_STORES: WeakSet[MemoryStore] = WeakSet()
-
-
-def _after_fork() -> None:  # pragma: no cover  in a forked process, which is not measured
-    for store in _STORES:
-        store.after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """A whole ledger, copied."""
+    """A copy of a ledger."""
 
     balances: Sequence[Balance]
     _entries: dict[str, tuple[Entry, ...]]
@@ -219,25 +209,25 @@ class MemorySnapshot:
 
     @property
     def size(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return sum(map(len, self._entries.values()))
 
     @property
     def keys(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._keys)
 
     def records(self) -> Iterator[Record]:
-        """Every entry, account by account."""
+        """Yield every entry, account by account."""
         for balance in self.balances:
             for entry in self._entries.get(balance.head.name, ()):
-                hit = self._keys.get((key_owner(entry.verb, entry.principal), entry.key))
-                yield entry, None if hit is None else (hit.account, hit.sequence)
+                used = self._keys.get((key_owner(entry.verb, entry.principal), entry.key))
+                yield entry, None if used is None else (used.account, used.sequence)
 
     def notes(self) -> Iterator[Note]:
-        """Every note that was not erased."""
+        """Yield every note that was not erased."""
         return iter(self._notes)
 
     def principals(self) -> dict[str, str]:
-        """The names that were not erased, by identity."""
+        """Return the names that were not erased, by identity."""
         return self._principals

@@ -1,28 +1,38 @@
-"""A ledger in PostgreSQL, for many machines. A group takes two round trips, and no state is left in the connection.
+"""A ledger in PostgreSQL, for many machines.
 
-The first trip begins, locks the accounts in the order of their names, and reads; the second appends, updates and
-commits. All of it works behind a pool that shares connections between transactions.
+A group of requests takes two round trips. The first one begins the transaction, locks the accounts in the order of
+their names, and reads; the second one appends, updates and commits. A connection keeps no session state, so this
+works behind a pool that shares connections between transactions.
 
-A row that another client holds for longer than a moment is not waited for: the group goes on without the requests
-that want it, and for a while the row is only taken if it is free. So a forgotten `SELECT ... FOR UPDATE` holds up the
-accounts that it locks and no others.
+A group waits only briefly for a row that another client holds. It then goes on without the requests that want the
+row, and for some time takes that row only if it is free. So a forgotten `SELECT ... FOR UPDATE` holds up the accounts
+that it locks and no others.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import errors as pg
 
-from odograph.errors import AccountNotFound, LedgerBusy, LedgerCorrupt, LedgerError, OdographError, ServiceUnavailable
+from odograph.errors import (
+    InvalidArgument,
+    LedgerBusy,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerNotFound,
+    OdographError,
+    OutcomeUnknown,
+)
+from odograph.forks import leave_to_parent, renew_after_fork
 from odograph.ledger.entries import Entry
 from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.stores.base import (
@@ -36,48 +46,59 @@ from odograph.ledger.stores.base import (
     State,
     Wants,
     Work,
-    closed,
+    closed_error,
 )
-from odograph.ledger.stores.postgres_connections import Connection, connected, line_of, shown_url
 from odograph.ledger.stores.sql import SCHEMA, migrations, queries
 
-__all__ = ["PostgresSnapshot", "PostgresStore"]
+__all__ = [
+    "Connection",
+    "LastingConnection",
+    "PostgresSnapshot",
+    "PostgresStore",
+    "commit",
+    "open_connection",
+    "translate_errors",
+    "url_without_password",
+]
+
+Connection = psycopg.Connection[tuple[Any, ...]]
 
 _SQL: Final = {name: text.encode() for name, text in queries("postgres").items()}
-_CHUNK: Final = 4096  # rows at a time, in a walk over everything
-_RACES: Final = 20  # how often a transaction is tried again after another process was first
-_PATIENCE: Final = 0.25  # seconds that a group waits for a lock: longer than a queue of groups on a hot account takes
-_WARY: Final = 10 * _PATIENCE  # seconds in which a row that was waited for in vain is not waited for again
-_IDLE: Final = "30s"  # a client that stops in the middle of a transaction must not hold the others up for ever
+_CHUNK: Final = 4096  # rows read at a time from a complete ledger
+_MAX_ATTEMPTS: Final = 20  # of a transaction that other processes forestall
+# Seconds that a group waits for a lock: longer than a queue of groups on a hot account takes.
+_LOCK_WAIT: Final = 0.25
+_SKIP_TIME: Final = 10 * _LOCK_WAIT  # seconds for which a row that was waited for in vain is only taken if it is free
+_IDLE_TIMEOUT: Final = "30s"  # after which the server ends the transaction of a client that has stopped
 
-_FREE: Final = {name: _SQL[name] + b" SKIP LOCKED" for name in ("lock", "lock_trees")}
-_THERE: Final = {name: _SQL[name].removesuffix(b"FOR UPDATE") for name in _FREE}
+_SKIP_LOCKED: Final = {name: _SQL[name] + b" SKIP LOCKED" for name in ("lock", "lock_trees")}
+_WITHOUT_LOCK: Final = {name: _SQL[name].removesuffix(b"FOR UPDATE") for name in _SKIP_LOCKED}
 
 _NO_TRANSACTION: Final = psycopg.pq.TransactionStatus.IDLE
 
 
 class PostgresStore:
-    """One database, one writing and one reading connection; both are made again when they are lost."""
+    """One database, with a writing and a reading connection; a lost one is replaced."""
 
     def __init__(self, url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> None:
-        self.url = shown_url(url)
+        self.url = url_without_password(url)
         self._conninfo = url
         self.timeout = self._timeout = timeout
         self._accept_fsync_off = accept_fsync_off
         self._closed = False
-        self._renew()
+        self._reset()
+        renew_after_fork(self)
 
     def create(self) -> None:
-        """Make the tables if there are none."""
+        """Create the tables if there are none."""
         with self._fresh() as connection:
             self._migrate(connection)
 
     def write(self, wants: Wants, work: Work) -> None:
-        """Decide and store under row locks; again from the start when another process was first."""
-        self._leave_fork()
+        """Decide and store under row locks; again from the start if another process was first."""
         refuse_reentry(self._write_lock)
-        with self._write_lock, self._translated():
-            for _ in range(_RACES):
+        with self._write_lock, translate_errors(self.url):
+            for _ in range(_MAX_ATTEMPTS):
                 try:
                     changes = work(self._begin(wants))
                     if changes.entries:
@@ -88,22 +109,23 @@ class PostgresStore:
                     raise RowLocked("another client locks the ledger; nothing was charged. Try again") from problem
                 except BaseException as error:
                     if self._writer is not None and not isinstance(error, Exception):
-                        self._writer.close()  # an interrupt leaves the connection anywhere in its conversation
+                        self._writer.close()  # an interrupt leaves the connection in an unknown state
                     raise
                 finally:
                     self._end()
                 return
-            raise LedgerBusy(f"other processes were first {_RACES} times in a row; nothing was charged. Try again")
+            raise LedgerBusy(
+                f"other processes were first {_MAX_ATTEMPTS} times in a row; nothing was charged. Try again"
+            )
 
     def probe(self) -> None:
-        """Lock the schema's number and commit, which writes to the server's log; briefly, as charges wait for it."""
-        self._leave_fork()
+        """Lock the version of the schema and commit, which writes to the server's log."""
         refuse_reentry(self._write_lock)
-        with self._write_lock, self._translated():
+        with self._write_lock, translate_errors(self.url):
             try:
                 try:
                     self._probe()
-                except psycopg.OperationalError:  # as for a charge, a lost connection is made again, once
+                except psycopg.OperationalError:  # as for a charge, a lost connection is replaced once
                     if self._writer is None or not self._writer.closed:
                         raise
                     self._probe()
@@ -113,7 +135,7 @@ class PostgresStore:
     def _probe(self) -> None:
         connection = self._writing()
         with connection.transaction():
-            connection.execute(_SQL["settings"], (self._brief_wait, _IDLE))
+            connection.execute(_SQL["settings"], (self._brief_wait, _IDLE_TIMEOUT))
             connection.execute(_SQL["probe"])
 
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
@@ -123,7 +145,7 @@ class PostgresStore:
             connection.execute(_SQL["settings"], (self._lock_timeout, "0"))
             connection.execute(_SQL["one_at_a_time"])
             connection.execute(_SQL["defer"])
-            connection.execute(_SQL["forget_principals"])  # no entry has their identities; the copy's have
+            connection.execute(_SQL["forget_principals"])  # no entry has their identities; those of the copy follow
             if connection.execute(_SQL["accounts"]).fetchone() is not None:
                 raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
             for part in parts:
@@ -143,7 +165,7 @@ class PostgresStore:
         return [Entry._make(row) for row in self._read("entries", account, first, count)]
 
     def pending(self, account: str) -> list[Entry]:
-        """Read the reservations of an account that nobody has resolved."""
+        """Read the open reservations of an account."""
         return [Entry._make(row) for row in self._read("pending", account)]
 
     def voids(self, account: str) -> int:
@@ -159,7 +181,7 @@ class PostgresStore:
         """Return the identity of a principal."""
         if not self._read("principal", name):
             with self._fresh() as connection, connection.transaction():
-                connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE))
+                connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE_TIMEOUT))
                 connection.execute(_SQL["add_principal"], (secrets.token_hex(16), name))
         identity: str = self._read("principal", name)[0][0]
         return identity
@@ -169,18 +191,18 @@ class PostgresStore:
         return dict(self._read("principals"))
 
     def erase_note(self, account: str, sequence: int) -> bool:
-        """Erase a note; PostgreSQL overwrites the place when it is vacuumed."""
+        """Erase a note; PostgreSQL overwrites its text when the table is vacuumed."""
         return self._erase("erase_note", account, sequence)
 
     def erase_principal(self, name: str) -> bool:
-        """Erase a name; PostgreSQL overwrites the place when it is vacuumed."""
+        """Erase a name; PostgreSQL overwrites it when the table is vacuumed."""
         erased = self._erase("erase_principal", name)
-        self._erase("mark_erased")  # earlier versions left no mark
+        self._erase("mark_erased")  # also those that earlier versions did not mark
         return erased
 
     @contextmanager
     def snapshot(self) -> Iterator[PostgresSnapshot]:
-        """Look at the database as it is now, on a connection of its own, while others go on writing."""
+        """Read the database at one moment, on a connection of its own, while other processes go on writing."""
         with self._fresh() as connection:
             self._require_ledger(connection)
             connection.execute(_SQL["snapshot"])
@@ -192,24 +214,22 @@ class PostgresStore:
         refuse_reentry(self._read_lock)
         with self._write_lock, self._read_lock:
             self._closed = True
-            for connection in filter(None, (self._writer, self._reader)):
-                if self._pid == os.getpid():  # pragma: no branch  else in a forked process, which is not measured
-                    connection.close()
-            self._renew()
+            if self._writer is not None:
+                self._writer.close()
+            self._reader.close()
+            self._reset()
 
-    def _renew(self) -> None:
+    def after_fork(self) -> None:  # pragma: no cover  in a forked process, which is not measured
+        """Start anew: the parent process still uses these connections."""
+        leave_to_parent(self._writer, self._reader)
+        self._reset()
+
+    def _reset(self) -> None:
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock()
         self._writer: Connection | None = None
-        self._reader: Connection | None = None
-        self._stuck: dict[str, float] = {}  # what was waited for in vain, and until when it is not waited for again
-        self._pid = os.getpid()  # last: another thread of a forked process may be waiting for it
-
-    def _leave_fork(self) -> None:
-        """Start anew in a forked process: the parent still speaks through these connections."""
-        if self._pid != os.getpid():  # pragma: no cover  in a forked process, which is not measured
-            _LEFT_ALONE.append((self._writer, self._reader))
-            self._renew()
+        self._reader = LastingConnection()
+        self._skipped: dict[str, float] = {}  # rows that are only taken if they are free, and until when
 
     @property
     def _lock_timeout(self) -> str:
@@ -217,14 +237,14 @@ class PostgresStore:
 
     @property
     def _brief_wait(self) -> str:
-        return f"{max(1, int(min(_PATIENCE, self._timeout) * 1000))}ms"
+        return f"{max(1, int(min(_LOCK_WAIT, self._timeout) * 1000))}ms"
 
     def _connect(self) -> Connection:
         if self._closed:
-            raise closed(self.url)
-        return connected(self._conninfo, timeout=self._timeout, accept_fsync_off=self._accept_fsync_off)
+            raise closed_error(self.url)
+        return open_connection(self._conninfo, timeout=self._timeout, accept_fsync_off=self._accept_fsync_off)
 
-    def _connected(self) -> Connection:
+    def _connect_to_ledger(self) -> Connection:
         connection = self._connect()
         try:
             self._require_ledger(connection)
@@ -234,25 +254,25 @@ class PostgresStore:
         return connection
 
     def _require_ledger(self, connection: Connection) -> None:
-        """See that the tables are there, and bring them to the current schema."""
+        """Raise if there are no tables, and migrate them to the current schema."""
         if connection.execute(_SQL["ledger_there"]).fetchone() != (True,):
-            raise AccountNotFound(f"there is no ledger in {self.url}; opening an account makes one")
+            raise LedgerNotFound(f"there is no ledger in {self.url}; opening an account creates one")
         row = connection.execute(_SQL["version"]).fetchone()
         if row is None or row[0] < SCHEMA:
             self._migrate(connection)
         elif row[0] > SCHEMA:
             raise LedgerError(
-                f"{self.url} has schema {row[0]}, and this version of Odograph knows {SCHEMA}: upgrade Odograph. The"
-                " ledger was left as it is"
+                f"{self.url} has schema {row[0]}, but this version of Odograph reads {SCHEMA}; upgrade Odograph. The"
+                " ledger was not changed"
             )
 
     def _migrate(self, connection: Connection) -> None:
-        """Apply the migrations that the database lacks, together or not at all."""
+        """Apply the missing migrations, all or none."""
         with connection.transaction():
-            connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE))
+            connection.execute(_SQL["settings"], (self._lock_timeout, _IDLE_TIMEOUT))
             connection.execute(_SQL["one_at_a_time"])
-            there = connection.execute(_SQL["ledger_there"]).fetchone() == (True,)
-            row = connection.execute(_SQL["version"]).fetchone() if there else None
+            exists = connection.execute(_SQL["ledger_there"]).fetchone() == (True,)
+            row = connection.execute(_SQL["version"]).fetchone() if exists else None
             missing = migrations("postgres")[row[0] if row else 0 :]
             for script in missing:
                 connection.execute(script.encode())
@@ -262,40 +282,24 @@ class PostgresStore:
 
     @contextmanager
     def _fresh(self) -> Iterator[Connection]:
-        """Use a connection once: for what is rare, or takes long."""
-        with self._translated():
+        """Yield a new connection, for rare or long operations."""
+        with translate_errors(self.url):
             connection = self._connect()
             with connection:
                 yield connection
 
     def _read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
-        self._leave_fork()
         refuse_reentry(self._read_lock)
-        with self._read_lock, self._translated():
-            try:
-                return self._reading().execute(_SQL[query], arguments).fetchall()
-            except psycopg.OperationalError:
-                if self._reader is None or not self._reader.closed:
-                    raise
-                # The server went away since the last time, and may be back.
-                return self._reading().execute(_SQL[query], arguments).fetchall()
-            except BaseException:
-                if self._reader is not None:
-                    self._reader.close()  # what a signal handler raises leaves it anywhere in its conversation
-                raise
-
-    def _reading(self) -> Connection:
-        if self._reader is None or self._reader.closed:
-            self._reader = self._connected()
-        return self._reader
+        with self._read_lock, translate_errors(self.url):
+            return self._reader.read(self._connect_to_ledger, _SQL[query], arguments)
 
     def _writing(self) -> Connection:
         if self._writer is None or self._writer.closed:
-            self._writer = self._connected()
+            self._writer = self._connect_to_ledger()
         return self._writer
 
     def _begin(self, wants: Wants) -> State:
-        """Take the first trip: begin, lock, read. It has no effect yet, so a lost connection is made again, once."""
+        """Make the first trip: begin, lock, read. It has no effect yet, so a lost connection is replaced once."""
         try:
             return self._lock(wants)
         except psycopg.OperationalError:
@@ -304,30 +308,30 @@ class PostgresStore:
             return self._lock(wants)
 
     def _lock(self, wants: Wants) -> State:
-        """Lock what is wanted and read it; without what others hold for longer than a moment, which is then named."""
+        """Lock and read what is wanted; what others hold for longer than a moment is left out, and named as held."""
         everything = wants.accounts | wants.trees | ({OPENING} if wants.opens else frozenset())
-        stuck: frozenset[str] = frozenset()
-        if self._stuck:
-            begun = time.monotonic()
-            self._stuck = {name: until for name, until in self._stuck.items() if begun < until}
-            stuck = everything & self._stuck.keys()
+        skipped: frozenset[str] = frozenset()
+        if self._skipped:
+            now = time.monotonic()
+            self._skipped = {name: until for name, until in self._skipped.items() if now < until}
+            skipped = everything & self._skipped.keys()
         try:
-            state = _locked(self._writing(), wants, self._brief_wait, stuck)
+            state = _lock_and_read(self._writing(), wants, self._brief_wait, skipped)
         except pg.LockNotAvailable:
             self._end()
-            state = _locked(self._writing(), wants, self._brief_wait, everything)
-            until = time.monotonic() + _WARY
-            self._stuck |= dict.fromkeys(state.held | (wants.trees if state.held else frozenset()), until)
+            state = _lock_and_read(self._writing(), wants, self._brief_wait, everything)
+            until = time.monotonic() + _SKIP_TIME
+            self._skipped |= dict.fromkeys(state.held | (wants.trees if state.held else frozenset()), until)
         else:
-            for name in stuck - state.held - wants.trees:
-                del self._stuck[name]
+            for name in skipped - state.held - wants.trees:
+                del self._skipped[name]
         return state
 
     def _finish(self, changes: Changes) -> None:
-        """Take the second trip: append, update, commit."""
+        """Make the second trip: append, update, commit."""
         connection = self._writer
         if connection is None:  # pragma: no cover  the first trip was made on it
-            raise LedgerError(f"{self.url} was closed in the middle of a transaction; nothing was charged")
+            raise LedgerError(f"{self.url} was closed during a transaction; nothing was charged")
         cursor = connection.cursor()
         try:
             with connection.pipeline():
@@ -335,17 +339,17 @@ class PostgresStore:
                     connection.execute(query, arguments)
                 cursor.execute(_SQL["commit"])
         except psycopg.Error as problem:
-            if problem.diag.severity_nonlocalized == "ERROR":
-                raise  # the server says so itself, and has not committed
+            if _is_refusal(problem):
+                raise
             connection.close()
-            raise ServiceUnavailable(
-                f"{self.url} was lost in the middle of a commit; ask again with the same key to know the outcome"
+            raise OutcomeUnknown(
+                f"the connection to {self.url} was lost during a commit; ask again with the same key to know the"
+                " outcome"
             ) from problem
-        if cursor.statusmessage != "COMMIT":  # pragma: no cover  an aborted transaction raises before
-            raise LedgerError(f"{self.url} did not commit ({cursor.statusmessage}); nothing was charged")
+        _require_committed(cursor, self.url)
 
     def _end(self) -> None:
-        """Leave no transaction open; a connection that cannot end its own is closed, which ends it."""
+        """Roll back a transaction that is still open; if that fails, close the connection, which ends it too."""
         connection = self._writer
         if connection is None or connection.closed or connection.info.transaction_status == _NO_TRANSACTION:
             return
@@ -359,36 +363,9 @@ class PostgresStore:
             self._require_ledger(connection)
             return connection.execute(_SQL[query], arguments).rowcount > 0
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Say what PostgreSQL's errors mean for the caller."""
-        try:
-            yield
-        except OdographError:
-            raise
-        except (pg.LockNotAvailable, pg.QueryCanceled) as problem:
-            raise LedgerBusy("another process holds the account; nothing was charged. Try again") from problem
-        except pg.DiskFull as problem:
-            raise LedgerBusy(
-                f"the disk of {self.url} is full ({line_of(problem)}); nothing was charged. Make room and try again"
-            ) from problem
-        except (pg.ReadOnlySqlTransaction, pg.InsufficientPrivilege) as problem:
-            raise LedgerError(f"{self.url} cannot be written ({line_of(problem)}); nothing was charged") from problem
-        except pg.UniqueViolation as problem:
-            raise LedgerCorrupt(f"what was to be stored contradicts what is ({line_of(problem)})") from problem
-        except (pg.DataCorrupted, pg.IndexCorrupted) as problem:
-            raise LedgerCorrupt(f"{self.url} is damaged ({line_of(problem)}); nothing was charged") from problem
-        except psycopg.OperationalError as problem:
-            raise LedgerBusy(f"{self.url} was lost ({line_of(problem)}); nothing was charged. Try again") from problem
-        except psycopg.Error as problem:
-            raise LedgerError(f"{self.url} could not be used ({line_of(problem)}); nothing was charged") from problem
-
-
-_LEFT_ALONE: list[object] = []
-
 
 class PostgresSnapshot:
-    """A whole ledger, inside one read transaction."""
+    """A complete ledger, inside one read transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -396,65 +373,195 @@ class PostgresSnapshot:
         self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone() or (0, 0)
 
     def records(self) -> Iterator[Record]:
-        """Every entry, account by account."""
+        """Yield every entry, account by account."""
         with self._connection.cursor("records") as cursor:
             cursor.itersize = _CHUNK
             for row in cursor.execute(_SQL["records"]):
                 yield Entry._make(row[:14]), None if row[14] is None else row[14:]
 
     def notes(self) -> Iterator[Note]:
-        """Every note that was not erased."""
+        """Yield every note that was not erased."""
         return map(Note._make, self._connection.execute(_SQL["all_notes"]))
 
     def principals(self) -> dict[str, str]:
-        """The names that were not erased, by identity."""
+        """Return the names that were not erased, by identity."""
         return dict(self._connection.execute(_SQL["principals"]).fetchall())
 
 
-def _locked(connection: Connection, wants: Wants, wait: str, warily: frozenset[str]) -> State:
-    """Begin, lock and read. What is taken `warily` is only taken if it is free, and last: it cannot deadlock."""
+def _lock_and_read(connection: Connection, wants: Wants, wait: str, if_free: frozenset[str]) -> State:
+    """Begin, lock and read. Rows `if_free` are taken only if they are free, and last, so they cannot deadlock."""
     lock = "lock_trees" if wants.trees else "lock"
     trees = ([*wants.trees],) if wants.trees else ()
-    queries = _FREE if wants.trees & warily else _SQL
+    queries = _SKIP_LOCKED if wants.trees & if_free else _SQL
     with connection.pipeline() as pipeline:
         execute = connection.execute
         execute(_SQL["begin"])
-        execute(_SQL["settings"], (wait, _IDLE))
+        execute(_SQL["settings"], (wait, _IDLE_TIMEOUT))
         opening = None
         if wants.opens:
-            opening = execute(_SQL["one_at_a_time_if_free" if OPENING in warily else "one_at_a_time"])
-        taken = [execute(queries[lock], (*trees, [*(wants.accounts - warily)]))]
-        if wants.accounts & warily:
-            taken.append(execute(_FREE["lock"], ([*(wants.accounts & warily)],)))
-        there = execute(_THERE[lock], (*trees, [*wants.accounts])) if warily else None
+            opening = execute(_SQL["one_at_a_time_if_free" if OPENING in if_free else "one_at_a_time"])
+        taken = [execute(queries[lock], (*trees, [*(wants.accounts - if_free)]))]
+        if wants.accounts & if_free:
+            taken.append(execute(_SKIP_LOCKED["lock"], ([*(wants.accounts & if_free)],)))
+        existing = execute(_WITHOUT_LOCK[lock], (*trees, [*wants.accounts])) if if_free else None
         blocks = execute(_SQL["blocks"], ([*wants.datasets],)) if wants.datasets else None
         keys = execute(_SQL["keys"], _rows(wants.keys))
         now = execute(_SQL["now"])
         pipeline.sync()
         balances = {row[0]: Balance.read(row) for cursor in taken for row in cursor.fetchall()}
-        held = frozenset(row[0] for row in there.fetchall() if row[0] not in balances) if there else frozenset()
+        held = frozenset(row[0] for row in existing.fetchall() if row[0] not in balances) if existing else frozenset()
         if opening is not None and opening.fetchone() == (False,):
             held |= {OPENING}
         for row in blocks.fetchall() if blocks else ():
             balances.setdefault(row[0], Balance.read(row))
-        hits = {(row[0], row[1]): IdempotencyRecord._make(row[2:]) for row in keys.fetchall()}
+        records = {(row[0], row[1]): IdempotencyRecord._make(row[2:]) for row in keys.fetchall()}
         moment = (now.fetchone() or (0,))[0]
-    return State(moment, balances, hits, held)
+    return State(moment, balances, records, held)
 
 
 def _statements(changes: Changes) -> Iterator[tuple[bytes, tuple[str]]]:
-    """Return what to execute. Rows go as one JSON text: writing arrays takes psycopg as long as all the rest."""
+    """Yield the statements that store changes. Rows are passed as JSON: psycopg is much slower with arrays."""
     if changes.opened:
-        yield _SQL["open_accounts"], _rows((*b.head, *b.moved, b.origin) for b in changes.opened)
+        yield _SQL["open_accounts"], _rows((*b.head, *b.columns, b.origin) for b in changes.opened)
     if changes.entries:
         yield _SQL["append_entries"], _rows(changes.entries)
     if changes.moved:
-        yield _SQL["move_accounts"], _rows((name, *balance.moved) for name, balance in changes.moved.items())
+        yield _SQL["move_accounts"], _rows((name, *balance.columns) for name, balance in changes.moved.items())
     if changes.keys:
-        yield _SQL["remember_keys"], _rows((*key, hit.account, hit.sequence) for key, hit in changes.keys.items())
+        yield _SQL["remember_keys"], _rows((*key, used.account, used.sequence) for key, used in changes.keys.items())
     if changes.notes:
         yield _SQL["keep_notes"], _rows(changes.notes)
 
 
 def _rows(rows: Iterable[Sequence[object]]) -> tuple[str]:
     return (json.dumps([*rows], separators=(",", ":")),)
+
+
+# Connections and errors, which the service's key store uses too.
+
+
+def url_without_password(url: str) -> str:
+    """Return a URL without its password and options, for messages and pages."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as problem:
+        raise InvalidArgument(f"url must be the URL of a database: {problem}") from problem
+    user, _, host = parts.netloc.rpartition("@")
+    name = user.partition(":")[0]
+    return urlunsplit(parts._replace(netloc=f"{name}@{host}" if name else host, query=""))
+
+
+def open_connection(url: str, *, timeout: float, accept_fsync_off: bool) -> Connection:
+    """Open a connection in autocommit mode; a server that does not sync its disk is refused."""
+    shown, seconds = url_without_password(url), max(2, int(timeout))  # libpq takes less than two seconds for no limit
+    try:
+        connection = psycopg.connect(
+            url,
+            autocommit=True,
+            prepare_threshold=None,  # a prepared statement is session state, which a pool may hand to other clients
+            connect_timeout=seconds,
+            application_name="odograph",
+            tcp_user_timeout=1000 * seconds,
+        )
+    except psycopg.OperationalError as problem:
+        raise LedgerBusy(f"{shown} cannot be reached ({_one_line(problem)}); try again") from problem
+    except psycopg.Error as problem:
+        raise LedgerError(f"{shown} cannot be used as a database ({_one_line(problem)})") from problem
+    try:
+        unsafe = connection.execute(b"SHOW fsync").fetchone() == ("off",)
+    except BaseException:
+        connection.close()
+        raise
+    if unsafe and not accept_fsync_off:
+        connection.close()
+        raise LedgerError(
+            f"{shown} runs with fsync=off: a crash of its machine would lose acknowledged charges. A test may connect"
+            " with accept_fsync_off=True"
+        )
+    return connection
+
+
+class LastingConnection:
+    """A connection for reading: opened at the first query, and replaced once if it was lost since the last one."""
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+
+    def read(
+        self, connect: Callable[[], Connection], query: bytes, arguments: Sequence[object]
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of one query."""
+        try:
+            return self._execute(connect, query, arguments)
+        except psycopg.OperationalError:
+            if self._connection is None or not self._connection.closed:
+                raise
+            return self._execute(connect, query, arguments)  # the server may be back
+        except BaseException:
+            self.close()  # an exception of a signal handler leaves it in an unknown state
+            raise
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when needed."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _execute(
+        self, connect: Callable[[], Connection], query: bytes, arguments: Sequence[object]
+    ) -> list[tuple[Any, ...]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect()
+        return self._connection.execute(query, arguments).fetchall()
+
+
+def commit(connection: Connection, url: str, advice: str) -> None:
+    """Commit; raise `OutcomeUnknown` with the advice if the connection is lost meanwhile."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(_SQL["commit"])
+    except psycopg.Error as problem:
+        if _is_refusal(problem):
+            raise
+        raise OutcomeUnknown(f"the connection to {url} was lost during a commit; {advice}") from problem
+    _require_committed(cursor, url)
+
+
+def _is_refusal(problem: psycopg.Error) -> bool:
+    """Return whether the server itself reports the error, and therefore has not committed."""
+    return problem.diag.severity_nonlocalized == "ERROR"
+
+
+def _require_committed(cursor: psycopg.Cursor[tuple[Any, ...]], url: str) -> None:
+    if cursor.statusmessage != "COMMIT":  # pragma: no cover  an aborted transaction raises before
+        raise LedgerError(f"{url} did not commit ({cursor.statusmessage}); nothing was changed")
+
+
+@contextmanager
+def translate_errors(url: str, unchanged: str = "nothing was charged") -> Iterator[None]:
+    """Raise PostgreSQL's errors as errors of Odograph."""
+    try:
+        yield
+    except OdographError:
+        raise
+    except (pg.LockNotAvailable, pg.QueryCanceled) as problem:
+        raise LedgerBusy(f"another process holds a lock in {url}; {unchanged}. Try again") from problem
+    except pg.DiskFull as problem:
+        raise LedgerBusy(
+            f"the disk of {url} is full ({_one_line(problem)}); {unchanged}. Make room and try again"
+        ) from problem
+    except (pg.ReadOnlySqlTransaction, pg.InsufficientPrivilege) as problem:
+        raise LedgerError(f"{url} cannot be written ({_one_line(problem)})") from problem
+    except pg.UniqueViolation as problem:
+        raise LedgerCorrupt(f"the changes contradict what is stored ({_one_line(problem)})") from problem
+    except (pg.DataCorrupted, pg.IndexCorrupted) as problem:
+        raise LedgerCorrupt(f"{url} is damaged ({_one_line(problem)})") from problem
+    except psycopg.OperationalError as problem:
+        raise LedgerBusy(
+            f"the connection to {url} was lost ({_one_line(problem)}); {unchanged}. Try again"
+        ) from problem
+    except psycopg.Error as problem:
+        raise LedgerError(f"{url} could not be used ({_one_line(problem)})") from problem
+
+
+def _one_line(problem: psycopg.Error) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__

@@ -1,84 +1,101 @@
-"""A ledger in one SQLite file: nothing to start, several processes at once."""
+"""A ledger in one SQLite file, which several processes may use at once."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from odograph.errors import AccountNotFound, LedgerCorrupt, LedgerError, ServiceUnavailable
+from odograph.errors import LedgerCorrupt, LedgerError, LedgerNotFound, OutcomeUnknown
+from odograph.forks import suspend_for_forks
 from odograph.ledger.entries import Entry
 from odograph.ledger.reentry import refuse_reentry
-from odograph.ledger.stores.base import Balance, Changes, Note, Record, Wants, Work, closed
+from odograph.ledger.stores.base import (
+    Balance,
+    Changes,
+    IdempotencyRecord,
+    Note,
+    Record,
+    State,
+    Wants,
+    Work,
+    closed_error,
+)
 from odograph.ledger.stores.fair_file_lock import FairFileLock
-from odograph.ledger.stores.sql import SCHEMA, migrations, statements
-from odograph.ledger.stores.sqlite_errors import code_of, translated, translating
+from odograph.ledger.stores.sql import SCHEMA, migrations, queries, statements
 from odograph.ledger.stores.sqlite_files import (
     NOTHING,
     application_of,
+    code_of,
+    error_of,
+    exclusive,
     file_at,
     identity,
-    keep_from_forks,
+    lost_log_error,
     make_file,
     open_file,
     refuse_second_name,
+    translate_errors,
 )
-from odograph.ledger.stores.sqlite_guard import alone, lost
-from odograph.ledger.stores.sqlite_rows import SQL, many, read_state, store_changes
 
-__all__ = ["SqliteSnapshot", "SqliteStore"]
+__all__ = ["SQL", "SqliteSnapshot", "SqliteStore"]
 
-_LEDGER: Final = 0x0D06_0001  # how a file says that it is a ledger
-_BACKUP: Final = 0x0D06_0003  # or a backup of one: a second file that spends would be a second budget
+SQL: Final = queries("sqlite")
+_VALUES: Final = re.compile(r"VALUES (\((?:[^()]|\([^()]*\))*\))")
+_MAX_ROWS: Final = 64  # rows in one statement
+_LEDGER: Final = 0x0D06_0001  # the application id of a ledger
+_BACKUP: Final = 0x0D06_0003  # that of a backup, which takes no charges: it would be a second budget
 _T = TypeVar("_T")
-_CHUNK: Final = 1024  # rows at a time, in a walk over everything
+_CHUNK: Final = 1024  # rows read at a time from a complete ledger
 _NO_END: Final = 2**63 - 1
-_PAUSE: Final = 0.002  # seconds between two tries
+_POLL_INTERVAL: Final = 0.002  # seconds between two attempts to change the journal mode
 
 
 class SqliteStore:
-    """One file, one writing and one reading connection, and a turn among processes."""
+    """One file, a writing and a reading connection, and a fair lock among processes."""
 
     def __init__(self, path: Path, *, timeout: float = 10.0, backup: bool = False) -> None:
-        self._kind = _BACKUP if backup else _LEDGER  # of a file that is made; of one that is there, what it says
+        self._kind = _BACKUP if backup else _LEDGER  # of a new file; an existing one has its own
         self.url = f"sqlite:///{path}"
-        self._path = path.absolute()  # the working folder may change
+        self._path = path.absolute()  # the working directory may change
         self._name = str(self._path)
         self.timeout = self._timeout = timeout
         self._write_lock = threading.RLock()
         self._read_lock = threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._turn: FairFileLock | None = None
+        self._file_lock: FairFileLock | None = None
         self._closed = False
         self._file = NOTHING
-        self._logs: dict[str, tuple[int, int]] = {}  # the log that the writing connection has and its index, by name
-        keep_from_forks(self)
+        self._logs: dict[str, tuple[int, int]] = {}  # the log and its index that the writing connection has, by path
+        suspend_for_forks(self)
 
     def create(self) -> None:
-        """Make the file, with the current schema, if there is none."""
-        if not self._there():
+        """Create the file, with the current schema, if there is none."""
+        if not self._exists():
             self._make(lambda _: None)
 
     def write(self, wants: Wants, work: Work) -> None:
         """Decide and store under SQLite's write lock."""
 
         def transaction(connection: sqlite3.Connection) -> None:
-            changes = work(read_state(connection, wants))
+            changes = work(_read_state(connection, wants))
             if changes.entries:
                 self._refuse_backup()
-                store_changes(connection, changes)
+                _store_changes(connection, changes)
                 _commit(connection)
 
         self._transact(transaction)
 
     def probe(self) -> None:
-        """Write the schema's number again, under SQLite's write lock, and sync it."""
+        """Write the version of the schema again, under SQLite's write lock, and sync it."""
 
         def transaction(connection: sqlite3.Connection) -> None:
             self._refuse_backup()
@@ -94,20 +111,24 @@ class SqliteStore:
             with _without_foreign_keys(connection):
                 if connection.execute(SQL["accounts"]).fetchone() is not None:
                     raise LedgerError(f"{self.url} is not empty: a copy can only be read into a new ledger")
-                connection.execute(SQL["forget_principals"])  # no entry has their identities; the copy's have
+                connection.execute(
+                    SQL["forget_principals"]
+                )  # no entry has their identities; those of the copy follow
                 for part in parts:
-                    store_changes(connection, part)
+                    _store_changes(connection, part)
                 connection.executemany(SQL["add_principal"], principals.items())
                 connection.execute(SQL["mark_erased"])
                 broken = connection.execute("PRAGMA foreign_key_check").fetchone()
                 if broken is not None:  # pragma: no cover  the replay finds it first
-                    raise LedgerCorrupt("the copy contradicts itself; nothing was taken in")
+                    raise LedgerCorrupt("the copy contradicts itself; nothing was imported")
                 _commit(connection)
 
-        if self._there():
+        if self._exists():
             self._transact(transaction)
         elif not self._make(transaction):
-            raise LedgerError(f"another process has just made {self.url}: a copy can only be read into a new ledger")
+            raise LedgerError(
+                f"another process has just created {self.url}: a copy can only be read into a new ledger"
+            )
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances at one moment."""
@@ -115,7 +136,7 @@ class SqliteStore:
             if names is None:
                 rows = connection.execute(SQL["accounts"]).fetchall()
             else:
-                rows = many(connection, "some_accounts", [(name,) for name in names])
+                rows = _execute_many(connection, "some_accounts", [(name,) for name in names])
         return {row[0]: Balance.read(row) for row in rows}
 
     def entries(self, account: str, first: int, count: int) -> list[Entry]:
@@ -124,7 +145,7 @@ class SqliteStore:
             return [Entry(*row) for row in connection.execute(SQL["entries"], (account, first, count))]
 
     def pending(self, account: str) -> list[Entry]:
-        """Read the reservations of an account that nobody has resolved."""
+        """Read the open reservations of an account."""
         with self._reading() as connection:
             return [Entry(*row) for row in connection.execute(SQL["pending"], (account,))]
 
@@ -147,9 +168,7 @@ class SqliteStore:
             connection.execute(SQL["add_principal"], (secrets.token_hex(16), name))
             found = connection.execute(SQL["principal"], (name,)).fetchone()
             if found is None:
-                raise LedgerCorrupt(
-                    f"{self.url} is damaged: a principal was stored and is not found; nothing was charged"
-                )
+                raise LedgerCorrupt(f"{self.url} is damaged: a principal that was just stored is not found")
             _commit(connection)
             return str(found[0])
 
@@ -172,8 +191,8 @@ class SqliteStore:
 
     @contextmanager
     def snapshot(self) -> Iterator[SqliteSnapshot]:
-        """Look at the file as it is now, on a connection of its own, while others go on writing."""
-        with translating(self._name):
+        """Read the file at one moment, on a connection of its own, while other processes go on writing."""
+        with translate_errors(self._name):
             connection = self._connect()
             try:
                 self._require_same()
@@ -193,31 +212,31 @@ class SqliteStore:
     def _disconnect(self) -> None:
         for connection in filter(None, (self._writer, self._reader)):
             connection.close()
-        if self._turn is not None:
-            self._turn.close()
+        if self._file_lock is not None:
+            self._file_lock.close()
         self._writer = self._reader = None
-        self._turn = None
+        self._file_lock = None
 
     def forking(self) -> Generator[None]:
-        """Let nothing of SQLite into a forked process: what it remembers of its locks would be wrong there."""
+        """Close SQLite before a fork: its record of the locks it holds would be wrong in the child."""
         with self._write_lock, self._read_lock:
             self._disconnect()
             yield
 
-    def _there(self) -> bool:
+    def _exists(self) -> bool:
         if self._closed:
-            raise closed(self.url)
+            raise closed_error(self.url)
         try:
             return self._path.exists()
         except (OSError, ValueError) as problem:
-            raise LedgerError(f"{self.url} cannot be reached ({problem}); nothing was charged") from problem
+            raise LedgerError(f"{self.url} cannot be reached ({problem})") from problem
 
     def _make(self, fill: Callable[[sqlite3.Connection], None]) -> bool:
-        """Make the file complete or not at all, and never in place of another; say whether it is this one."""
+        """Create the file complete or not at all, and never over another; return whether this call created it."""
 
-        def whole(path: Path) -> None:
-            # On two connections: the one that migrates has still the checks of the first schema in mind.
-            with translating(self._name):
+        def fill_new(path: Path) -> None:
+            # On two connections: the one that migrates still applies the checks of the first schema.
+            with translate_errors(self._name):
                 with closing(open_file(path, self._timeout)) as connection:
                     self._migrate(connection)
                 with closing(open_file(path, self._timeout)) as connection:
@@ -225,22 +244,20 @@ class SqliteStore:
                     fill(connection)
 
         try:
-            return make_file(self._path, whole)
+            return make_file(self._path, fill_new)
         except OSError as problem:
-            raise LedgerError(f"no ledger can be made at {self._path}: {problem.strerror}") from problem
+            raise LedgerError(f"no ledger can be created at {self._path}: {problem.strerror}") from problem
 
     def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Call the work in a write transaction, in turn with other processes; what it does not commit is undone."""
+        """Call the work in a write transaction, under the fair lock; what it does not commit is rolled back."""
         refuse_reentry(self._write_lock)
         with self._write_lock:
             try:
-                if self._writer is None or self._turn is None:
-                    self._writer, self._turn = (
-                        self._connect_writer(),
-                        FairFileLock(self._path.resolve(), self._timeout),
-                    )
+                if self._writer is None or self._file_lock is None:
+                    connection = self._connect_writer()
+                    self._writer, self._file_lock = connection, FairFileLock(self._path.resolve(), self._timeout)
                 connection = self._writer
-                with self._turn:
+                with self._file_lock:
                     self._require_same()
                     self._require_log()
                     try:
@@ -252,18 +269,18 @@ class SqliteStore:
                     self._require_log(written=True)
                     return done
             except (sqlite3.Error, UnicodeDecodeError) as problem:
-                raise translated(problem, self._name) from problem
+                raise error_of(problem, self._name) from problem
             except OSError as problem:
-                raise LedgerError(f"{self.url} cannot be written ({problem}); nothing was charged") from problem
+                raise LedgerError(f"{self.url} cannot be written ({problem})") from problem
             except BaseException:
-                if self._turn is not None:  # an interrupt may have come just before it was given back
-                    self._turn.give_back()
+                if self._file_lock is not None:  # an interrupt may have come just before it was released
+                    self._file_lock.release()
                 raise
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         refuse_reentry(self._read_lock)
-        with self._read_lock, translating(self._name):
+        with self._read_lock, translate_errors(self._name):
             if self._reader is None:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
@@ -279,32 +296,30 @@ class SqliteStore:
     def _refuse_backup(self) -> None:
         if self._kind == _BACKUP:
             raise LedgerError(
-                f"{self.url} is a backup, for reading; nothing was written. Restore it into a new ledger, with a"
-                " checkpoint that was taken when the original stopped, and use that one"
+                f"{self.url} is a backup, and read-only. Restore it into a new ledger, with a checkpoint that was"
+                " taken when the original stopped, and use that one"
             )
 
     def _require_same(self) -> None:
-        """Raise if the file is elsewhere, where what is written would be lost, or has got a second name."""
+        """Raise if the file was moved, so that changes would be lost, or was given a second name."""
         found = file_at(self._name)
         if found == self._file:
             return
         if found[:2] != self._file[:2]:
-            raise LedgerError(
-                f"{self.url} was moved or replaced while in use; nothing was charged. If it was meant, connect again"
-            )
+            raise LedgerError(f"{self.url} was moved or replaced while in use. If that was intended, connect again")
         if self._kind == _LEDGER:
             refuse_second_name(self._path)
 
     def _require_log(self, *, written: bool = False) -> None:
-        """Raise if the log or its index is not the one that the writing connection has."""
+        """Raise if the log or its index was replaced since the writing connection opened it."""
         for name, opened in self._logs.items():
             if identity(name) == opened:
                 continue
             if not written:
-                raise lost(name)
-            raise ServiceUnavailable(
-                f"{name} was deleted or replaced while in use, in the middle of a commit. Close every program that"
-                " uses the ledger, and connect again; then ask again with the same key to know the outcome"
+                raise lost_log_error(name)
+            raise OutcomeUnknown(
+                f"{name} was deleted or replaced during a commit. Close every program that uses the ledger and"
+                " connect again; then ask again with the same key to know the outcome"
             )
 
     def _connect_writer(self) -> sqlite3.Connection:
@@ -314,47 +329,44 @@ class SqliteStore:
         return connection
 
     def _connect(self) -> sqlite3.Connection:
-        """Open the file that is there, bring it to the current schema, and see to it that commits are durable."""
-        if not self._there():
-            raise AccountNotFound(f"there is no ledger at {self._path}; opening an account makes one")
+        """Open the existing file for durable commits, and migrate it to the current schema."""
+        if not self._exists():
+            raise LedgerNotFound(f"there is no ledger at {self._path}; opening an account creates one")
         if application_of(self._path) in (_LEDGER, None):
-            refuse_second_name(self._path)  # before SQLite looks at a log that may be the wrong one
-        with alone(self._timeout):
-            connection = self._connect_alone()
-        if self._file == NOTHING:
-            self._file = (
-                *file_at(self._name)[:2],
-                1,
-            )  # for good: what is remembered of the accounts is about this file
+            refuse_second_name(self._path)  # before SQLite reads a log that may be the wrong one
+        with exclusive(self._timeout):
+            connection = self._connect_guarded()
+        if self._file == NOTHING:  # and never again: what is cached about accounts belongs to this file
+            self._file = (*file_at(self._name)[:2], 1)
         return connection
 
-    def _connect_alone(self) -> sqlite3.Connection:
-        # What changes the journal mode, or undoes what a killed program left, needs the file without the locks that
-        # guard the log. So that is seen to first, by another connection: while it is open, it stays done.
+    def _connect_guarded(self) -> sqlite3.Connection:
+        # Changing the journal mode, and rolling back what a killed program left, must come before the locks that
+        # guard the log. Another connection does both; while that one is open, they cannot become necessary again.
         with closing(open_file(self._path, self._timeout)) as first:
             if not self._is_current(first):
                 self._migrate(first)
             return open_file(self._path, self._timeout, guarded=True)
 
     def _is_current(self, connection: sqlite3.Connection) -> bool:
-        """Say whether the file is as this version of Odograph makes it; raise if it cannot be brought to that."""
+        """Return whether the file needs no migration; raise if it cannot be migrated."""
         kind = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if kind not in (_LEDGER, _BACKUP):
-            empty = "" if self._path.stat().st_size else ": it is empty, and a ledger never is"
-            raise LedgerError(f"{self._path} is not a ledger of Odograph{empty}; it was left as it is")
+            empty = "" if self._path.stat().st_size else " (the file is empty)"
+            raise LedgerError(f"{self._path} is not a ledger of Odograph{empty}; it was not changed")
         self._kind = kind
         if version > SCHEMA:
             raise LedgerError(
-                f"{self._path} has schema {version}, and this version of Odograph knows {SCHEMA}: upgrade Odograph."
-                " The file was left as it is"
+                f"{self._path} has schema {version}, but this version of Odograph reads {SCHEMA}; upgrade Odograph."
+                " The file was not changed"
             )
-        # A copy made by other tools may have lost its journal mode.
+        # Other tools may have copied the file without its journal mode.
         mode: str = connection.execute("PRAGMA journal_mode").fetchone()[0]
         return bool(version == SCHEMA) and mode == "wal"
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        """Apply the migrations that the file lacks, together or not at all."""
+        """Apply the missing migrations, all or none."""
         self._set_journal_mode(connection)
         connection.execute("BEGIN IMMEDIATE")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -366,7 +378,7 @@ class SqliteStore:
         connection.execute("COMMIT")
 
     def _set_journal_mode(self, connection: sqlite3.Connection) -> None:
-        """Wait for the file as long as for a lock: SQLite itself does not wait here if another program reads."""
+        """Set the journal mode. SQLite itself does not wait here for another program that reads, so this does."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
@@ -374,7 +386,7 @@ class SqliteStore:
             except sqlite3.OperationalError as problem:
                 if code_of(problem) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
-                time.sleep(_PAUSE)
+                time.sleep(_POLL_INTERVAL)
             else:
                 return
 
@@ -382,9 +394,9 @@ class SqliteStore:
         def transaction(connection: sqlite3.Connection) -> bool:
             erased = connection.execute(SQL[query], arguments).rowcount > 0
             if query == "erase_principal":
-                connection.execute(SQL["mark_erased"])  # earlier versions left no mark
+                connection.execute(SQL["mark_erased"])  # also those that earlier versions did not mark
             _commit(connection)
-            # The text is overwritten in the file (secure_delete); this takes it out of the write-ahead log too.
+            # The text is overwritten in the file (secure_delete); this removes it from the write-ahead log too.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return erased
 
@@ -392,16 +404,16 @@ class SqliteStore:
 
 
 class SqliteSnapshot:
-    """A whole ledger at one moment, read in short transactions.
+    """A complete ledger at one moment, read in short transactions.
 
-    A long one would keep SQLite from writing its log back, which grows with every charge until then. Where every
-    account stands is read in one transaction; what was written before that never changes, so it can be read later. If
-    the entries are not as many as the accounts say, or a note has none, all that there is is read in one transaction.
+    During a long transaction SQLite could not write its log back, and the log would grow with every charge. So only
+    the last entry of every account is read in one transaction: earlier entries never change, and can be read later.
+    If the number of entries contradicts the accounts, or a note has no entry, all rows are read in one transaction.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        # Their indexes answer some questions without the table, so a damaged one would not be seen by reading rows.
+        # Some queries read only the indexes of these tables, so reading rows would not show a damaged index.
         for table in ("accounts", "principals"):
             if connection.execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
                 raise LedgerCorrupt(f"the ledger's file is damaged: the table {table} contradicts its index")
@@ -409,8 +421,8 @@ class SqliteSnapshot:
         self.size, self.keys = connection.execute(SQL["sizes"]).fetchone()
         self._last = {balance.head.name: balance.sequence for balance in self.balances}
         self._others = -1  # the last sequence of accounts that were opened later
-        whole = self.size == len(self._last) + sum(self._last.values())
-        if whole and connection.execute(SQL["stray_note"]).fetchone() is None:
+        complete = self.size == len(self._last) + sum(self._last.values())
+        if complete and connection.execute(SQL["stray_note"]).fetchone() is None:
             connection.execute("ROLLBACK")
         else:
             self._others = _NO_END
@@ -418,16 +430,16 @@ class SqliteSnapshot:
             self._last = dict.fromkeys(sorted({*self._last, *(row[0] for row in names)}, key=str), _NO_END)
 
     def records(self) -> Iterator[Record]:
-        """Every entry, account by account."""
+        """Yield every entry, account by account."""
         for name, last in self._last.items():
             first = 0
             while first <= last:
                 rows = self._connection.execute(SQL["records"], (name, first, last, _CHUNK)).fetchall()
-                whole = len(rows) < _CHUNK
-                self._check_index(name, first, last if whole else rows[-1][2], rows)
+                at_end = len(rows) < _CHUNK
+                self._check_index(name, first, last if at_end else rows[-1][2], rows)
                 for row in rows:
                     yield Entry._make(row[:14]), None if row[14] is None else row[14:]
-                if whole:
+                if at_end:
                     break
                 first = rows[-1][2] + 1
 
@@ -437,7 +449,7 @@ class SqliteSnapshot:
             raise LedgerCorrupt(f"the ledger's file is damaged: the index of {name!r}'s reservations is wrong")
 
     def notes(self) -> Iterator[Note]:
-        """Every note that was not erased."""
+        """Yield every note that was not erased."""
         after = ("", -1)
         while rows := self._connection.execute(SQL["all_notes"], (*after, _CHUNK)).fetchall():
             for note in map(Note._make, rows):
@@ -446,18 +458,18 @@ class SqliteSnapshot:
             after = rows[-1][:2]
 
     def principals(self) -> dict[str, str]:
-        """The names that were not erased, by identity."""
+        """Return the names that were not erased, by identity."""
         return dict(self._connection.execute(SQL["principals"]).fetchall())
 
 
 @contextmanager
 def _without_foreign_keys(connection: sqlite3.Connection) -> Iterator[None]:
-    """Begin the transaction again without foreign keys, for the length of the block, which checks them at its end.
+    """Begin the transaction again with foreign keys off; the block must check them before it commits.
 
-    Accounts come after their entries. While a row that others refer to is missing, SQLite searches the referring
-    tables at every insertion, and `keys` has no index for that: a copy would take quadratic time.
+    Accounts are inserted after their entries. While a referenced row is missing, SQLite searches the referring tables
+    at every insertion, and `keys` has no index for that: loading a copy would take quadratic time.
     """
-    connection.execute("ROLLBACK")  # within a transaction the setting has no effect
+    connection.execute("ROLLBACK")  # inside a transaction the setting has no effect
     connection.execute("PRAGMA foreign_keys = OFF")
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -474,7 +486,58 @@ def _commit(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as problem:  # pragma: no cover  a disk fails in a test, which is not measured
         if code_of(problem) != sqlite3.SQLITE_IOERR:
             raise
-        # What reached the disk before it failed may be found there after a restart.
-        raise ServiceUnavailable(
-            f"the disk failed in the middle of a commit ({problem}); ask again with the same key to know the outcome"
+        # A part that reached the disk before it failed may be found there after a restart.
+        raise OutcomeUnknown(
+            f"the disk failed during a commit ({problem}); ask again with the same key to know the outcome"
         ) from problem
+
+
+# Rows: what a group of requests reads and stores, in few statements.
+
+
+def _read_state(connection: sqlite3.Connection, wants: Wants) -> State:
+    """Read what a group of requests wants, inside its transaction."""
+    rows = _execute_many(connection, "some_accounts", [*zip(wants.accounts, strict=True)])
+    for query, names in (("tree", wants.trees), ("block", wants.datasets)) if wants.opens else ():
+        rows += [row for name in names for row in connection.execute(SQL[query], (name,))]
+    state = State(time.time_ns() // 1000, {}, {})
+    for row in rows:
+        state.balances[row[0]] = Balance.read(row)
+    for row in _execute_many(connection, "keys", [*wants.keys]):
+        state.keys[row[0], row[1]] = IdempotencyRecord._make(row[2:])
+    return state
+
+
+def _store_changes(connection: sqlite3.Connection, changes: Changes) -> None:
+    """Store what a group of requests changed, inside its transaction."""
+    _execute_many(connection, "open_accounts", [(*b.head, *b.columns, b.origin) for b in changes.opened])
+    _execute_many(connection, "append_entries", changes.entries)
+    for name, balance in changes.moved.items():
+        connection.execute(SQL["move_account"], (*balance.columns, name))
+    _execute_many(
+        connection, "remember_keys", [(*key, used.account, used.sequence) for key, used in changes.keys.items()]
+    )
+    _execute_many(connection, "keep_notes", changes.notes)
+
+
+def _execute_many(connection: sqlite3.Connection, query: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Execute a query for many rows, in few statements.
+
+    During each statement other threads may take the interpreter lock, and the writing thread then waits for it. With
+    a statement per row a group would take as long as its requests one by one.
+    """
+    if len(rows) == 1:
+        return connection.execute(SQL[query], rows[0]).fetchall()
+    found: list[tuple[Any, ...]] = []
+    done = 0
+    while done < len(rows):
+        size = min(_MAX_ROWS, 1 << (len(rows) - done).bit_length() - 1)  # few distinct statements, all cached
+        values = [value for row in rows[done : done + size] for value in row]
+        found += connection.execute(_repeat_values(query, size), values).fetchall()
+        done += size
+    return found
+
+
+@cache
+def _repeat_values(query: str, size: int) -> str:
+    return _VALUES.sub(lambda found: f"VALUES {', '.join([found[1]] * size)}", SQL[query])

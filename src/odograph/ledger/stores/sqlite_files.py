@@ -1,4 +1,16 @@
-"""Files of SQLite: opened so that commits are durable, made complete or not at all, kept out of forked processes."""
+"""Files of SQLite: opened so that commits are durable, created complete or not at all, and locked with their log.
+
+The log needs locks of its own. SQLite uses POSIX record locks, and a process loses all it has on a file when it
+closes any descriptor of that file. After a program has copied the ledger that it has open, as with `shutil.copy`, the
+next process that finishes believes that it is the last one, and deletes the write-ahead log into which the program
+still writes. So a connection also holds open-file-description locks, which end with their own descriptor only: on the
+bytes of the database that show SQLite that the file is open, and on the byte of the `-shm` file that shows that this
+index of the log is in use. Deleting the log, or creating its index anew, needs exclusive locks on them.
+
+Only Linux has such locks. Elsewhere the store notices that its log was replaced, and stops.
+
+This file has four parts: opening and creating files, names of files, locks on the log, and SQLite's errors.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +18,65 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Callable, Generator
-from contextlib import closing
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final, Protocol
-from weakref import WeakSet
+from typing import Final
 
-from odograph.errors import LedgerError
-from odograph.ledger.stores.sqlite_guard import Connection
+from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
+from odograph.forks import renew_after_fork
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover  Windows: a lock there ends with its own handle
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
     "NOTHING",
     "NO_FILE",
-    "Forked",
+    "Connection",
     "application_of",
+    "code_of",
+    "error_of",
+    "exclusive",
     "file_at",
     "identity",
-    "keep_from_forks",
+    "lost_log_error",
     "make_file",
     "open_file",
     "refuse_second_name",
     "sync",
+    "translate_errors",
 ]
 
 NO_FILE: Final = (0, 0)
 NOTHING: Final = (*NO_FILE, 0)
-_NEW: Final = re.compile(r"\.[0-9a-f]{16}")  # what ends the name of a file that is being made
+_NEW: Final = re.compile(r"\.[0-9a-f]{16}")  # the end of the name of a file that is being created
 _PRAGMAS: Final = (
     "synchronous = FULL",
     "fullfsync = ON",
     "foreign_keys = ON",
     "secure_delete = ON",
-    "wal_autocheckpoint = 4000",  # pages, 16 MB: the last pages are written by every group, and copied once for many
+    # In pages, 16 MB: every group writes the last pages again, and a checkpoint copies them once for many groups.
+    "wal_autocheckpoint = 4000",
 )
+
+# The bytes that SQLite locks, by its file format: the first one, and how many.
+_OPEN: Final = (0x4000_0002, 510)  # of the database: shared for as long as it is open with a write-ahead log
+_IN_USE: Final = (128, 1)  # of the -shm file: shared by all processes that have it mapped
+_HAS_FILE_LOCKS: Final = sys.platform.startswith("linux")
+_POLL_INTERVAL: Final = 0.001  # seconds between two attempts to lock
 
 
 def open_file(path: Path, timeout: float, *, guarded: bool = False) -> Connection:
-    """Open a file that is there; what is committed is synced, and what is deleted is overwritten.
+    """Open an existing file; commits are synced, and deleted content is overwritten.
 
-    If it is guarded, its log cannot be deleted, whatever else this process does with the file, and its journal mode
-    cannot be changed.
+    While a `guarded` connection is open, no process can delete its log or change the journal mode, whatever else this
+    process does with the file.
     """
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode=rw",
@@ -56,14 +87,14 @@ def open_file(path: Path, timeout: float, *, guarded: bool = False) -> Connectio
         factory=Connection,
     )
     try:
-        place = os.path.realpath(path)  # where SQLite has the log
+        real = os.path.realpath(path)  # SQLite keeps the log beside it
         if guarded:
-            connection.guard(place, timeout)
+            connection.guard(real, timeout)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
         if guarded:
             connection.execute("PRAGMA schema_version")
-            connection.guard_index(place, timeout)
+            connection.guard_index(real, timeout)
     except BaseException:
         connection.close()
         raise
@@ -71,10 +102,10 @@ def open_file(path: Path, timeout: float, *, guarded: bool = False) -> Connectio
 
 
 def application_of(path: Path) -> int | None:
-    """Return what a file says that it is, without its log: that may be the wrong one.
+    """Return the application id of a file, read without its log, which may be the wrong one.
 
-    None if it cannot be read so: while a log is being copied into the file, and after the program that did so was
-    killed or the disk was full, the rest is in the log only.
+    None if that is impossible: a part of the file may be in the log only, while the log is being copied into the
+    file, or after that was cut short by a kill or a full disk.
     """
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw&immutable=1", uri=True)) as connection:
@@ -84,52 +115,51 @@ def application_of(path: Path) -> int | None:
 
 
 def refuse_second_name(path: Path) -> None:
-    """Raise if the file can be reached by a name in another folder, or by another name in its own.
+    """Raise if the file has a second name, in its own folder or in another.
 
-    SQLite names the log after the database, so that two programs that use two names have two logs, and neither sees
-    what the other wrote. Symbolic links are not names in this sense, and a folder may be mounted anywhere.
+    SQLite names the log after the database. Two programs that use two names have two logs, and neither sees what the
+    other wrote. Symbolic links do not count, and a folder may be mounted anywhere.
     """
     path = path.resolve()
-    if not path.is_file():  # SQLite says what is wrong with it
+    if not path.is_file():  # SQLite reports what is wrong with it
         return
     if path.stat().st_nlink > 1:
         _remove_remains(path)
     names = path.stat().st_nlink
     if names > 1:
         raise LedgerError(
-            f"{path} has {names} names (hard links), and a ledger must have one: programs that use different names do"
-            " not see each other's charges. Nothing was charged. Find the others with find -samefile and remove them;"
-            " make copies with backup"
+            f"a ledger must have one name, but {path} has {names} (hard links): programs that use different names"
+            " do not see each other's charges. Find the others with find -samefile and remove them; make copies with"
+            " backup"
         )
     if _mounted_alone(path):
         raise LedgerError(
-            f"{path} is mounted without its folder, as by docker run -v ./privacy.db:/app/privacy.db. The log beside"
-            " it is then not the one that programs outside see, and charges would be lost. Nothing was charged. Mount"
-            " the folder instead: -v ./folder:/folder"
+            f"{path} is mounted without its folder, as by docker run -v ./privacy.db:/app/privacy.db. Programs"
+            " outside then use another log, and charges would be lost. Mount the folder instead: -v ./folder:/folder"
         )
 
 
 def _remove_remains(path: Path) -> None:
-    """Remove the first name of a file that was made by a program that was killed before it could do so itself."""
+    """Remove the temporary name of this file, if the program that created it was killed before it could do so."""
     for other in path.parent.iterdir():
         if other.name.startswith(f".{path.name}.") and _NEW.fullmatch(other.name.removeprefix(f".{path.name}")):
             try:
                 if other.samefile(path):
                     other.unlink()
-            except FileNotFoundError:  # pragma: no cover  that program was not killed, and has just removed it
+            except FileNotFoundError:  # pragma: no cover  that program is alive, and has just removed it
                 continue
 
 
 def _mounted_alone(path: Path) -> bool:
-    """Say whether a file is a mount of its own."""
+    """Return whether a file is a mount of its own."""
     try:
         return _mount_of(path) != _mount_of(path.parent)
-    except (AttributeError, LookupError, OSError, ValueError):  # not Linux, or a part of it only
+    except (AttributeError, LookupError, OSError, ValueError):  # not Linux, or /proc is missing
         return path.stat().st_dev != path.parent.stat().st_dev
 
 
 def _mount_of(path: Path) -> str:
-    # A descriptor that names a file without opening it: closing any other one would take SQLite's locks away.
+    # With O_PATH the file is not opened: closing any other descriptor would release SQLite's locks.
     file = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         lines = Path(f"/proc/self/fdinfo/{file}").read_text(encoding="ascii").splitlines()
@@ -139,16 +169,16 @@ def _mount_of(path: Path) -> str:
 
 
 def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
-    """Make a file complete or not at all, and never in place of another; say whether it is this one.
+    """Create a file complete or not at all, and never over another; return whether this call created it.
 
-    `fill` is given an empty file with another name, which only its user can read.
+    `fill` gets the path of an empty file under a temporary name, which only its owner can read.
     """
     for left in (path.with_name(f"{path.name}-{name}") for name in ("wal", "shm", "journal")):
         if left.exists():
-            if path.exists():  # another process made it, and uses it already
+            if path.exists():  # another process created it, and already uses it
                 return False
             raise LedgerError(
-                f"{left} is left over from a file that was moved or deleted, and may hold some of it; a new file"
+                f"{left} is left over from a file that was moved or deleted, and may contain a part of it; a new file"
                 " would take it over. Move it away together with its file"
             )
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -157,7 +187,7 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             fill(new)
             os.link(new, path)
-            sync(path.parent)  # the name must be as durable as what is in the file
+            sync(path.parent)  # the name must be as durable as the content
         finally:
             for name in (new.name, f"{new.name}-wal", f"{new.name}-shm"):
                 new.with_name(name).unlink(missing_ok=True)
@@ -166,69 +196,233 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
     return True
 
 
+# Names of files.
+
+
 def identity(path: str) -> tuple[int, int]:
-    """Return which file is at a path now: another one there is not the one that was opened."""
+    """Return the device and the inode of the file at a path, which change if another file replaces it."""
     return file_at(path)[:2]
 
 
 def file_at(path: str) -> tuple[int, int, int]:
-    """Return which file is at a path now, and how many names it has."""
+    """Return the device, the inode and the number of names of the file at a path; `NOTHING` if there is none."""
     try:
-        found = os.stat(path)  # noqa: PTH116  at every transaction, and Path.stat takes twice as long
+        found = os.stat(path)  # noqa: PTH116  called in every transaction, and Path.stat takes twice as long
     except FileNotFoundError:
         return NOTHING
     return found.st_dev, found.st_ino, found.st_nlink
 
 
-class Forked(Protocol):
-    """Who holds connections of SQLite, which must not get into a forked process: their locks would be wrong there."""
-
-    def forking(self) -> Generator[None]:
-        """Close the connections, and let no thread make new ones until the generator is closed, in both processes."""
-        ...
-
-
-_HOLDERS: WeakSet[Forked] = WeakSet()
-_FORKING: list[Generator[None]] = []
-
-
-def keep_from_forks(holder: Forked) -> None:
-    """Close a holder's connections before every fork of this process."""
-    _HOLDERS.add(holder)
-
-
-def _before_fork() -> None:
-    """Wait for all holders, through an interrupt too: Python forks all the same, and then says that it came."""
-    interrupt: BaseException | None = None
-    for holder in sorted(_HOLDERS, key=id):
-        while True:
-            held = holder.forking()
-            _FORKING.append(held)  # before it holds anything, so that an interrupt cannot come between the two
-            try:
-                next(held)
-            except BaseException as problem:  # noqa: BLE001  raised again below
-                if isinstance(problem, Exception):
-                    break
-                interrupt = problem
-            else:
-                break
-    if interrupt is not None:
-        raise interrupt
-
-
-def _after_fork() -> None:
-    while _FORKING:
-        _FORKING.pop().close()
-
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
 def sync(path: Path) -> None:
-    """Bring a file or a folder to the disk."""
+    """Write a file or a folder through to the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+# Locks on the log.
+
+
+def lost_log_error(path: str) -> LedgerError:
+    """Return the error for a log, or an index of it, that is no longer the file that this process has open."""
+    return LedgerError(
+        f"{path} was deleted or replaced while in use; nothing was charged. Close every program that uses the ledger,"
+        " then connect again"
+    )
+
+
+@contextmanager
+def exclusive(timeout: float) -> Iterator[None]:
+    """Let no other thread of this process lock or unlock a database; raise `LedgerBusy` after the timeout.
+
+    This is for making a connection. A connection without these locks would lose SQLite's own when another thread
+    unlocks the same file, and two threads that open the file must not block each other's change of its journal mode.
+    """
+    lock = _GUARDS.lock
+    if not lock.acquire(timeout=timeout):
+        raise LedgerBusy("another thread is opening or closing a ledger; try again")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Connection(sqlite3.Connection):
+    """A connection that can keep other processes from deleting its log, until it is closed or collected."""
+
+    _guard: _Guard | None = None
+    _key = NO_FILE  # of the guard: device and inode
+
+    def guard(self, path: str, timeout: float) -> None:
+        """Lock the database; called before the first statement, when there is no log to lose yet."""
+        if not _HAS_FILE_LOCKS:  # pragma: no cover  not Linux
+            return
+        with _GUARDS.lock, suppress(OSError):  # some file systems have no locks
+            found = os.stat(path)  # noqa: PTH116  as above
+            key = found.st_dev, found.st_ino
+            guard = _GUARDS.by_file.get(key) or _Guard()
+            guard.holders.add(id(self))  # from here on a finalizer or signal handler does not unlock it
+            self._guard = _GUARDS.by_file[key] = guard
+            self._key = key
+            guard.lock(path, *_OPEN, timeout)
+
+    def guard_index(self, path: str, timeout: float) -> None:
+        """Lock the log's index too, which exists after the first statement."""
+        with _GUARDS.lock, suppress(OSError):
+            if self._guard is not None:
+                self._guard.lock(f"{path}-shm", *_IN_USE, timeout)
+
+    def close(self) -> None:
+        """Close the connection. The last one of the process unlocks the log, which SQLite deletes if it is unused."""
+        with _GUARDS.lock:
+            guard, self._guard = self._guard, None
+            if guard is not None:
+                guard.holders.discard(id(self))
+            if guard is None or guard.holders:
+                super().close()
+                return
+            _GUARDS.by_file.pop(self._key, None)  # a connection made in a signal handler gets a new one
+            # If the log was replaced, this one ends before that of the other processes, and must not be kept.
+            if not guard.replaced_files():
+                guard.unlock()
+            super().close()
+            guard.forget()  # only now: closing its descriptors releases SQLite's own locks
+
+    def __del__(self) -> None:
+        if self._guard is not None:  # otherwise SQLite closes it by itself
+            self.close()
+
+
+class _Guard:
+    """The locks of all the connections of this process to one file."""
+
+    def __init__(self) -> None:
+        self.holders: set[int] = set()  # ids of the connections
+        self._files: dict[str, tuple[int, int, int]] = {}  # descriptor, first byte, length
+
+    def lock(self, path: str, start: int, length: int, timeout: float) -> None:
+        """Lock some bytes of a file against exclusive locks of others."""
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC), start, length
+        file = self._files[path][0]
+        _wait(file, start, length, time.monotonic() + timeout)
+        for replaced in self.replaced_files():
+            raise lost_log_error(replaced)
+
+    def replaced_files(self) -> list[str]:
+        """Return the paths at which there is another file now."""
+        found = []
+        for path, (file, *_) in self._files.items():
+            with suppress(FileNotFoundError):
+                if not os.path.samestat(os.fstat(file), os.stat(path)):  # noqa: PTH116  as above
+                    found.append(path)
+        return found
+
+    def unlock(self) -> None:
+        """Release the locks."""
+        for file, start, length in self._files.values():
+            with suppress(OSError):  # some file systems have no locks
+                _set_lock(file, fcntl.F_UNLCK, start, length)
+
+    def forget(self) -> None:
+        """Close the descriptors."""
+        while self._files:
+            os.close(self._files.popitem()[1][0])
+
+
+def _wait(file: int, start: int, length: int, deadline: float) -> None:
+    while not _set_lock(file, fcntl.F_RDLCK, start, length):
+        if time.monotonic() > deadline:
+            raise _busy_error()
+        time.sleep(_POLL_INTERVAL)
+
+
+def _set_lock(file: int, kind: int, start: int, length: int) -> bool:
+    """Set an open-file-description lock; return False if another one is in the way."""
+    ask = struct.pack("hhqqi0q", kind, os.SEEK_SET, start, length, 0)
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, ask)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+class _Guards:
+    """The guards of this process by device and inode, and the lock for changing them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.by_file: dict[tuple[int, int], _Guard] = {}
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:  # pragma: no cover  in a forked process, which is not measured
+        """Forget the guards, whose locks belong to the parent process, and replace the lock."""
+        self.lock = threading.RLock()
+        while self.by_file:
+            self.by_file.popitem()[1].forget()
+
+
+_GUARDS: Final = _Guards()
+
+
+# SQLite's errors.
+
+
+def error_of(problem: sqlite3.Error | UnicodeDecodeError, path: str) -> LedgerError:
+    """Return the error of Odograph for an error of SQLite with the file at a path."""
+    if isinstance(problem, UnicodeDecodeError):
+        return _damage_error("SQLite's message is not UTF-8")
+    if code_of(problem) in _UNWRITABLE:
+        return LedgerError(
+            f"{path} cannot be written ({problem}): a ledger is a file that you may write, not a folder"
+        )
+    return _TRANSLATIONS.get(code_of(problem), _unexpected_error)(problem)
+
+
+@contextmanager
+def translate_errors(path: str) -> Iterator[None]:
+    """Raise SQLite's errors as errors of Odograph."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError) as problem:
+        raise error_of(problem, path) from problem
+
+
+def code_of(problem: sqlite3.Error) -> int:
+    """Return SQLite's primary code for an error."""
+    return getattr(problem, "sqlite_errorcode", 0) & 0xFF
+
+
+def _busy_error(_: object = None) -> LedgerError:
+    return LedgerBusy("another program holds the ledger's file; nothing was charged. Try again")
+
+
+def _full_error(_: object) -> LedgerError:
+    return LedgerBusy("the disk is full; nothing was charged. Make room and try again")
+
+
+def _damage_error(problem: sqlite3.Error | str) -> LedgerError:
+    return LedgerCorrupt(
+        f"the ledger's file is damaged ({problem}); restore a backup, with the latest checkpoint that you kept"
+    )
+
+
+def _contradiction_error(problem: sqlite3.Error) -> LedgerError:
+    return LedgerCorrupt(f"the changes contradict what is stored ({problem}); nothing was stored")
+
+
+def _unexpected_error(problem: sqlite3.Error) -> LedgerError:
+    return LedgerError(f"the ledger's file could not be used ({problem})")
+
+
+_UNWRITABLE: Final = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+_TRANSLATIONS: Final[dict[int, Callable[[sqlite3.Error], LedgerError]]] = {
+    sqlite3.SQLITE_BUSY: _busy_error,
+    sqlite3.SQLITE_LOCKED: _busy_error,
+    sqlite3.SQLITE_FULL: _full_error,
+    sqlite3.SQLITE_CORRUPT: _damage_error,
+    sqlite3.SQLITE_NOTADB: _damage_error,
+    sqlite3.SQLITE_CONSTRAINT: _contradiction_error,
+}

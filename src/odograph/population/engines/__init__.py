@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidArgument
 from odograph.population.gate import Gate
 from odograph.population.prices import PriceTable
 from odograph.population.version_store import Versions
@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def accept(self, records: Any) -> Any:  # noqa: ANN401  as above
-        """Return records in the form that this engine uses, or raise `InvalidGuarantee` with their type."""
+        """Return records in the form that this engine uses, or raise `InvalidArgument` with their type."""
         ...
 
     def form(self, records: Any) -> Hashable:  # noqa: ANN401  as above
@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     def check(self, context: EngineContext, folder: Path, records: Any) -> None:  # noqa: ANN401  as above
-        """Raise `InvalidGuarantee` unless these can be the records of the people of a version."""
+        """Raise `InvalidArgument` unless these can be the records of the people of a version."""
         ...
 
     def empty(self, records: Any) -> Any:  # noqa: ANN401  as above
@@ -91,7 +91,7 @@ class Engine(Protocol):
 def make_engine(name: str, session: Any = None, memory_limit: str | None = None) -> Engine:  # noqa: ANN401  of Spark
     """Return an engine by name: numpy, duckdb (which takes a memory limit) or spark (which needs its session)."""
     if memory_limit is not None and name != "duckdb":
-        raise InvalidPolicy(f"memory_limit is for the engine 'duckdb' only (got engine {name!r})")
+        raise InvalidArgument(f"memory_limit must be left out for any engine but 'duckdb' (got engine {name!r})")
     if name == "numpy":
         from odograph.population.engines.numpy import NumpyEngine  # noqa: PLC0415  each engine is loaded when used
 
@@ -104,4 +104,4 @@ def make_engine(name: str, session: Any = None, memory_limit: str | None = None)
         from odograph.population.engines.spark import SparkEngine  # noqa: PLC0415  as above
 
         return SparkEngine(session)
-    raise InvalidPolicy(f"engine must be 'numpy', 'duckdb' or 'spark' (got {name!r})")
+    raise InvalidArgument(f"engine must be 'numpy', 'duckdb' or 'spark' (got {name!r})")

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
 from odograph.extras import load
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
@@ -77,7 +77,7 @@ class DuckDBEngine:
             try:
                 _duckdb.connect(":memory:", config=self._settings).close()
             except (_duckdb.Error, TypeError):
-                raise InvalidPolicy(f"memory_limit must be a size such as '4GB' (got {memory_limit!r})") from None
+                raise InvalidArgument(f"memory_limit must be a size such as '4GB' (got {memory_limit!r})") from None
 
     def create(self, context: EngineContext, after: Path, ids: Any) -> None:  # noqa: ANN401  what DuckDB reads
         """Write zeros for each id; 0 or an empty list makes an empty population."""
@@ -190,9 +190,9 @@ class DuckDBEngine:
         except (LedgerError, RuntimeError):
             if isinstance(records, str | Path):  # a missing file, or one that is not Parquet
                 raise
-            raise InvalidGuarantee(
+            raise InvalidArgument(
                 "records must be a table with the column id: a data frame, a relation or the path of a Parquet file"
-                f" (got a {type(records).__name__}); nothing was charged"
+                f" (got a {type(records).__name__})"
             ) from None
         return records
 
@@ -212,9 +212,7 @@ class DuckDBEngine:
         with self._open() as connection:
             own, kind = _check_columns(connection.relation(records), ["id"]), _id_type(folder)
         if kind is not None and own != kind:
-            raise InvalidGuarantee(
-                f"ids of records must be {_TYPE_NAMES[kind]} for this population; nothing was charged"
-            )
+            raise InvalidArgument(f"ids of records must be {_TYPE_NAMES[kind]} for this population")
 
     def records(self, context: EngineContext, folder: Path, records: Any) -> Any:  # noqa: ANN401, ARG002  as above
         """Return the participants' records as a DuckDB relation, which is evaluated when it is used."""
@@ -272,10 +270,7 @@ class _Connection:
         if isinstance(asked, str | Path):
             return self._read(asked)
         if hasattr(asked, "read_next_batch") or hasattr(asked, "__next__"):
-            raise InvalidGuarantee(
-                f"a table must be readable more than once (got a {type(asked).__name__}, a stream); nothing was"
-                " changed"
-            )
+            raise InvalidArgument(f"a table must be readable more than once (got a {type(asked).__name__}, a stream)")
         if asked is None or isinstance(asked, int | Sequence | np.ndarray):
             asked = {"id": _id_array(asked)}
         self._connection.register("passed", asked)
@@ -298,18 +293,16 @@ class _Connection:
             found = self._read(copy)
         rows, whole, *others = found.aggregate(", ".join(checks)).fetchall()[0]
         if rows and (own is None or own != (kind or own) or whole != rows):
-            raise InvalidGuarantee(
+            raise InvalidArgument(
                 f"ids must all be {_TYPE_NAMES[kind] if kind else ' or '.join(_TYPE_NAMES.values())} for this"
-                " population; nothing was changed"
+                " population"
             )
         if rows and guarantees is not None:
             placed, different, least, most = others
             if placed != rows or least < 0 or most >= guarantees:
-                raise InvalidGuarantee(
-                    f"which must be from 0 to {guarantees - 1}, indices into guarantees; nothing was charged"
-                )
+                raise InvalidArgument(f"which must be from 0 to {guarantees - 1}, indices into guarantees")
             if different != rows:
-                raise InvalidGuarantee("ids must name each person once; nothing was charged")
+                raise InvalidArgument("ids must name each person once")
         kind = kind or (own if rows else None)
         if not rows:  # an empty list has no type of its own
             found = found.limit(0).project(f"* REPLACE (NULL::{kind or 'BIGINT'} AS id)")
@@ -393,14 +386,14 @@ def _asked_rows(prices: PriceTable) -> Any:  # noqa: ANN401  what DuckDB reads
     if prices.table is not None:
         return prices.table
     if prices.ids is None:
-        raise InvalidGuarantee("pass ids with which: people of this engine are in no order. Nothing was charged")
+        raise InvalidArgument("pass ids with which: people of this engine are in no order")
     return {"id": _id_array(prices.ids), "which": prices.which}
 
 
 def _id_array(ids: Any) -> Any:  # noqa: ANN401  an array of anything
     found = np.asarray([] if isinstance(ids, int) and ids == 0 else ids)
     if found.ndim != 1:
-        raise InvalidGuarantee("ids must be a list, or a table with the column id; nothing was changed")
+        raise InvalidArgument("ids must be a list, or a table with the column id")
     # DuckDB would turn an array of NumPy strings into an enum type that contains each of them.
     return found.astype(object) if found.dtype.kind in "UT" else found
 
@@ -410,9 +403,9 @@ def _check_columns(found: Any, columns: Sequence[str]) -> str | None:  # noqa: A
     types = {name.lower(): kind.id for name, kind in zip(found.columns, found.types, strict=True)}
     missing = [name for name in columns if name not in types]
     if missing:
-        raise InvalidGuarantee(f"a table must have the column {missing[0]!r}; nothing was changed")
+        raise InvalidArgument(f"a table must have the column {missing[0]!r}")
     if "which" in columns and _ID_TYPES.get(types["which"]) != "BIGINT":
-        raise InvalidGuarantee("which must be integers, indices into guarantees; nothing was charged")
+        raise InvalidArgument("which must be integers, indices into guarantees")
     return _ID_TYPES.get(types["id"])
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt
+from odograph.errors import InvalidArgument, LedgerCorrupt
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT, Amounts, Column, Mask, admit, admit_rows, would_admit
 from odograph.population.prices import PriceTable
@@ -50,9 +50,9 @@ class NumpyEngine:
         """Write zeros for the ids 0, 1, 2, ...: `ids` is their number, or all of them."""
         people = ids if isinstance(ids, int) else _highest_id(_id_array(ids)) + 1
         if isinstance(ids, bool) or not 0 <= people <= _MAX_PEOPLE:
-            raise InvalidPolicy(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids")
+            raise InvalidArgument(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids")
         if not isinstance(ids, int) and people != len(np.unique(_id_array(ids))):
-            raise InvalidPolicy("ids must be 0, 1, 2, ... without gaps for this engine; 'duckdb' takes any")
+            raise InvalidArgument("ids must be 0, 1, 2, ... without gaps for this engine; 'duckdb' takes any")
         self._write(context, after, _State(people, (0,) * len(context.gate.limits)), lambda _: None)
 
     def digest(self, context: EngineContext, asked: PriceTable | ArrayLike) -> str:
@@ -73,16 +73,14 @@ class NumpyEngine:
     ) -> None:
         """Charge a chunk of people at a time."""
         if prices.table is not None:
-            raise InvalidGuarantee(
-                "prices must be arrays, which and ids, for this engine (got a table); nothing was charged"
-            )
+            raise InvalidArgument("prices must be arrays, which and ids, for this engine (got a table)")
         state = _read_state(before)
         most = tuple([min(SPENT, a + b) for a, b in zip(state.most, prices.dearest, strict=True)])
         if prices.ids is not None:
             self._charge_some(context, before, after, prices, _State(state.people, most), progress)
             return
         if not prices.same and len(prices.which) != state.people:
-            raise InvalidGuarantee("which must have one entry for each person, in id order; nothing was charged")
+            raise InvalidArgument("which must have one entry for each person, in id order")
         uniform = [int(amount) for amount in prices.amounts[0]]
 
         def work(chunk: _Chunk) -> None:
@@ -107,7 +105,7 @@ class NumpyEngine:
         order = np.argsort(rows, kind="stable")
         rows, which = rows[order], which[order]
         if rows.size and bool((rows[1:] == rows[:-1]).any()):
-            raise InvalidGuarantee("ids must name each person once; nothing was charged")
+            raise InvalidArgument("ids must name each person once")
         if context.unknown == "join":
             state = state._replace(people=_count_after_join(state.people, rows))
 
@@ -163,18 +161,18 @@ class NumpyEngine:
         pandas = sys.modules.get("pandas")  # if it was never imported, there is no Series
         if pandas is not None and isinstance(records, pandas.Series):
             if not records.index.equals(pandas.RangeIndex(len(records))):
-                raise InvalidGuarantee(
+                raise InvalidArgument(
                     "records must be in id order, but the labels of this Series are not 0, 1, 2, ...: sort it by id,"
-                    " or pass records.to_numpy() if it is in that order; nothing was charged"
+                    " or pass records.to_numpy() if it is in that order"
                 )
             return records.to_numpy()
         if isinstance(records, np.ndarray) and records.ndim:
             return records
         if isinstance(records, Sequence) and not isinstance(records, str | bytes | bytearray | memoryview):
             return records if isinstance(records, list) else [*records]
-        raise InvalidGuarantee(
+        raise InvalidArgument(
             "records must be an array, a list or a pandas Series, with one record for each person in id order (got a"
-            f" {type(records).__name__}); nothing was charged. Pass the rows of a table as table.to_numpy();"
+            f" {type(records).__name__}). Pass the rows of a table as table.to_numpy();"
             " populations of the engine 'duckdb' take tables with the column id"
         )
 
@@ -190,9 +188,9 @@ class NumpyEngine:
         """Raise unless there is a record for each person."""
         if len(records) != _read_state(folder).people:
             # The message has no numbers: the number of people is private.
-            raise InvalidGuarantee(
+            raise InvalidArgument(
                 "records must have exactly one row per id, in id order, including people who were removed (got more,"
-                " or fewer); nothing was charged"
+                " or fewer)"
             )
 
     def records(self, context: EngineContext, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a list
@@ -284,9 +282,9 @@ def _count_after_join(people: int, rows: IdArray) -> int:
     """Return the number of people after some have joined."""
     after = max(people, _highest_id(rows) + 1)
     if after - people > _MAX_ID_GAP + len(rows):
-        raise InvalidGuarantee(
+        raise InvalidArgument(
             "ids must be 0, 1, 2, ... for this engine, but most numbers between the people who are here and those who"
-            " join are unused; 'duckdb' takes any ids. Nothing was charged"
+            " join are unused; 'duckdb' takes any ids"
         )
     return after
 
@@ -309,7 +307,7 @@ def _id_array(ids: ArrayLike | None) -> IdArray:
         or int(found.min()) < 0
         or int(found.max()) >= _MAX_PEOPLE
     ):
-        raise InvalidGuarantee(
+        raise InvalidArgument(
             f"ids must be integers from 0 to {_MAX_PEOPLE - 1} for this engine; 'duckdb' takes any ids"
         )
     return found.astype(np.int64, copy=False)

@@ -28,7 +28,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from odograph.errors import InvalidGuarantee, InvalidPolicy, LedgerCorrupt, LedgerError
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
 from odograph.extras import load
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
@@ -75,11 +75,9 @@ _POLL_INTERVAL: Final = 0.1  # seconds
 # Errors that an executor may find, and reports by name.
 _REFUSALS: Final = {
     "misplaced": LedgerError("Spark would have written people into the wrong partition; nothing was changed"),
-    "nameless": InvalidGuarantee("ids must not be null; nothing was changed"),
-    "nowhere": InvalidGuarantee(
-        "which must be an index into guarantees, counted from 0, in every row; nothing was charged"
-    ),
-    "twice": InvalidGuarantee("ids must name each person once; nothing was charged"),
+    "nameless": InvalidArgument("ids must not be null"),
+    "nowhere": InvalidArgument("which must be an index into guarantees, counted from 0, in every row"),
+    "twice": InvalidArgument("ids must name each person once"),
 }
 
 
@@ -108,7 +106,7 @@ class SparkEngine:
 
     def __init__(self, session: Any) -> None:  # noqa: ANN401  the library is loaded only here
         if not isinstance(session, _sql.SparkSession):
-            raise InvalidPolicy(
+            raise InvalidArgument(
                 f"session must be a SparkSession (got a {type(session).__name__}): pass"
                 " session=SparkSession.builder.getOrCreate()"
             )
@@ -209,9 +207,9 @@ class SparkEngine:
     def accept(self, records: Any) -> _SparkTable:  # noqa: ANN401  a DataFrame
         """Return the records, if they are a Spark DataFrame."""
         if not isinstance(records, _sql.DataFrame):
-            raise InvalidGuarantee(
-                f"records must be a Spark DataFrame with the column id (got a {type(records).__name__}); nothing was"
-                " charged. Make one with session.createDataFrame"
+            raise InvalidArgument(
+                f"records must be a Spark DataFrame with the column id (got a {type(records).__name__}). Make one"
+                " with session.createDataFrame"
             )
         return records
 
@@ -224,7 +222,7 @@ class SparkEngine:
         own = _read_state(folder).ids
         if _id_type(records, ["id"]) != (own or _id_type(records, ["id"])):
             kinds = _TYPE_NAMES[own] if own else " or ".join(_TYPE_NAMES.values())
-            raise InvalidGuarantee(f"records must be a DataFrame whose ids are {kinds}; nothing was charged")
+            raise InvalidArgument(f"records must be a DataFrame whose ids are {kinds}")
 
     def empty(self, records: _SparkTable) -> _SparkTable:
         """Return the DataFrame without rows."""
@@ -261,7 +259,7 @@ class _VersionWriter:
         kind = _id_type(asked, columns) if listed is None else _array_id_type(listed["id"])
         ids = self._state.ids or kind or "bigint"
         if kind not in (ids, None):
-            raise InvalidGuarantee(f"ids must be {_TYPE_NAMES[ids]} for this population; nothing was changed")
+            raise InvalidArgument(f"ids must be {_TYPE_NAMES[ids]} for this population")
         if listed is not None:
             asked = self._write_input("given", f"id {ids}, which int", listed)
         self._state = self._state._replace(ids=self._state.ids or kind)
@@ -371,13 +369,12 @@ def _asked_rows(prices: PriceTable) -> Any:  # noqa: ANN401  a DataFrame, or col
         return None
     if prices.table is not None:
         if not isinstance(prices.table, _sql.DataFrame):
-            raise InvalidGuarantee(
-                f"table must be a Spark DataFrame for this engine (got a {type(prices.table).__name__}); nothing was"
-                " charged"
+            raise InvalidArgument(
+                f"table must be a Spark DataFrame for this engine (got a {type(prices.table).__name__})"
             )
         return prices.table
     if prices.ids is None:
-        raise InvalidGuarantee("pass ids with which: people of this engine are in no order. Nothing was charged")
+        raise InvalidArgument("pass ids with which: people of this engine are in no order")
     return {"id": prices.ids, "which": prices.which}
 
 
@@ -386,7 +383,7 @@ def _columns_of(asked: Any) -> dict[str, Any]:  # noqa: ANN401  a list, an array
     columns: dict[str, Any] = asked if isinstance(asked, dict) else {"id": asked}
     ids = np.asarray([] if isinstance(columns["id"], int) and columns["id"] == 0 else columns["id"])
     if ids.ndim != 1:
-        raise InvalidGuarantee("ids must be a list, or a DataFrame with the column id; nothing was changed")
+        raise InvalidArgument("ids must be a list, or a DataFrame with the column id")
     _array_id_type(ids)
     return {**columns, "id": ids}
 
@@ -400,7 +397,7 @@ def _array_id_type(ids: Any) -> str | None:  # noqa: ANN401  an array
     try:
         "".join(ids).encode()
     except (TypeError, UnicodeEncodeError):
-        raise InvalidGuarantee(f"ids must be {' or '.join(_TYPE_NAMES.values())}; nothing was changed") from None
+        raise InvalidArgument(f"ids must be {' or '.join(_TYPE_NAMES.values())}") from None
     return "string"
 
 
@@ -409,11 +406,11 @@ def _id_type(frame: _SparkTable, columns: Sequence[str]) -> str:
     types = dict(frame.dtypes)
     missing = [column for column in columns if column not in types]
     if missing:
-        raise InvalidGuarantee(f"a DataFrame must have the column {missing[0]!r}; nothing was changed")
+        raise InvalidArgument(f"a DataFrame must have the column {missing[0]!r}")
     if _ID_TYPES.get(types.get("which", "int")) != "bigint":
-        raise InvalidGuarantee("which must be integers, indices into guarantees; nothing was charged")
+        raise InvalidArgument("which must be integers, indices into guarantees")
     if types["id"] not in _ID_TYPES:
-        raise InvalidGuarantee(f"ids must be {' or '.join(_TYPE_NAMES.values())}; nothing was changed")
+        raise InvalidArgument(f"ids must be {' or '.join(_TYPE_NAMES.values())}")
     return _ID_TYPES[types["id"]]
 
 

@@ -35,7 +35,6 @@ from odograph.core.planning import AccountState, how_many, used
 from odograph.core.policy import Policy
 from odograph.errors import (
     AccountClosed,
-    AccountNotFound,
     BadRequest,
     InvalidArgument,
     LedgerCorrupt,
@@ -92,7 +91,7 @@ def _last_entries(ledger: Ledger, caller: Caller) -> dict[str, tuple[int, str]]:
     """Return the sequence number and the seal of the last entry of every account that the caller sees."""
     try:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
-    except (LedgerNotFound, AccountNotFound):  # there is no ledger before the first account
+    except LedgerNotFound:  # there is no ledger before the first account
         return {}
     return {name: (balance.sequence, balance.seal) for name, balance in sorted(balances.items())}
 
@@ -454,7 +453,7 @@ def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
             verification = {"verified": True, "message": str(verified), "entries": verified.entries}
         except LedgerCorrupt as problem:
             verification = {"verified": False, "message": str(problem), "entries": None}
-        except (LedgerNotFound, AccountNotFound):  # there is no ledger before the first account
+        except LedgerNotFound:  # there is no ledger before the first account
             verification = {"verified": True, "message": "the ledger has no accounts yet", "entries": 0}
     last_entries = _last_entries(ledger, caller)
     checkpoint = _checkpoint(last_entries) if whole_ledger else None

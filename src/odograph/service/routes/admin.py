@@ -8,7 +8,7 @@ from importlib.metadata import version
 from tempfile import SpooledTemporaryFile
 from typing import IO, Final
 
-from odograph.errors import LedgerCorrupt, LedgerError
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.transfer import check_checkpoint
@@ -174,6 +174,6 @@ def _read_checkpoint(form: object) -> Checkpoint:
     try:
         kept = Checkpoint.from_dict(form if isinstance(form, dict) else {})
         check_checkpoint(kept)
-    except LedgerError as problem:
+    except (InvalidArgument, LedgerError) as problem:
         raise BadDocument(str(problem)) from problem
     return kept

@@ -16,8 +16,7 @@ from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores import memory, postgres, sqlite, sqlite_files
 from odograph.ledger.stores.base import Changes, State, Store, Wants, Work
 from odograph.ledger.stores.fair_file_lock import FairFileLock
-from odograph.ledger.stores.sqlite_files import open_file
-from odograph.ledger.stores.sqlite_guard import Connection
+from odograph.ledger.stores.sqlite_files import Connection, open_file
 
 PRINCIPAL = "tester"
 

@@ -61,7 +61,7 @@ def main(url: str, defect: str, busy: int, timeout: int) -> int:
     ledger.spend({ACCOUNT: COST}, key="parent-first")
     if defect == "shares":
         store = backend.store
-        for name in {"forking", "_leave_fork"} & {*dir(store)}:
+        for name in {"forking", "after_fork"} & {*dir(store)}:
             setattr(store, name, lambda: (None for _ in range(1)))  # a generator that holds nothing
     failed: list[str] = []
     workers = begin(ledger, "parent", busy, failed)

@@ -15,7 +15,7 @@ import time
 from broken_stores import ledger_at
 from workload import costs_of
 
-from odograph.errors import ERROR_TABLE, BudgetExceeded, LedgerError, ServiceUnavailable
+from odograph.errors import ERROR_TABLE, BudgetExceeded, LedgerError, OutcomeUnknown
 from odograph.ledger.ledger import Ledger
 
 ASKED, ANSWERED = 100, 200  # descriptors of the first thread
@@ -28,7 +28,7 @@ def ask(ledger: Ledger, key: str) -> str:
             return ledger.spend(costs_of(key), key=key).id
         except BudgetExceeded:
             return ""
-        except (LedgerError, ServiceUnavailable) as error:
+        except (LedgerError, OutcomeUnknown) as error:
             if not ERROR_TABLE[type(error)].retryable:
                 raise
             time.sleep(0.01)

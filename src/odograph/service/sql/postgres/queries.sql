@@ -10,9 +10,6 @@ SELECT
 -- name: one_at_a_time
 SELECT pg_advisory_xact_lock(7310046181402);
 
--- name: commit
-COMMIT;
-
 -- name: there
 SELECT to_regclass('odograph_access.schema_version') IS NOT NULL;
 

@@ -1,6 +1,6 @@
--- API keys and browser sessions in PostgreSQL, schema 1. Keys are a record of who had which access when: they are
--- revoked, once, and never changed otherwise or deleted. No token is here, only digests. A schema of their own, so that
--- a copy of the ledger's does not carry them.
+-- API keys and browser sessions in PostgreSQL, schema 1. Keys are a record of who had which access when: a key
+-- can be revoked once, and is never changed otherwise or deleted. Only digests of tokens are stored. The tables have
+-- a schema of their own, so that a copy of the ledger's schema does not contain them.
 
 CREATE SCHEMA odograph_access;
 

@@ -1,5 +1,5 @@
--- API keys and browser sessions in SQLite, schema 1. Keys are a record of who had which access when: they are revoked,
--- once, and never changed otherwise or deleted. No token is here, only digests.
+-- API keys and browser sessions in SQLite, schema 1. Keys are a record of who had which access when: a key can be
+-- revoked once, and is never changed otherwise or deleted. Only digests of tokens are stored.
 
 CREATE TABLE keys (
     number        INTEGER PRIMARY KEY AUTOINCREMENT,

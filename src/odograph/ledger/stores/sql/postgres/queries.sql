@@ -40,9 +40,9 @@ WHERE dataset = ANY (%s::text[]) AND dataset <> ''
 ORDER BY dataset, name;
 
 -- name: keys
--- Those of the owners, and in place of them those of principals whose names were erased, without their request. For an
--- owner whose own name was erased, which a program may still have in mind, those of all principals: one of them may be
--- the same person under a new identity.
+-- The wanted keys that their owners have used. Failing that, those that a principal with an erased name has used,
+-- without the request. For an owner whose own name was erased (a running program may still have its identity), those
+-- that any principal has used: one of them may be the same person under a new identity.
 WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM json_array_elements(%s::json) AS wanted (row))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
 FROM wanted
@@ -177,8 +177,8 @@ SELECT identity, name FROM odograph.principals WHERE name >= ' ';
 -- name: erase_note
 DELETE FROM odograph.notes WHERE account = %s AND sequence = %s;
 
--- An identity without a name stays, as its keys do: in place of the name it has a text that no name can be, below the
--- space, which is the first printable character.
+-- The identity stays, as its keys do. Its name becomes a string that no name can be: it sorts before the space, which
+-- is the first printable character.
 
 -- name: erase_principal
 WITH erased AS (DELETE FROM odograph.principals WHERE name = %s RETURNING identity)
@@ -196,7 +196,7 @@ SELECT to_regclass('odograph.schema_version') IS NOT NULL;
 SELECT version FROM odograph.schema_version;
 
 -- name: probe
--- Several may at once, and what another client holds is not waited for.
+-- Several clients may do this at once; it does not wait for locks of others.
 SELECT version FROM odograph.schema_version FOR SHARE SKIP LOCKED;
 
 -- name: set_version

@@ -1,5 +1,5 @@
 -- The ledger in PostgreSQL, schema 2. Entries and keys are the record; accounts are derived from them;
--- notes and principals stand beside them and can be erased. Names sort by their bytes, as everywhere else.
+-- notes and principals are stored separately and can be erased. Names sort by their bytes, as everywhere else.
 
 CREATE SCHEMA odograph;
 
@@ -44,7 +44,7 @@ CREATE TABLE odograph.entries (
 
 CREATE INDEX entries_that_reserve ON odograph.entries (account, sequence) WHERE verb = 'reserve';
 
--- Who may use which key no more: the same key leads to the first entry of the request that used it.
+-- The keys that were used, each with the first entry of the request that used it.
 CREATE TABLE odograph.keys (
     owner    text COLLATE "C" NOT NULL,
     key      text COLLATE "C" NOT NULL,

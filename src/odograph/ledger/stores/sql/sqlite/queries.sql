@@ -1,4 +1,4 @@
--- A group in VALUES is repeated where there are more rows: one statement then serves them all.
+-- The group after VALUES is repeated for several rows, so that one statement serves them all.
 
 -- name: some_accounts
 SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked, origin
@@ -22,9 +22,9 @@ SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, ti
 FROM accounts WHERE dataset = ? AND dataset <> '' LIMIT 1;
 
 -- name: keys
--- Those of the owners, and in place of them those of principals whose names were erased, without their request. For an
--- owner whose own name was erased, which a program may still have in mind, those of all principals: one of them may be
--- the same person under a new identity.
+-- The wanted keys that their owners have used. Failing that, those that a principal with an erased name has used,
+-- without the request. For an owner whose own name was erased (a running program may still have its identity), those
+-- that any principal has used: one of them may be the same person under a new identity.
 WITH wanted (owner, key) AS (VALUES (?, ?))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
 FROM wanted
@@ -107,7 +107,7 @@ WHERE entries.account = ? AND entries.sequence BETWEEN ? AND ?
 ORDER BY entries.sequence LIMIT ?;
 
 -- name: indexed_reservations
--- As the index has them, which `pending` and `voids` believe.
+-- The reservations by the index that `pending` and `voids` read.
 SELECT sequence FROM entries INDEXED BY entries_that_reserve
 WHERE account = ? AND verb = 'reserve' AND sequence BETWEEN ? AND ?
 ORDER BY sequence;
@@ -138,8 +138,8 @@ SELECT identity, name FROM principals WHERE name >= ' ';
 -- name: erase_note
 DELETE FROM notes WHERE account = ? AND sequence = ?;
 
--- An identity without a name stays, as its keys do: in place of the name it has a text that no name can be, below the
--- space, which is the first printable character.
+-- The identity stays, as its keys do. Its name becomes a string that no name can be: it sorts before the space, which
+-- is the first printable character.
 
 -- name: erase_principal
 UPDATE principals SET name = char(10) || identity WHERE name = ?;

@@ -1,5 +1,5 @@
 -- The ledger in SQLite, schema 2. Entries and keys are the record; accounts are derived from them;
--- notes and principals stand beside them and can be erased.
+-- notes and principals are stored separately and can be erased.
 
 CREATE TABLE accounts (
     name         TEXT NOT NULL PRIMARY KEY,
@@ -40,7 +40,7 @@ CREATE TABLE entries (
 
 CREATE INDEX entries_that_reserve ON entries (account, sequence) WHERE verb = 'reserve';
 
--- Who may use which key no more: the same key leads to the first entry of the request that used it.
+-- The keys that were used, each with the first entry of the request that used it.
 CREATE TABLE keys (
     owner    TEXT NOT NULL,
     key      TEXT NOT NULL,

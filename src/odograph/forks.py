@@ -1,0 +1,85 @@
+"""What a fork of this process does to locks and connections.
+
+A forked process is a copy with one thread. A lock that another thread held stays locked in it, and a connection is
+shared with the parent process. An object that holds either registers itself here; it can still be garbage-collected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Final, Protocol
+from weakref import WeakSet
+
+__all__ = ["RenewedAfterFork", "SuspendedByFork", "leave_to_parent", "renew_after_fork", "suspend_for_forks"]
+
+
+class RenewedAfterFork(Protocol):
+    """An object with locks or connections that a forked process must not share with its parent."""
+
+    def after_fork(self) -> None:
+        """Replace them; called in the forked process only, before it does anything else."""
+        ...
+
+
+class SuspendedByFork(Protocol):
+    """An object whose connections must be closed before a fork, as SQLite's: their locks would be wrong after it."""
+
+    def forking(self) -> Generator[None]:
+        """Close the connections, and let no thread make new ones until the generator is closed, in both processes."""
+        ...
+
+
+_RENEWED: Final[WeakSet[RenewedAfterFork]] = WeakSet()
+_SUSPENDED: Final[WeakSet[SuspendedByFork]] = WeakSet()
+_FORKING: Final[list[Generator[None]]] = []
+_OF_THE_PARENT: Final[list[object]] = []
+
+
+def renew_after_fork(holder: RenewedAfterFork) -> None:
+    """Call `holder.after_fork()` in every process that is forked from this one."""
+    _RENEWED.add(holder)
+
+
+def suspend_for_forks(holder: SuspendedByFork) -> None:
+    """Run `holder.forking()` around every fork of this process."""
+    _SUSPENDED.add(holder)
+
+
+def leave_to_parent(*connections: object) -> None:
+    """Keep connections of the parent process from being collected here, which would end the parent's session."""
+    _OF_THE_PARENT.extend(connections)
+
+
+def _before() -> None:
+    """Wait for all holders, even after an interrupt: Python forks all the same, and reports the interrupt."""
+    interrupt: BaseException | None = None
+    for holder in sorted(_SUSPENDED, key=id):
+        while True:
+            held = holder.forking()
+            _FORKING.append(held)  # before it holds anything, so that an interrupt cannot come between the two
+            try:
+                next(held)
+            except BaseException as problem:  # noqa: BLE001  raised again below
+                if isinstance(problem, Exception):
+                    break
+                interrupt = problem
+            else:
+                break
+    if interrupt is not None:
+        raise interrupt
+
+
+def _in_parent() -> None:
+    while _FORKING:
+        _FORKING.pop().close()
+
+
+def _in_child() -> None:  # pragma: no cover  in a forked process, which is not measured
+    for holder in _RENEWED:
+        holder.after_fork()
+    _in_parent()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
