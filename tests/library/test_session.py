@@ -207,7 +207,7 @@ def test_a_mechanism_that_cannot_be_called_is_not_charged(
     cost: Guarantee | Callable[[], Guarantee] | None,
 ) -> None:
     account = opened()
-    says = f"mechanism must be callable, .* and a {type(mechanism).__name__} is not; nothing was charged"
+    says = rf"mechanism must be callable, .* \(got a {type(mechanism).__name__}\); nothing was charged"
     with session(account) as s:
         with pytest.raises(InvalidGuarantee, match=says) as caught:
             s.run(mechanism, [1], cost=cost)
