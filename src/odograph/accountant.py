@@ -166,7 +166,7 @@ class Accountant(Account):
     `policy` may be compiled already: a target that is not in the shipped table takes seconds to solve, and
     `compile_policy(policy, progress=progress_bar)` shows the progress. `parent` makes this a sub-budget: its promise
     is about its own answers, the parent's about those of all its sub-budgets. `keep` is how many of the last entries
-    to keep: all (None), or none (0: totals only); an entry takes about 150 bytes, or 360 if no other entry has the
+    to keep: all (None), or none (0: totals only); an entry takes about 160 bytes, or 310 if no other entry has the
     same guarantee. Keys are remembered for all accounts of a tree together; a charge without one is not remembered.
     Safe to use from several threads. A copy is the same object; a pickle is read-only until `resume()`.
     """

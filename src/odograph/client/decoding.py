@@ -53,7 +53,7 @@ def understood(read: Callable[_P, _T]) -> Callable[_P, _T]:
             raise
         except (OdographError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
             raise RemoteError(
-                "the response cannot be read; is this a service of Odograph, of a version that fits?"
+                "the response is not one of this version of Odograph; is it Odograph?"
             ) from problem
 
     return checked
