@@ -314,7 +314,7 @@ def a_void_restores_every_account_exactly(opening: Opening) -> None:
     before = (ana.totals, top.totals)
     receipt = ana.reserve(PureDP("0.3")).void("the query had a typing error")
     assert (ana.totals, top.totals) == before
-    assert receipt.verb == "void"
+    assert (receipt.verb, receipt.id, ana.history(-1)[0].sequence) == ("void", "ana#3", 3)
     assert ana.pending == top.pending == ()
     assert (ana.voids, top.voids) == (1, 1)
     ana.spend(PureDP("0.9"))

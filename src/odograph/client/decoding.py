@@ -52,9 +52,7 @@ def understood(read: Callable[_P, _T]) -> Callable[_P, _T]:
         except RemoteError:
             raise
         except (OdographError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
-            raise RemoteError(
-                "the response is not one of this version of Odograph; is it Odograph?"
-            ) from problem
+            raise RemoteError("the response is not one of this version of Odograph; is it Odograph?") from problem
 
     return checked
 
