@@ -121,11 +121,9 @@ class _Charge:
         Theorem: reservations: a step that never happened costs nothing, so its price may be taken back exactly.
         Assumes: a reservation is voided only if its mechanism was not run.
         """
-        if not isinstance(note, str) or (verb == "void" and not note.strip()):
-            if verb == "void":
-                raise InvalidArgument(
-                    f"reason must be a non-empty string that says why nothing was run (got {note!r})"
-                )
+        if verb == "void" and not (isinstance(note, str) and note.strip()):
+            raise InvalidArgument(f"reason must be a non-empty string that says why nothing was run (got {note!r})")
+        if not isinstance(note, str):
             raise InvalidArgument(f"note must be a string (got {note!r})")
         account, tree = self.account, self.account._tree
         tree.refuse_reentry()

@@ -642,7 +642,7 @@ def test_a_cost_cannot_look_at_the_data() -> None:
     account = opened()
     with session(account) as s:
         for cost in (lambda data: PureDP(2 * data), lambda epsilon: PureDP(2 * epsilon)):
-            with pytest.raises(InvalidGuarantee, match="no setting of it"):
+            with pytest.raises(InvalidGuarantee, match="not a setting of it"):
                 s.run(mechanism, 0.3, 0.2, cost=cost)
         s.run(mechanism, 0.3, 0.2, scale=0.05, cost=lambda scale: PureDP(2 * scale))
     assert spent(account) == Fraction(1, 10)
