@@ -49,7 +49,7 @@ class Session:
 
     One-shot mechanisms may overlap in threads; they count in the order of their admission. What is not proven is
     refused: a session inside a session of the same account, a run inside a running mechanism, and mechanisms that
-    answer later (generators, coroutines, OpenDP's queryables), because what they say depends on when they are asked.
+    answer later (generators, coroutines, OpenDP's queryables), because their answers depend on when they are asked.
     A run in a thread that a mechanism starts looks like an overlap and is not recognized: do not do that.
     """
 
@@ -148,14 +148,14 @@ class Session:
         if not callable(mechanism):
             raise _not_callable(mechanism)
         if not isinstance(trust_cost, bool) or (trust_cost and cost is None):
-            raise InvalidGuarantee(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
+            raise InvalidArgument(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
         if cost is None:
             own = cost_of(mechanism, neighbors=self.account.policy.neighbors, settings=kwargs)
             return mechanism, own, ""
         if not isinstance(cost, Guarantee) and callable(cost):
             cost = cost(**_settings(mechanism, cost, args, kwargs))
         if not isinstance(cost, Guarantee):
-            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1), and a {name_of(cost)} is not")
+            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got a {name_of(cost)})")
         doubt = self._doubt(mechanism, cost, kwargs) if states_cost(mechanism) else None
         if doubt is None:
             return mechanism, cost, ""
@@ -274,7 +274,7 @@ def _settings(
     asked = inspect.signature(cost).parameters
     if missing := [name for name in asked if name not in given]:
         raise InvalidGuarantee(
-            f"the cost of {name_of(mechanism)} asks for {missing[0]!r}, and that is no setting of it: settings are"
+            f"the cost of {name_of(mechanism)} asks for {missing[0]!r}, which is not a setting of it: settings are"
             " keyword-only or have a default, so that a cost cannot look at the data"
         )
     return {name: given[name] for name in asked}
@@ -343,7 +343,7 @@ def _as_written(cost: Guarantee) -> Guarantee:
 def _not_callable(mechanism: object) -> InvalidGuarantee:
     kind = type(mechanism)
     return InvalidGuarantee(
-        f"mechanism must be callable, such as a function, and a {kind.__name__} is not; nothing was charged"
+        f"mechanism must be callable, such as a function (got a {kind.__name__}); nothing was charged"
         + _MEANT.get(kind.__module__.partition(".")[0], "")
     )
 

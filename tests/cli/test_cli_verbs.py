@@ -195,7 +195,7 @@ def test_reservations_are_committed_or_voided_once() -> None:
     assert "before, nothing was charged now" in done("commit", "census#1")
     assert "was committed before" in failed(5, "void", "census#1", "--reason", "no")
     assert "'--reason'" in failed(2, "void", "census#2")
-    assert "void needs a reason" in failed(2, "void", "census#2", "--reason", " ")
+    assert "reason must be a non-empty string" in failed(2, "void", "census#2", "--reason", " ")
     assert "voided: PureDP(0.2)" in done("void", "census#2", "--reason", "the query was withdrawn")
     assert "there is no reservation" in failed(5, "commit", "census#7")
     shown = document("show", "census")
@@ -257,7 +257,7 @@ def test_history_comes_in_pages_and_prints_notes_as_they_are() -> None:
     ]
     assert sequences == [1, 2, 3]
     assert "no entries from 99 on" in done("history", "census", "--first", "99")
-    assert "count at least 1" in failed(2, "history", "census", "--count", "0")
+    assert "count must be a positive integer" in failed(2, "history", "census", "--count", "0")
 
 
 def test_erased_texts_are_gone_and_the_ledger_still_verifies() -> None:

@@ -487,9 +487,9 @@ def test_a_trusted_cost_is_charged_and_the_entry_says_so() -> None:
         s.run(dp.m.make_laplace(*COUNT, scale=40.0), 17, cost=odo.PureDP(0.125), trust_cost=True)
         s.run(len, DATA, cost=odo.PureDP(0.125), trust_cost=True)  # a function states nothing
         for wrong in ("yes", 1, None):
-            with pytest.raises(odo.errors.InvalidGuarantee, match="trust_cost"):
+            with pytest.raises(odo.errors.InvalidArgument, match="trust_cost"):
                 s.run(clamped_sum(80.0), DATA, cost=odo.PureDP(0.125), trust_cost=wrong)  # type: ignore[arg-type]
-        with pytest.raises(odo.errors.InvalidGuarantee, match="trust_cost"):
+        with pytest.raises(odo.errors.InvalidArgument, match="trust_cost"):
             s.run(clamped_sum(80.0), DATA, trust_cost=True)
     below, enough, unknown, function = (entry.note for entry in charges(account))
     assert below.startswith("visits; trust_cost=True: cost=PureDP(0.125) is less")

@@ -279,9 +279,12 @@ def a_used_key_is_answered_when_the_budget_is_gone_or_the_account_closed(opening
 @clause
 def keys_are_told_apart_by_every_character(opening: Opening) -> None:
     ana, _ = pair(opening)
-    keys = ["q", "Q", "q ", "q\u0301", "\u00e9", "e\u0301", "SS", "ss", "1", "01"]
+    keys = ["q", "Q", "q ", " q", "q\u0301", "\u00e9", "e\u0301", "ß", "SS", "ss", "1", "01", "ǆ", "Ǆ"]
     for key in keys:
-        assert not ana.spend(PureDP(0), key=key).repeated, key
+        try:
+            assert not ana.spend(PureDP(0), key=key).repeated, key
+        except InvalidArgument:  # a service cannot be sent a key that begins or ends with a space
+            continue
         assert ana.spend(PureDP(0), key=key).repeated
 
 
@@ -311,7 +314,7 @@ def a_void_restores_every_account_exactly(opening: Opening) -> None:
     before = (ana.totals, top.totals)
     receipt = ana.reserve(PureDP("0.3")).void("the query had a typing error")
     assert (ana.totals, top.totals) == before
-    assert receipt.verb == "void"
+    assert (receipt.verb, receipt.id, ana.history(-1)[0].sequence) == ("void", "ana#3", 3)
     assert ana.pending == top.pending == ()
     assert (ana.voids, top.voids) == (1, 1)
     ana.spend(PureDP("0.9"))

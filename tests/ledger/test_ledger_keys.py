@@ -14,7 +14,6 @@ import pytest
 
 import odograph as odo
 from odograph import ApproxDP, BudgetExceeded, Guarantee, IdempotencyConflict, Ledger, Policy, PureDP, Receipt
-from odograph.errors import AccountClosed, ReservationResolved
 
 UNIT = 10**15
 TENTH = PureDP(0.1)
@@ -102,27 +101,6 @@ def test_another_request_is_a_conflict(
         with pytest.raises(IdempotencyConflict, match="'q'"):
             other(one)
     assert ledger.checkpoint() == before
-
-
-def test_reserving_again_is_the_same_reservation(ledger: Ledger) -> None:
-    first = ledger.account("jan").reserve(TENTH, key="q", expires=3600)
-    again = ledger.account("jan").reserve(TENTH, key="q", expires=60)
-    assert (again.id, again.expires, again.repeated) == (first.id, first.expires, True)
-    assert spent(ledger) == Fraction(1, 10)
-    first.void("not run")
-    with pytest.raises(ReservationResolved):  # its receipt pays for nothing any more
-        ledger.account("jan").reserve(TENTH, key="q")
-    assert spent(ledger) == 0  # a voided reservation is not charged again by its key
-    assert ledger.account("jan").pending == ()
-
-
-def test_a_reservation_that_was_committed_is_shown_as_repeated(ledger: Ledger) -> None:
-    first = ledger.account("jan").reserve(TENTH, key="q")
-    first.commit()
-    again = ledger.account("jan").reserve(TENTH, key="q")
-    assert (first.repeated, again.repeated) == (False, True)
-    assert (repr(first), repr(again)) == (f"<Reservation {first.id}>", f"<Reservation {first.id}, repeated>")
-    assert spent(ledger) == Fraction(1, 10)
 
 
 def test_a_key_that_opened_an_account_opens_no_other(ledger: Ledger) -> None:
@@ -249,31 +227,6 @@ def test_an_error_uses_no_key(ledger: Ledger) -> None:
     with pytest.raises(odo.errors.AccountNotFound):
         ledger.spend({"jan": TENTH, "nobody": TENTH}, key="q")
     assert not ledger.account("jan").spend(TENTH, key="q").repeated
-
-
-def test_a_used_key_is_answered_after_the_account_was_closed(ledger: Ledger) -> None:
-    first = ledger.account("jan").spend(TENTH, key="q")
-    ledger.account("jan").close()
-    assert plain(ledger.account("jan").spend(TENTH, key="q")) == plain(first)
-    with pytest.raises(AccountClosed):
-        ledger.account("jan").spend(TENTH, key="another")
-
-
-def test_a_used_key_is_answered_when_the_budget_is_gone(ledger: Ledger) -> None:
-    first = ledger.account("jan").spend(PureDP(1), key="q")
-    assert plain(ledger.account("jan").spend(PureDP(1), key="q")) == plain(first)
-    assert spent(ledger) == 1
-
-
-def test_keys_are_told_apart_by_every_character(ledger: Ledger) -> None:
-    keys = ["q", "Q", "q ", " q", "q\u0301", "\u00e9", "e\u0301", "ß", "SS", "ss", "1", "01", "ǆ", "Ǆ"]
-    for key in keys:
-        try:
-            assert not ledger.account("jan").spend(PureDP(0), key=key).repeated, key
-        except odo.errors.InvalidGuarantee:
-            continue
-        assert ledger.account("jan").spend(PureDP(0), key=key).repeated
-    ledger.verify()
 
 
 # The keys of a principal whose name was erased.

@@ -1,11 +1,10 @@
-"""The verbs: a reservation is charged when made, void means that nothing was run, time only goes forward."""
+"""The verbs of a ledger, beyond the contract of an account: other principals, several accounts, the clock."""
 
 from __future__ import annotations
 
 import io
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
@@ -18,7 +17,6 @@ from odograph import (
     Accountant,
     BudgetExceeded,
     Guarantee,
-    IdempotencyConflict,
     Ledger,
     LedgerAccount,
     Policy,
@@ -26,14 +24,7 @@ from odograph import (
     Reservation,
     session,
 )
-from odograph.errors import (
-    AccountClosed,
-    EntryNotFound,
-    InvalidArgument,
-    InvalidGuarantee,
-    ReservationNotFound,
-    ReservationResolved,
-)
+from odograph.errors import AccountClosed, EntryNotFound, InvalidGuarantee, ReservationNotFound, ReservationResolved
 from odograph.ledger import commands
 from odograph.ledger.entries import stamp
 
@@ -65,38 +56,6 @@ def expired(account: LedgerAccount, cost: Guarantee = TENTH) -> Reservation:
     while datetime.now(UTC) <= reservation.expires + timedelta(milliseconds=20):
         time.sleep(0.01)
     return reservation
-
-
-def test_a_reservation_is_charged_when_it_is_made(account: LedgerAccount) -> None:
-    reservation = account.reserve(TENTH)
-    assert tenths(account) == (1, 1)
-    assert [one.id for one in account.pending] == [reservation.id]
-    reservation.commit()
-    assert tenths(account) == (1, 1)
-    assert account.pending == ()
-    second = account.reserve(TENTH)
-    second.void("the query had a typing error")
-    assert tenths(account) == (1, 1)
-    assert account.pending == ()
-    top = account.parent
-    assert top is not None
-    assert (account.totals.steps, top.totals.steps) == (1, 1)
-
-
-def test_a_reservation_says_until_when_it_can_be_voided(account: LedgerAccount) -> None:
-    held = account.reserve(TENTH)
-    assert repr(held) == f"<Reservation {held.id}>"
-    until = account.reserve(TENTH, expires=3600)
-    assert until.expires is not None
-    assert repr(until) == f"<Reservation {until.id}, expires {until.expires:%Y-%m-%d %H:%M:%S} UTC>"
-
-
-def test_what_is_reserved_cannot_be_spent(account: LedgerAccount) -> None:
-    held = account.reserve(PureDP("0.95"))
-    with pytest.raises(BudgetExceeded):
-        account.spend(TENTH)
-    held.void("not run")
-    account.spend(PureDP(1))
 
 
 def test_a_reservation_is_resolved_once(ledger: Ledger, account: LedgerAccount) -> None:
@@ -184,33 +143,6 @@ def test_a_reservation_that_expired_unresolved_stays_charged(ledger: Ledger, acc
     ledger.verify()
 
 
-def test_a_void_repeated_after_expiry_is_the_first_void(account: LedgerAccount) -> None:
-    reservation = account.reserve(TENTH, expires=timedelta(seconds=0.3))
-    first = reservation.void("in time")
-    assert reservation.expires is not None
-    while datetime.now(UTC) <= reservation.expires + timedelta(milliseconds=20):
-        time.sleep(0.02)
-    assert reservation.void("again").lines == first.lines
-
-
-@pytest.mark.parametrize("expires", [0, -1, float("nan"), float("inf"), 1e30, True, "5", timedelta(0), [1]])
-def test_an_expiry_that_is_none_is_refused(ledger: Ledger, account: LedgerAccount, expires: float) -> None:
-    before = ledger.checkpoint()
-    with pytest.raises(InvalidGuarantee, match="expires"):
-        account.reserve(TENTH, expires=expires)
-    assert ledger.checkpoint() == before
-
-
-def test_a_void_needs_a_reason_that_is_kept(account: LedgerAccount) -> None:
-    reservation = account.reserve(TENTH)
-    for reason in ("", None, 3):
-        with pytest.raises(InvalidArgument):
-            reservation.void(reason)  # type: ignore[arg-type]
-    assert tenths(account) == (1, 1)
-    reservation.void("the data was not there yet")
-    assert account.history(-1, 1)[0].note == "the data was not there yet"
-
-
 def test_a_reservation_over_several_accounts_is_resolved_as_one(ledger: Ledger, account: LedgerAccount) -> None:
     ben = ledger.open_account("ben", BASIC, parent="top")
     held = ledger.reserve({"ana": TENTH, "ben": PureDP(0.2)})
@@ -236,34 +168,6 @@ def test_a_block_reserves_and_commits(ledger: Ledger, account: LedgerAccount) ->
         ledger.void(reservation.id, "x")
 
 
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_exception_inside_commits(account: LedgerAccount, error: type[BaseException]) -> None:
-    with pytest.raises(error), account.spending(TENTH):
-        raise error
-    assert tenths(account) == (1, 1)
-    assert account.pending == ()
-    assert account.history(-1, 1)[0].entry.verb == "commit"
-
-
-def test_a_block_that_was_voided_inside_stays_voided(account: LedgerAccount) -> None:
-    with suppress(ReservationResolved), account.spending(TENTH) as reservation:
-        reservation.void("nothing to ask")
-    assert tenths(account) == (0, 0)
-    assert account.pending == ()
-
-
-def test_a_block_does_not_run_unpaid_or_twice(account: LedgerAccount) -> None:
-    runs = []
-    with pytest.raises(BudgetExceeded), account.spending(PureDP(2), key="q"):
-        runs.append("unpaid")
-    with account.spending(TENTH, key="q"):
-        runs.append("once")
-    with pytest.raises(IdempotencyConflict), account.spending(TENTH, key="q"):
-        runs.append("twice")
-    assert runs == ["once"]
-    assert tenths(account) == (1, 1)
-
-
 # Asking.
 
 
@@ -286,48 +190,12 @@ def test_asking_writes_nothing(ledger: Ledger, account: LedgerAccount) -> None:
     assert ledger.checkpoint() == before
 
 
-def test_a_quote_of_one_cost_says_what_to_use(account: LedgerAccount) -> None:
-    with pytest.raises(InvalidArgument, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
-        account.quote(TENTH)  # type: ignore[arg-type]
-
-
-def test_what_is_asked_below_knows_the_accounts_above(ledger: Ledger, account: LedgerAccount) -> None:
-    ledger.account("top").spend(PureDP("0.8"))
-    assert account.largest(PureDP) == PureDP("0.2")
-    assert account.largest(PureDP, times=2) == TENTH
-    assert account.decide(PureDP("0.3")).account == "top"
-    assert not account.quote([TENTH, TENTH, PureDP("1e-15")]).admitted
-
-
 def test_a_closed_account_admits_nothing_when_asked_either(ledger: Ledger, account: LedgerAccount) -> None:
     ledger.account("top").close()
     for ask in (account.decide, lambda cost: account.quote([cost]), lambda cost: ledger.decide({"ana": cost})):
         with pytest.raises(AccountClosed):
             ask(PureDP(0))
     assert account.largest(PureDP) is None
-
-
-def test_history_is_paged(account: LedgerAccount) -> None:
-    for i in range(7):
-        account.spend(PureDP(0), note=f"note {i}")
-    whole = account.history()
-    assert [past.entry.sequence for past in whole] == list(range(8)) == list(range(account.size))
-    assert account.history(2, 3) == whole[2:5]
-    assert account.history(6, 100) == whole[6:]
-    assert account.history(-2) == whole[-2:]
-    assert account.history(-3, 2) == whole[-3:-1]
-    assert account.history(8) == account.history(1000, 5) == ()
-    assert account.history(-1000, 3) in (whole[:3], ())
-    assert [past.note for past in whole[1:]] == [f"note {i}" for i in range(7)]
-    assert {past.principal for past in whole} == {"ana"}
-    for first, count in ((0, 0), (0, -1), (0.5, 1), (0, 1.5), ("0", 1), (True, 1)):
-        with pytest.raises(InvalidGuarantee):
-            account.history(first, count)  # type: ignore[arg-type]
-
-
-def test_a_page_beyond_every_number_is_empty_and_a_page_of_all_is_quick(account: LedgerAccount) -> None:
-    assert account.history(2**63) == account.history(10**30) == ()
-    assert account.history(0, 2**62) == account.history(0, 10**30) == account.history()
 
 
 # Time.
@@ -399,6 +267,46 @@ def test_a_cost_that_was_trusted_is_in_the_history_and_under_the_seal(account: L
     assert "PureDP(0.25)" in reserved.note
     assert reserved.entry.note  # the note's digest, which the seal covers
     assert ledger.verify()
+
+
+def test_an_entry_names_its_principal_and_is_sealed(account: LedgerAccount) -> None:
+    receipt = account.spend(TENTH, note="visits")
+    opened, entry = account.history()
+    assert {opened.principal, entry.principal} == {"ana"}
+    assert (entry.seal, entry.entry.place, entry.entry.verb) == (receipt.lines[0].seal, receipt.id, "spend")
+    assert entry.entry.reseal(opened.seal) == entry.seal
+    assert entry.to_dict()["sealed"]["cost"] == entry.entry.cost
+
+
+def test_a_receipt_has_the_decision_that_admitted_it_only_when_it_is_new(account: LedgerAccount, where: str) -> None:
+    receipt, again = account.spend(TENTH, key="q"), account.spend(TENTH, key="q")
+    assert again.decision is None
+    held = account.reserve(TENTH)
+    assert held.commit().decision is None
+    if where.startswith("http"):
+        assert receipt.decision is held.receipt.decision is None  # it would make every receipt longer
+        return
+    assert receipt.decision is not None
+    assert held.receipt.decision is not None
+    assert receipt.decision.totals_after.amounts[1] == UNIT // 10
+    assert held.receipt.decision.totals_after == account.totals
+    assert held.receipt.decision.left == {"delta": 0.0, "epsilon": 0.8}
+
+
+def test_a_parent_is_given_as_an_account_or_by_name(ledger: Ledger, account: LedgerAccount) -> None:
+    top = account.parent
+    assert top is not None
+    ben = ledger.open_account("ben", BASIC, parent=top)
+    assert ben.parent == top
+    assert [*top.children] == ["ana", "ben"]
+    later = ledger.open_account("later", BASIC, successor_of=ben)
+    assert later.lifetime is not None
+    assert later.lifetime.accounts == ("ben", "later")
+    with odo.connect("memory://") as other:
+        stranger = other.open_account("top", BASIC)
+        with pytest.raises(odo.errors.LedgerError, match="another ledger"):
+            ledger.open_account("eve", BASIC, parent=stranger)
+    assert [*top.children] == ["ana", "ben"]
 
 
 def test_a_mechanism_that_raises_names_its_entry(account: LedgerAccount) -> None:
@@ -479,16 +387,3 @@ def test_the_time_of_an_entry_is_bounded_and_goes_back_by_more_than_an_hour_or_n
 @given(st.integers(0, 10**17), st.lists(st.integers(0, 3_600_000_000), max_size=6))
 def test_the_time_of_an_entry_is_the_last_one_s_after_a_small_correction(now: int, ahead: list[int]) -> None:
     assert stamp(now, [now + one for one in ahead]) == max([now, *(now + one for one in ahead)])
-
-
-def test_the_key_of_a_voided_reservation_is_no_reservation(url: str) -> None:
-    with odo.connect(url) as ledger:
-        account = ledger.open_account("a", BASIC)
-        first = account.reserve(PureDP(0.5), key="k")
-        assert account.reserve(PureDP(0.5), key="k").id == first.id  # while it stands it is the same one
-        first.void("late")
-        with pytest.raises(ReservationResolved, match="voided"):
-            account.reserve(PureDP(0.5), key="k")
-        committed = account.reserve(PureDP(0.1), key="c")
-        committed.commit()
-        assert account.reserve(PureDP(0.1), key="c").receipt.repeated

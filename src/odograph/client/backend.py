@@ -1,6 +1,6 @@
-"""RemoteBackend: a ledger behind a service, for the same `Ledger`, `LedgerAccount` and `Reservation` as any other.
+"""RemoteBackend: the backend of `Ledger` and `LedgerAccount` for a ledger behind a service.
 
-Wrong input is refused here, as by a ledger that is kept here, before anything is sent.
+Invalid arguments are refused before anything is sent, as by a local ledger.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ __all__ = ["RemoteBackend"]
 
 _PAGE: Final = 1000
 _RESOLVERS: Final = ("owner", "runner")
-_AN_HOUR: Final = 3600
+_ACTING_KEY_LIFETIME: Final = 3600  # seconds
 
 
 class RemoteBackend:
-    """The way of one API key into a service."""
+    """A ledger behind a service, reached with one API key."""
 
-    def __init__(self, wire: Transport) -> None:
-        self._wire = wire
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._who: dict[str, Any] = {}
         self._known: dict[str, Opened] = {}
 
     @property
     def url(self) -> str:
         """Where the service is."""
-        return self._wire.url
+        return self._transport.url
 
     @property
     def principal(self) -> str:
-        """Who writes: the service knows by the key."""
+        """The principal of the API key, who writes."""
         return part_of(self._me(), "principal", str)
 
     @property
@@ -72,9 +72,9 @@ class RemoteBackend:
 
     def acting_as(self, principal: str) -> RemoteBackend:
         """Act as another principal, under a new key that expires in an hour; only an owner may."""
-        form = {"principal": check_key(principal, "principal"), "role": "owner", "expires": _AN_HOUR}
-        made = self._wire.call("POST", "/v1/keys", form, key=secrets.token_hex(16))
-        return RemoteBackend(self._wire.under(part_of(made, "token", str)))
+        form = {"principal": check_key(principal, "principal"), "role": "owner", "expires": _ACTING_KEY_LIFETIME}
+        made = self._transport.call("POST", "/v1/keys", form, key=secrets.token_hex(16))
+        return RemoteBackend(self._transport.under(part_of(made, "token", str)))
 
     def open(self, head: Head, policy: Policy | Compiled, key: str | None, note: str) -> None:
         """Open an account. The service solves for the policy; one with a menu is compiled here, with its items."""
@@ -88,13 +88,13 @@ class RemoteBackend:
         if isinstance(policy, Policy) and policy.menu:
             policy = compile_policy(policy)
         kind = "policy" if isinstance(policy, Policy) else "compiled"
-        self._wire.call("POST", "/v1/accounts", form | {kind: policy.to_dict()}, key=_key(key), patient=True)
+        self._transport.call("POST", "/v1/accounts", form | {kind: policy.to_dict()}, key=_key(key), patient=True)
 
     def opened(self, name: str) -> Opened:
         """Return what an account was opened with."""
         known = self._known.get(name)
         if known is None:
-            form = self._wire.call("GET", f"{_path(name)}/terms")
+            form = self._transport.call("GET", f"{_path(name)}/terms")
             balance = balance_of(part_of(form, "account", dict))
             above = self.opened(balance.head.parent).path if balance.head.parent else ()
             known = Opened(
@@ -105,7 +105,7 @@ class RemoteBackend:
 
     def close(self, name: str, note: str) -> None:
         """Close an account and everything below it."""
-        self._wire.call("POST", f"{_path(name)}/close", {"note": check_note(note)})
+        self._transport.call("POST", f"{_path(name)}/close", {"note": check_note(note)})
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances: of the named accounts that there are, or of all that the key may see."""
@@ -120,7 +120,7 @@ class RemoteBackend:
         note: str,
         expires: int | None = None,
     ) -> Receipt:
-        """Charge all or nothing; an answer that is lost is asked for again under the same key."""
+        """Charge all or nothing; a lost response is requested again under the same key."""
         asked, what = _costs(costs), f"{verb}s" if verb == "spend" else "reservations"
         form: dict[str, Any] = {"note": check_note(note)}
         if expires is not None:
@@ -131,7 +131,7 @@ class RemoteBackend:
         else:
             path, form["costs"] = f"/v1/{what}", asked
         try:
-            receipt = receipt_of(self._wire.call("POST", path, form, key=_key(key)))
+            receipt = receipt_of(self._transport.call("POST", path, form, key=_key(key)))
         except Refusal as refusal:
             raise BudgetExceeded(decision_of(refusal.form, self._meters)) from None
         # A key that was made here was never used before: an answer that was asked for again is the first.
@@ -141,35 +141,35 @@ class RemoteBackend:
         """Commit or void a reservation."""
         check_reason(verb, note)
         form = {"reason" if verb == "void" else "note": check_note(note)}
-        return receipt_of(self._wire.call("POST", f"{_held(reservation)}/{verb}", form))
+        return receipt_of(self._transport.call("POST", f"{_held(reservation)}/{verb}", form))
 
     def reservation(self, reservation: str) -> Receipt:
         """Return the receipt of a reservation."""
-        return receipt_of(self._wire.call("GET", _held(reservation)))
+        return receipt_of(self._transport.call("GET", _held(reservation)))
 
     def pending(self, name: str) -> list[Receipt]:
-        """Return the reservations of an account that nobody has resolved."""
-        form = self._wire.call("GET", f"{_path(name)}/reservations")
+        """Return the unresolved reservations of an account."""
+        form = self._transport.call("GET", f"{_path(name)}/reservations")
         return [receipt_of(one) for one in part_of(form, "reservations", list)]
 
     def voids(self, name: str) -> int:
         """Count the reservations charged to an account that were voided."""
-        return part_of(self._wire.call("GET", _path(name)), "voids", int)
+        return part_of(self._transport.call("GET", _path(name)), "voids", int)
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
-        """Say whether the accounts would admit their costs together."""
+        """Return whether the accounts would admit their costs together."""
         asked = _costs(costs)
         # An admission is the last account's, in the order of their names.
-        return decision_of(self._wire.call("POST", "/v1/decide", {"costs": asked}), self._meters, [*asked][-1])
+        return decision_of(self._transport.call("POST", "/v1/decide", {"costs": asked}), self._meters, [*asked][-1])
 
     def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
         """Decide several costs in order, all or nothing."""
         form = {"costs": [_cost(cost) for cost in iterable_costs(costs)]}
-        return quote_of(self._wire.call("POST", f"{_path(name)}/quote", form), self._meters, name)
+        return quote_of(self._transport.call("POST", f"{_path(name)}/quote", form), self._meters, name)
 
     def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
-        largest_that(kind, times, lambda *_: False)  # says what is wrong with the question, if something is
+        largest_that(kind, times, lambda *_: False)  # raises if the question is invalid
         form: dict[str, Any] = {"times": times}
         if not isinstance(kind, type):
             form["like"] = kind.to_dict()
@@ -177,19 +177,19 @@ class RemoteBackend:
             form["kind"] = kind.kind
         else:
             return None
-        found = maybe_of(self._wire.call("POST", f"{_path(name)}/largest", form), "largest", dict)
+        found = maybe_of(self._transport.call("POST", f"{_path(name)}/largest", form), "largest", dict)
         return cast("G | None", None if found is None else understood(guarantee_from_dict)(found))
 
     def lifetime(self, name: str) -> Lifetime | None:
         """Return what an account and those linked to it promise together."""
-        return lifetime_of(maybe_of(self._wire.call("GET", f"{_path(name)}/lifetime"), "lifetime", dict))
+        return lifetime_of(maybe_of(self._transport.call("GET", f"{_path(name)}/lifetime"), "lifetime", dict))
 
     def history(self, name: str, first: int, count: int) -> list[HistoryEntry]:
         """Return a page of entries."""
         found: list[HistoryEntry] = []
         while len(found) < count:
             query = {"first": first + len(found), "count": min(_PAGE, count - len(found))}
-            page = part_of(self._wire.call("GET", f"{_path(name)}/entries", query=query), "entries", list)
+            page = part_of(self._transport.call("GET", f"{_path(name)}/entries", query=query), "entries", list)
             found += [history_entry_of(name, form) for form in page]
             if not page:
                 break
@@ -199,19 +199,19 @@ class RemoteBackend:
         """Have the service replay everything."""
         transfer.check_checkpoint(checkpoint)
         form = {"checkpoint": None if checkpoint is None else checkpoint.to_dict()}
-        found = verification_of(self._wire.call("POST", "/v1/verify", form, patient=True))
+        found = verification_of(self._transport.call("POST", "/v1/verify", form, patient=True))
         if progress is not None:
             progress(found.entries, found.entries)
         return found
 
     def checkpoint(self) -> Checkpoint:
-        """Say where every account stands."""
-        return understood(Checkpoint.from_dict)(self._wire.call("GET", "/v1/checkpoint"))
+        """Return the last seal of every account."""
+        return understood(Checkpoint.from_dict)(self._transport.call("GET", "/v1/checkpoint"))
 
     def export(self, file: IO[str], progress: Progress | None) -> Checkpoint:
-        """Write the whole ledger as JSON Lines; what was cut off on the way is no copy."""
+        """Write the whole ledger as JSON Lines, if all of it arrived."""
         with TemporaryFile("w+", encoding="utf-8", newline="") as copy:
-            self._wire.download("/v1/export", copy)
+            self._transport.download("/v1/export", copy)
             copy.seek(0)
             ended: Checkpoint | None = None
             for number, piece in enumerate(transfer.lines(copy)):
@@ -222,7 +222,7 @@ class RemoteBackend:
             for line in copy:
                 file.write(line)
         if ended is None:  # pragma: no cover  `lines` has raised before
-            raise LedgerCorrupt("the copy was cut off on the way")
+            raise LedgerCorrupt("the export is incomplete")
         return ended
 
     def import_(self, file: IO[str], checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
@@ -238,16 +238,16 @@ class RemoteBackend:
                 yield line.encode("utf-8", "surrogatepass")
 
         try:
-            found = verification_of(self._wire.upload("/v1/import", content()))
+            found = verification_of(self._transport.upload("/v1/import", content()))
         except UnicodeDecodeError as problem:
-            raise LedgerCorrupt("an export is text, and this is not; a backup is read with restore") from problem
+            raise LedgerCorrupt("an export is a text file in UTF-8; a backup is read with restore") from problem
         self._known.clear()
         return found
 
     def backup(self, path: Path, progress: Progress | None) -> Checkpoint:
         """Copy the whole ledger into a new SQLite file here."""
         with TemporaryFile("w+", encoding="utf-8", newline="") as copy:
-            self._wire.download("/v1/export", copy)
+            self._transport.download("/v1/export", copy)
             copy.seek(0)
             return transfer.backup(transfer.lines(copy), path, progress)
 
@@ -262,20 +262,20 @@ class RemoteBackend:
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry."""
         name, sequence = parse_entry_id(entry)
-        return part_of(self._wire.call("DELETE", f"/v1/notes/{quoted(f'{name}#{sequence}')}"), "erased", bool)
+        return part_of(self._transport.call("DELETE", f"/v1/notes/{quoted(f'{name}#{sequence}')}"), "erased", bool)
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name."""
         path = f"/v1/principals/{quoted(check_key(name, 'principal'))}"
-        return part_of(self._wire.call("DELETE", path), "erased", bool)
+        return part_of(self._transport.call("DELETE", path), "erased", bool)
 
     def leave(self) -> None:
-        """Let go of the connections."""
-        self._wire.close()
+        """Close the connections."""
+        self._transport.close()
 
     def _me(self) -> dict[str, Any]:
         if not self._who:
-            self._who = self._wire.call("GET", "/v1/me")
+            self._who = self._transport.call("GET", "/v1/me")
         return self._who
 
     def _meters(self, name: str) -> tuple[Meter, ...]:
@@ -284,14 +284,14 @@ class RemoteBackend:
     def _rows(self) -> Iterator[dict[str, Any]]:
         after: str | None = ""
         while after is not None:
-            page = self._wire.call("GET", "/v1/accounts", query={"after": after, "limit": _PAGE})
+            page = self._transport.call("GET", "/v1/accounts", query={"after": after, "limit": _PAGE})
             yield from part_of(page, "accounts", list)
             after = maybe_of(page, "next", str)
 
     def _named(self, names: Iterable[str]) -> Iterator[dict[str, Any]]:
         for name in names:
             try:
-                yield self._wire.call("GET", f"{_path(name)}/balance")
+                yield self._transport.call("GET", f"{_path(name)}/balance")
             except (AccountNotFound, LedgerNotFound):
                 continue
 
@@ -311,7 +311,7 @@ def _key(key: str | None) -> str:
 
 def _cost(cost: object) -> dict[str, Any]:
     if not isinstance(cost, Guarantee):
-        raise InvalidGuarantee(f"{cost!r} is not a guarantee; pass one such as PureDP(0.1). Nothing was charged")
+        raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got {cost!r})")
     return cost.to_dict()
 
 

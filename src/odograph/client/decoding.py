@@ -1,4 +1,4 @@
-"""Answers of a service, read back into the values that a ledger returns."""
+"""Responses of a service, decoded into the values that a ledger returns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 def understood(read: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Say that an answer was none of Odograph's, if it cannot be read."""
+    """Raise `RemoteError` where a response cannot be read."""
 
     @wraps(read)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -52,16 +52,14 @@ def understood(read: Callable[_P, _T]) -> Callable[_P, _T]:
         except RemoteError:
             raise
         except (OdographError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
-            raise RemoteError(
-                "the answer is not one that Odograph of this version gives; is it Odograph?"
-            ) from problem
+            raise RemoteError("the response is not one of this version of Odograph; is it Odograph?") from problem
 
     return checked
 
 
 @understood
 def part_of(form: Form, name: str, kind: type[_T]) -> _T:
-    """Return a part of an answer, if it is there and of its kind."""
+    """Return a field of a response, if it is there and of its type."""
     part = form[name]
     if not isinstance(part, kind):
         raise TypeError(name)
@@ -70,7 +68,7 @@ def part_of(form: Form, name: str, kind: type[_T]) -> _T:
 
 @understood
 def maybe_of(form: Form, name: str, kind: type[_T]) -> _T | None:
-    """Return a part of an answer that may be nothing."""
+    """Return a field of a response that may be null."""
     return None if form[name] is None else part_of(form, name, kind)
 
 
@@ -101,7 +99,7 @@ def receipt_of(form: Form) -> Receipt:
     )
     lifetimes = tuple(filter(None, map(lifetime_of, form["lifetimes"])))
     expires = None if form["expires"] is None else _time(form["expires"])
-    unsure = tuple(form.get("uncertified", ()))  # an earlier service did not say
+    unsure = tuple(form.get("uncertified", ()))  # a service of version 0.1 does not send it
     time, again = _time(form["time"]), form["repeated"]
     return Receipt(form["verb"], form["key"], time, lines, expires, lifetimes, again, unsure)
 

@@ -40,6 +40,11 @@ class LedgerAccount(Account):
         return self._opened.compiled
 
     @property
+    def dataset(self) -> str:
+        """The dataset of which this account is a block; empty if it is not one."""
+        return self._opened.head.dataset
+
+    @property
     def parent(self) -> LedgerAccount | None:
         """The account above this one, which is charged with it."""
         path = self._opened.path

@@ -13,7 +13,7 @@ from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.policy import Policy
-from odograph.errors import InvalidPolicy, LedgerError
+from odograph.errors import EntryNotFound, InvalidPolicy, LedgerError, ReservationNotFound
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.backend import Backend
 from odograph.ledger.entries import check_name
@@ -72,8 +72,8 @@ class Ledger:
             check_name(dataset, "dataset")
         if not isinstance(policy, Policy | Compiled):
             raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
-        whom = policy.policy if isinstance(policy, Compiled) else policy
-        unit, neighbors = whom.privacy_unit, whom.neighbors
+        promised = policy.policy if isinstance(policy, Compiled) else policy
+        unit, neighbors = promised.privacy_unit, promised.neighbors
         if not unit.isprintable():
             raise InvalidPolicy(f"in a ledger Policy.privacy_unit must be printable (got {unit!r})")
         self.backend.open(Head(name, above, before, dataset, unit, neighbors), policy, key, note)
@@ -171,7 +171,10 @@ class Ledger:
 
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry, such as `census#17`; its digest stays. Return whether there was one."""
-        return self.backend.erase_note(entry)
+        try:
+            return self.backend.erase_note(entry)
+        except ReservationNotFound as problem:
+            raise EntryNotFound(str(problem)) from problem
 
     def erase_principal(self, name: str) -> bool:
         """Erase a principal's name; entries keep the random identity. Return whether there was one.

@@ -248,7 +248,7 @@ def history_entry(entry: Entry, principal: str, note: str) -> HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where every account stood: kept elsewhere, it shows that nothing was removed or rewritten since.
+    """The last entry of every account: kept elsewhere, it shows whether something was removed or rewritten since.
 
     `head` is one hash over all of it: enough to keep on paper, and to check this document by.
     """
@@ -258,12 +258,12 @@ class Checkpoint:
     @property
     def head(self) -> str:
         """One hash over every account's name, sequence and seal."""
-        return checkpoint_of((name, *place) for name, place in self.accounts.items())
+        return checkpoint_of((name, *last) for name, last in self.accounts.items())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that `from_dict` reads."""
-        places = {name: [str(sequence), seal] for name, (sequence, seal) in sorted(self.accounts.items())}
-        return {"form": _FORM, "head": self.head, "accounts": places}
+        accounts = {name: [str(sequence), seal] for name, (sequence, seal) in sorted(self.accounts.items())}
+        return {"form": _FORM, "head": self.head, "accounts": accounts}
 
     @classmethod
     def from_dict(cls, form: Mapping[str, Any]) -> Checkpoint:
@@ -285,10 +285,10 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a whole replay found in order.
+    """The result of a complete replay without errors.
 
     `uncertified` names the accounts whose limits this installation has not certified: their entries follow from each
-    other, and whether the limits keep the promise is not known here.
+    other, but it is not known here whether the limits keep the promise.
     """
 
     checkpoint: Checkpoint
@@ -299,7 +299,7 @@ class Verification:
     set_back: tuple[str, ...] = ()  # entries whose time is over an hour before that of the entry before them
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the replay found, in plain types."""
+        """Return the result in plain types."""
         return {
             "verified": True,
             "entries": self.entries,
