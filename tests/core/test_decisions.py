@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from odograph import RDP, Decision, Policy, PureDP, compile_policy
+from odograph import RDP, Decision, Guarantee, Policy, PureDP, compile_policy
 from odograph.core.compiled import Compiled
 from odograph.core.filters import ExactMeter, PaperMeter, ZcdpMeter
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
+from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel
 from odograph.core.meters import DeltaMeter, EpsilonMeter, IntrinsicMeter, Meter
 from odograph.core.planning import AccountState, how_many
 from odograph.core.value_iteration import FAMILIES
@@ -139,6 +140,43 @@ def test_a_price_or_totals_of_another_policy_are_an_error() -> None:
             totals._replace(unpriced=other.unpriced).without(zero)
     with pytest.raises(ValueError, match="zip"):
         decide(METERS, totals, Price((0,)))
+
+
+def test_a_total_may_reach_the_ceiling_and_not_pass_it() -> None:
+    meters = (DeltaMeter("delta", 10), EpsilonMeter("epsilon", CEILING))
+    totals = Totals((0, CEILING - 1), (0, 0))
+    reached, passed = (decide(meters, totals, Price((0, asked))) for asked in (1, 2))
+    assert (reached.admitted, reached.totals_after.amounts, reached.price) == (True, (0, CEILING), Price((0, 1)))
+    assert (passed.admitted, passed.totals_after, passed.price) == (False, totals, Price((0, None)))
+
+
+def test_prices_and_totals_are_written_as_they_are_stored() -> None:
+    assert Price((12, 0, None, 7)).to_text() == "12 0 - 7"
+    assert Totals((1, 2), (0, 3), 4).to_text() == "4;1 2;0 3"
+
+
+def test_an_admission_needs_no_search() -> None:
+    assert said((0, 1, 1, 1)).searched
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (Mechanism("m", 1, RDP((*range(2, 2 + MOST_POINTS),), (1,) * MOST_POINTS)), NO_MORE),
+        (
+            Mechanism("m", 1, RDP((*range(2, 3 + MOST_POINTS),), (1,) * (MOST_POINTS + 1))),
+            "with a curve of more than",
+        ),
+        (Parallel(tuple(PureDP(1 + i) for i in range(MOST_DIFFERENT))), NO_MORE),
+        (Parallel(tuple(PureDP(1 + i) for i in range(MOST_DIFFERENT + 1))), "with more than 16 different parts"),
+        (Parallel((PureDP(1), Mechanism("m"))), "parts that are curves or mechanisms have no single size"),
+        (Parallel((PureDP(1), RDP((2,), (1,)))), "parts that are curves or mechanisms have no single size"),
+    ],
+    ids=range(6),
+)
+def test_a_refusal_without_an_offer_says_why(request_: Guarantee, reason: str) -> None:
+    refusal = decide(SAID, HALF_SPENT, Price((0, 10**16, 1, 10**16)), request_)
+    assert f"; {reason}" in str(refusal)
 
 
 def test_a_price_may_be_zero_or_missing_but_not_negative() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy
 from odograph.core.compiled import Compiled
+from odograph.core.conversions import largest_rho
 from odograph.core.filters import FILTERS, Exact, ExactMeter, Renyi, RenyiMeter, Target
 from odograph.core.fixed_point import CEILING, SCALE
 from odograph.core.guarantees import Mechanism
@@ -223,6 +224,19 @@ def test_the_order_of_shares_does_not_matter() -> None:
     two = Policy(1, 1e-6, filter={"paper": "1/2", "zcdp": "1/2"})
     assert one == two
     assert compile_policy(one).meters == compile_policy(two).meters
+
+
+def test_the_default_odometer_of_a_renyi_policy_is_tuned_to_where_it_stops() -> None:
+    assert Renyi().reach(1.0, 1e-6) == 2.0 * largest_rho(1.0, 1e-6)
+    assert Renyi().takes_curves("replace-one")  # an RDP guarantee is for the policy's neighbors
+    assert any(isinstance(part, RenyiOdometer) for _, part in odometer_of("renyi").parts)
+    assert not any(isinstance(part, RenyiOdometer) for _, part in odometer_of("zcdp").parts)
+
+
+def odometer_of(name: str) -> BestOf:
+    odometer = Policy(1, 1e-6, filter=name).odometer
+    assert isinstance(odometer, BestOf)
+    return odometer
 
 
 def test_the_options_of_a_filter_are_checked() -> None:

@@ -114,7 +114,7 @@ def _public_problem(request: Request, problem: HttpProblem, **headers: str) -> R
 
 
 async def _respond(route: str, respond: Respond, state: AppState, request: Request) -> Response:
-    """Answer a request and log it; no text of an unexpected_problem exception reaches the client."""
+    """Answer a request and log it; no text of an unexpected exception reaches the client."""
     started = perf_counter()
     request_id = request_id_of(dict(request.headers.raw))
     request.state.browser_session = None
