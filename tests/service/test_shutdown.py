@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import odograph as odo
 from odograph.cli.app import app
-from odograph.errors import LedgerBusy
+from odograph.errors import ServiceUnavailable
 from odograph.service.key_store import connect_keys
 from odograph.service.server import write_first_key
 from odograph.service.settings import Settings
@@ -300,7 +300,7 @@ def test_a_service_with_tls_is_reached_by_clients_that_trust_its_certificate(
         monkeypatch.delenv("SSL_CERT_FILE")
         with (
             odo.connect(service.url, token=service.token(), timeout=1) as stranger,
-            pytest.raises(LedgerBusy, match=r"(?s)certificate.*nothing was charged"),
+            pytest.raises(ServiceUnavailable, match=r"(?s)certificate.*nothing was sent"),
         ):
             stranger.spend({"a": odo.PureDP(0.1)})
     assert charged(service.ledger_url) == {"k"}

@@ -16,7 +16,7 @@ import pytest
 from service_process import PROCESS_TIMEOUT, Service, end_process, wait_until
 
 import odograph as odo
-from odograph.errors import BudgetExceeded, LedgerBusy, LedgerCorrupt, OutcomeUnknown
+from odograph.errors import BudgetExceeded, LedgerBusy, LedgerCorrupt, OutcomeUnknown, ServiceUnavailable
 from odograph.ledger.ledger import Ledger
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
@@ -105,7 +105,7 @@ def insist(ask: Callable[[], T]) -> T:
     while True:
         try:
             return ask()
-        except (LedgerBusy, OutcomeUnknown):
+        except (LedgerBusy, OutcomeUnknown, ServiceUnavailable):
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)
