@@ -481,7 +481,7 @@ def asking_changes_nothing_and_says_what_a_spend_would(opening: Opening) -> None
         assert ana.compare() == model.compare()
         assert ana.certification is model.certification
         repr(ana), ana._repr_html_(), ana.children, ana.describe()
-        with pytest.raises(InvalidGuarantee, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
+        with pytest.raises(InvalidArgument, match=r"costs must be a list, such as \[PureDP\(0.1\)\].* use decide"):
             ana.quote(TENTH)  # type: ignore[arg-type]
 
 

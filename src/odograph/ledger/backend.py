@@ -627,10 +627,7 @@ def _user() -> str:
 def check_reason(verb: str, note: object) -> None:
     """Raise if a void has no reason."""
     if verb == "void" and (not isinstance(note, str) or not note.strip()):
-        raise InvalidArgument(
-            f"reason must be a string that is not empty (got {note!r}): a void says that the mechanism was not run,"
-            " and an auditor will ask why"
-        )
+        raise InvalidArgument(f"reason must be a non-empty string that says why nothing was run (got {note!r})")
 
 
 def with_counter_offer(asks: tuple[Ask, ...], refused: Refused) -> Decision:
