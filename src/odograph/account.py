@@ -18,8 +18,7 @@ from odograph.core.policy import Policy
 from odograph.errors import IdempotencyConflict, InvalidArgument, UnprovenComposition
 from odograph.figures import account_card, draw_account
 from odograph.ledger.entries import CHARGES, iso_time
-from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import HistoryEntry, Receipt, Reservation
+from odograph.ledger.results import HistoryEntry, Lifetime, Receipt, Reservation
 from odograph.ledger.stores.base import Balance
 
 __all__ = ["Account", "account_summary", "check_account", "check_page", "microseconds", "offers_of"]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import odograph as odo
 from odograph.cli import options
 from odograph.cli.app import app
-from odograph.cli.reports import chart
+from odograph.cli.records import chart
 
 URL = "sqlite:///privacy.db"
 MORE_DIGITS_THAN_A_FLOAT = "0.05000000000000000001"

@@ -19,7 +19,7 @@ from starlette.types import Message
 
 import odograph as odo
 from odograph.account import account_summary
-from odograph.client import decoding
+from odograph.client import backend as decoding
 from odograph.core.meters import Meter
 from odograph.errors import BudgetExceeded
 from odograph.service import visibility

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odograph.errors import LedgerBusy
-from odograph.ledger.fair_queue import GROUP_SIZE, FairQueue
+from odograph.ledger.engine import GROUP_SIZE, FairQueue
 
 Queue: TypeAlias = FairQueue[int]
 # What is done to a queue: a client comes, so many are taken, or the client's one at this place waits no more.

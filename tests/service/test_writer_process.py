@@ -22,7 +22,7 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph.connection import store_at
 from odograph.errors import LedgerBusy
-from odograph.ledger.fair_queue import FairQueue
+from odograph.ledger.engine import FairQueue
 from odograph.ledger.stores.base import Store, Wants, Work
 from odograph.service.writer_client import WriterClient
 

@@ -21,7 +21,7 @@ from odograph.connection import store_at
 from odograph.core.guarantees import Guarantee, Parallel
 from odograph.errors import ERROR_TABLE, LedgerBusy, OdographError
 from odograph.ledger.commands import Author
-from odograph.ledger.fair_queue import GROUP_SIZE, FairQueue
+from odograph.ledger.engine import GROUP_SIZE, FairQueue
 from odograph.service import writer_client, writer_process, writer_protocol
 from odograph.service.request_schemas import CostForm
 from odograph.service.writer_protocol import LENGTH, Answers, ChargeRequest

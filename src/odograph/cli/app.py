@@ -12,8 +12,20 @@ from typer.core import TyperGroup
 
 from odograph.cli.accounts import accounts, close, commit, decide, largest, open_, reserve, show, spend, void
 from odograph.cli.demo import demo
-from odograph.cli.records import backup, checkpoint, doctor, erase, export, history, import_, restore, verify
-from odograph.cli.reports import budget, figures, plot
+from odograph.cli.records import (
+    backup,
+    budget,
+    checkpoint,
+    doctor,
+    erase,
+    export,
+    figures,
+    history,
+    import_,
+    plot,
+    restore,
+    verify,
+)
 from odograph.cli.service import keys_app, serve
 from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, listed_as
 

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from odograph.account import Account
 from odograph.cli.options import AsJson, print_result
-from odograph.cli.reports import save_picture
+from odograph.cli.records import save_picture
 from odograph.compile import compile_policy
 from odograph.connection import connect
 from odograph.core.guarantees import Guarantee, PureDP

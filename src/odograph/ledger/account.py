@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from odograph.account import Account, check_page, microseconds
 from odograph.core.compiled import Compiled
@@ -14,12 +14,11 @@ from odograph.core.guarantees import Guarantee
 from odograph.core.planning import G, Quote, used
 from odograph.errors import AccountNotFound
 from odograph.ledger.backend import Backend, Opened
-from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import HistoryEntry, Receipt, Reservation
+from odograph.ledger.entries import CHARGES, price_from_text
+from odograph.ledger.results import HistoryEntry, Lifetime, Receipt, Reservation
 from odograph.ledger.stores.base import Balance
-from odograph.ledger.timeline import states
 
-__all__ = ["LedgerAccount"]
+__all__ = ["LedgerAccount", "State", "states"]
 
 
 class LedgerAccount(Account):
@@ -157,3 +156,34 @@ class LedgerAccount(Account):
     def _totals_over_time(self) -> list[Totals]:
         balance = self._balance()  # totals and sequence of one moment
         return [state.totals for state in states(self, balance.totals, balance.sequence)]
+
+
+_PAGE: Final = 2000
+
+
+class State(NamedTuple):
+    """The totals after a charge, or when the account was opened."""
+
+    time: int  # microseconds since 1970
+    totals: Totals
+
+
+def states(account: LedgerAccount, totals: Totals, sequence: int, most: int | None = None) -> tuple[State, ...]:
+    """Return the totals after each charge that stands, oldest first; voided charges are left out.
+
+    `totals` are those after the entry of that `sequence`. At most `most` entries are read, or all of them.
+    """
+    found: list[State] = []
+    voided: set[str] = set()
+    stop = 0 if most is None else max(0, sequence + 1 - most)
+    for end in range(sequence + 1, stop, -_PAGE):
+        first = max(stop, end - _PAGE)
+        for entry in (past.entry for past in reversed(account.history(first, end - first))):
+            if entry.verb == "void":  # it comes after what it takes back, so it is met first
+                voided.add(entry.key)
+            elif entry.verb in CHARGES and entry.called not in voided:
+                found.append(State(entry.time, totals))
+                totals = totals.without(price_from_text(entry.price))
+            elif entry.verb == "open":
+                found.append(State(entry.time, totals))
+    return tuple(reversed(found))

@@ -64,8 +64,17 @@ from odograph.ledger.entries import (
     shown,
     text_of,
 )
-from odograph.ledger.lifetimes import Lifetime, linked, together
-from odograph.ledger.results import Checkpoint, HistoryEntry, Line, Receipt, Verification, history_entry
+from odograph.ledger.results import (
+    Checkpoint,
+    HistoryEntry,
+    Lifetime,
+    Line,
+    Receipt,
+    Verification,
+    history_entry,
+    linked,
+    together,
+)
 from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.progress import Progress

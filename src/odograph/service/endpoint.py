@@ -27,8 +27,7 @@ from odograph.service.auth import Caller, Verb
 from odograph.service.problems import PROBLEM, HttpProblem, TooFast, unexpected_problem
 from odograph.service.request_schemas import MAX_TERMS, count_terms, decoder
 from odograph.service.response_schemas import Problem
-from odograph.service.state import AppState
-from odograph.service.thread_pool import CLIENT
+from odograph.service.state import CLIENT, AppState
 
 __all__ = [
     "Call",

@@ -7,14 +7,17 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from odograph.connection import store_at
 from odograph.errors import LedgerBusy, LedgerNotFound, NotAuthenticated, OdographError
 from odograph.ledger.backend import LocalBackend
-from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY
+from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, FairQueue
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import RowLocked
 from odograph.service import logs
@@ -25,10 +28,74 @@ from odograph.service.problems import is_unusable, operator_message, problem_of
 from odograph.service.response_schemas import Problem
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
-from odograph.service.thread_pool import Threads
 from odograph.service.writer_client import Start, WriterClient, start_process
 
-__all__ = ["AppState"]
+__all__ = ["CLIENT", "AppState", "Threads"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# The principal whose request this task answers; empty until it is known.
+CLIENT: Final[ContextVar[str]] = ContextVar("client", default="")
+
+
+class Threads:
+    """A few threads of one event loop, and at most `max_queued` queued calls, each for at most `timeout` seconds."""
+
+    def __init__(self, name: str, threads: int, *, max_queued: int = 256, timeout: float = 15.0) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"odograph-{name}")
+        self._idle = threads
+        self._timeout = timeout
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue(max_queued)
+
+    async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run a blocking function in a thread; raise `LedgerBusy` if the queue is full, or none is free in time."""
+        loop = asyncio.get_running_loop()
+        if self._idle:
+            self._idle -= 1
+        else:
+            await self._wait_for_thread(loop.create_future())
+        try:
+            return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+        finally:
+            self._release_thread()
+
+    def shutdown(self) -> None:
+        """Wait for the running calls, and end the threads."""
+        self._pool.shutdown(wait=True)
+
+    async def _wait_for_thread(self, thread_free: asyncio.Future[None]) -> None:
+        """Wait until another call releases its thread to this one."""
+        client = CLIENT.get()
+        try:
+            self._queue.add(client, thread_free)
+        except LedgerBusy:
+            raise _busy() from None
+        try:
+            done, _ = await asyncio.wait({thread_free}, timeout=self._timeout)
+        except asyncio.CancelledError:
+            if thread_free.done():  # the thread was released to a call that was canceled
+                self._release_thread()
+            else:
+                self._queue.remove(client, thread_free)
+            raise
+        if not done:
+            self._queue.remove(client, thread_free)
+            raise _busy()
+
+    def _release_thread(self) -> None:
+        """Pass the thread on to the next queued call, or mark it idle."""
+        group: list[asyncio.Future[None]] = []
+        self._queue.take(group, 1)
+        if group:
+            group[0].set_result(None)
+        else:
+            self._idle += 1
+
+
+def _busy() -> LedgerBusy:
+    return LedgerBusy("the service has as many requests as it can hold; try again")
+
 
 # Threads share the interpreter with the event loop, so there are few: some that wait for the ledger, one that
 # computes, one that reads all of it. Keys have threads of their own, so that a caller is known whatever others do.
@@ -43,8 +110,6 @@ _READINESS_TIMEOUT: Final = 3.0  # seconds after which a ledger that does not an
 _SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # the principal that reads for the metrics; it writes nothing
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 class _KnownKey(NamedTuple):

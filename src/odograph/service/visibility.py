@@ -23,8 +23,7 @@ from odograph.ledger.backend import Backend
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.lifetimes import Lifetime
-from odograph.ledger.results import HistoryEntry, Receipt
+from odograph.ledger.results import HistoryEntry, Lifetime, Receipt
 from odograph.ledger.stores.base import Balance
 from odograph.service.auth import Caller
 from odograph.service.response_schemas import (

@@ -18,8 +18,7 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from odograph.errors import LedgerBusy, LedgerCorrupt, OdographError, OutcomeUnknown
 from odograph.ledger.commands import Command, Outcome, Result
-from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, result_of
-from odograph.ledger.fair_queue import FairQueue
+from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, FairQueue, result_of
 from odograph.service import logs
 from odograph.service.settings import Settings
 from odograph.service.writer_protocol import (

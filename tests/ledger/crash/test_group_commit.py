@@ -26,11 +26,10 @@ from workload import COST, PER_EPSILON, charges, policy
 
 from odograph import PureDP, compile_policy
 from odograph.errors import LedgerBusy
-from odograph.ledger import engine, fair_queue
+from odograph.ledger import engine
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Charge, Made
-from odograph.ledger.engine import LedgerEngine, carry_out
-from odograph.ledger.fair_queue import FairQueue
+from odograph.ledger.engine import FairQueue, LedgerEngine, carry_out
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import Changes, State, Store, Wants, Work
 from odograph.ledger.stores.memory import MemoryStore
@@ -221,7 +220,7 @@ def after_call(number: int, act: Callable[[], None]) -> Trace:
 
     def trace(frame: FrameType, event: str, _: object) -> Trace | None:
         code = frame.f_code
-        if code.co_filename not in (fair_queue.__file__, engine.__file__):
+        if code.co_filename != engine.__file__:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

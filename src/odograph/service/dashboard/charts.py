@@ -15,9 +15,8 @@ from bokeh.plotting import figure
 from odograph.core.compiled import other_odometers
 from odograph.core.gate import Totals
 from odograph.core.odometers import Odometer
-from odograph.ledger.account import LedgerAccount
+from odograph.ledger.account import LedgerAccount, State, states
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.timeline import State, states
 from odograph.service import visibility
 from odograph.service.auth import Caller
 
