@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 import odograph as odo
-from odograph.core.compiled import Compiled
+from odograph.core.policy import Compiled
 from timing import number, row, seconds
 
 ROUNDS = 7

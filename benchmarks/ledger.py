@@ -35,7 +35,7 @@ from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Author, Charge
 from odograph.ledger.engine import carry_out
 from odograph.ledger.entries import Entry
-from odograph.ledger.stores.sql import queries
+from odograph.ledger.stores.base import queries
 from odograph.ledger.stores.sqlite import SqliteStore
 from timing import row
 

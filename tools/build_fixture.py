@@ -14,8 +14,7 @@ import odograph as odo
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import MovePopulation, Pointer
 from odograph.ledger.entries import text_of
-from odograph.ledger.stores.base import Head
-from odograph.ledger.stores.sql import SCHEMA
+from odograph.ledger.stores.base import SCHEMA, Head
 
 FOLDER = Path(__file__).parents[1] / "tests" / "fixtures"
 

@@ -9,12 +9,11 @@ from datetime import timedelta
 from typing import Any, Final, Self
 
 from odograph.compile import Certification, certification
-from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
 from odograph.core.odometers import Reading
 from odograph.core.planning import G, Quote, standing, used
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import IdempotencyConflict, InvalidArgument, UnprovenComposition
 from odograph.figures import account_card, draw_account
 from odograph.ledger.entries import CHARGES, iso_time

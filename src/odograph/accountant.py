@@ -15,11 +15,10 @@ from weakref import WeakSet
 
 from odograph.account import Account, check_page, microseconds
 from odograph.compile import Certification, compile_policy
-from odograph.core.compiled import Compiled, check_compiled, too_low
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
 from odograph.core.planning import AccountState, G, Quote, ask, largest, quote, used, with_offer
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy, check_compiled, too_low
 from odograph.errors import (
     AccountClosed,
     AccountExists,

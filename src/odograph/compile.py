@@ -13,9 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from odograph.core.compiled import Compiled, compile_meters
 from odograph.core.filters import ExactMeter
-from odograph.core.policy import Need, Policy
+from odograph.core.policy import Compiled, Need, Policy, compile_meters
 from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, family_quantum, solve
 from odograph.errors import InvalidArgument, InvalidPolicy
 

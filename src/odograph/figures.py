@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from odograph.compile import compile_policy
 from odograph.core import odometers
-from odograph.core.compiled import Compiled, other_odometers
 from odograph.core.conversions import filter_time
 from odograph.core.filters import ExactMeter
 from odograph.core.fixed_point import SCALE
@@ -29,7 +28,7 @@ from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.meters import IntrinsicMeter
 from odograph.core.odometers import Odometer
 from odograph.core.planning import AccountState, how_many, standing, used
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy, other_odometers
 from odograph.core.theory import kov_steps
 from odograph.errors import InvalidArgument
 from odograph.extras import load

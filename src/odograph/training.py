@@ -10,7 +10,6 @@ from itertools import pairwise, product
 from typing import Final, Never
 
 from odograph.compile import compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.conversions import largest_rdp
 from odograph.core.filters import Exact, Renyi
 from odograph.core.fixed_point import Numeric, read
@@ -18,7 +17,7 @@ from odograph.core.guarantees import RDP, Mechanism, exact_of
 from odograph.core.mechanisms import sampling_settings, subsampled_gaussian, subsampled_gaussian_menu
 from odograph.core.odometers import RenyiOdometer
 from odograph.core.planning import AccountState, how_many
-from odograph.core.policy import Policy, refuse_old_words
+from odograph.core.policy import Compiled, Policy, refuse_old_words
 from odograph.errors import InvalidPolicy
 
 __all__ = ["Setting", "TrainingPlan", "dpsgd_policy"]

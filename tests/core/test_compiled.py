@@ -7,12 +7,12 @@ import pytest
 
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, PureDP, compile_policy, parallel
-from odograph.core.compiled import Compiled
 from odograph.core.filters import Exact, GdpMeter, PaperMeter, ZcdpMeter, meter_from_dict
 from odograph.core.gate import Price
 from odograph.core.guarantees import Mechanism
-from odograph.core.menu import LossDistribution, MenuItem
+from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.meters import EpsilonMeter, IntrinsicMeter, Meter
+from odograph.core.policy import Compiled
 from odograph.errors import InvalidArgument, InvalidPolicy
 
 EXACT_POLICY = Policy(1, 1e-6)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from odograph import RDP, Decision, Guarantee, Policy, PureDP, compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.filters import ExactMeter, PaperMeter, ZcdpMeter
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
 from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel
 from odograph.core.meters import DeltaMeter, EpsilonMeter, IntrinsicMeter, Meter
 from odograph.core.planning import AccountState, how_many
+from odograph.core.policy import Compiled
 from odograph.core.value_iteration import FAMILIES
 from odograph.errors import InvalidArgument
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odograph import GDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.filters import PaperMeter
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
 from odograph.core.guarantees import exact_of
 from odograph.core.meters import DeltaMeter, EpsilonMeter
 from odograph.core.planning import AccountState, ask, largest, quote
+from odograph.core.policy import Compiled
 from odograph.core.theory import heterogeneous_delta_exact, kov_delta
 
 RULES = ("basic", "paper", "zcdp", "gdp", "renyi", "exact", "shares")

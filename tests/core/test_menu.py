@@ -9,12 +9,12 @@ import pytest
 
 import odograph as odo
 from odograph import Policy, UnprovenComposition, compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.conversions import largest_mu
 from odograph.core.filters import Exact
 from odograph.core.guarantees import Mechanism
-from odograph.core.menu import LossDistribution, MenuItem
+from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.planning import AccountState, largest
+from odograph.core.policy import Compiled
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -154,7 +154,7 @@ def shortfall(directions: tuple[LossDistribution, ...], step: float, noise: floa
 
 @pytest.mark.parametrize("noise", [1.0, 2.5])
 def test_a_menu_item_dominates_the_mechanism_it_stands_for(noise: float) -> None:
-    from odograph.core.menu import subsampled_gaussian_losses  # noqa: PLC0415
+    from odograph.core.mechanisms import subsampled_gaussian_losses  # noqa: PLC0415
 
     step = 0.004
     assert shortfall(subsampled_gaussian_losses(RATE, noise, step), step, noise) <= 1e-12
@@ -162,7 +162,7 @@ def test_a_menu_item_dominates_the_mechanism_it_stands_for(noise: float) -> None
 
 def test_a_distribution_that_drops_its_tail_is_caught() -> None:
     """Negative control: the same distribution without its last few masses."""
-    from odograph.core.menu import subsampled_gaussian_losses  # noqa: PLC0415
+    from odograph.core.mechanisms import subsampled_gaussian_losses  # noqa: PLC0415
 
     step = 0.004
     remove, add = subsampled_gaussian_losses(RATE, 1.0, step)

@@ -15,7 +15,7 @@ import odograph as odo
 from odograph.core import odometers
 from odograph.core.conversions import filter_time, largest_mu
 from odograph.core.filters import FILTERS, Exact, ExactMeter, Gdp, Renyi, Zcdp
-from odograph.core.menu import LossDistribution, MenuItem
+from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.odometers import (
     BestOf,
     DiscreteMixture,

@@ -25,8 +25,8 @@ from odograph import (
     compile_policy,
     parallel,
 )
-from odograph.core.compiled import Compiled
 from odograph.core.guarantees import Parallel, guarantee_from_dict
+from odograph.core.policy import Compiled
 from odograph.errors import InvalidGuarantee
 
 BOTH = ("add-remove", "replace-one")

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.conversions import largest_rho
 from odograph.core.filters import FILTERS, Exact, ExactMeter, Renyi, RenyiMeter, Target
 from odograph.core.fixed_point import CEILING, SCALE
 from odograph.core.guarantees import Mechanism
-from odograph.core.menu import MenuItem
+from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import Meter
 from odograph.core.odometers import BestOf, FilterOdometer, Mixture, RenyiOdometer
 from odograph.core.planning import AccountState, ask
+from odograph.core.policy import Compiled
 from odograph.core.value_iteration import Budget
 from odograph.errors import InvalidPolicy, UnprovenComposition
 

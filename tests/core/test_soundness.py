@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import odograph as odo
-from odograph.core.compiled import Compiled
-from odograph.core.menu import LossDistribution, MenuItem
+from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.odometers import FilterOdometer, Rogers
+from odograph.core.policy import Compiled
 from odograph.core.value_iteration import blocks_alone, solve
 from odograph.errors import InvalidArgument
 

@@ -10,7 +10,7 @@ import pytest
 
 import odograph as odo
 from odograph.core.conversions import largest_mu, largest_rho
-from odograph.core.menu import LossDistribution, MenuItem
+from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.value_iteration import refuted_intrinsic, solve
 from odograph.errors import InvalidArgument, InvalidPolicy
 

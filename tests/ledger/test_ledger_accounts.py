@@ -19,7 +19,7 @@ from odograph import (
     Policy,
     PureDP,
 )
-from odograph.core.compiled import Compiled
+from odograph.core.policy import Compiled
 from odograph.errors import (
     AccountClosed,
     AccountExists,

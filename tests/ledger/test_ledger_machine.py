@@ -26,8 +26,8 @@ from odograph import (
     PureDP,
     compile_policy,
 )
-from odograph.core.compiled import Compiled
 from odograph.core.gate import Totals
+from odograph.core.policy import Compiled
 from odograph.errors import AccountClosed, AccountExists, ReservationResolved
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import price_from_text

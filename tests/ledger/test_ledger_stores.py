@@ -18,10 +18,9 @@ import odograph as odo
 from odograph import Ledger, OdographError, Policy, PureDP
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, OutcomeUnknown
 from odograph.ledger.backend import LocalBackend
-from odograph.ledger.stores.base import Balance, Changes, State, Store, Wants
+from odograph.ledger.stores.base import SCHEMA, Balance, Changes, State, Store, Wants, migrations
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.postgres import PostgresStore
-from odograph.ledger.stores.sql import SCHEMA, migrations
 from odograph.ledger.stores.sqlite_files import error_of, make_file
 
 BASIC = Policy(1, 0, filter="basic")

@@ -18,7 +18,7 @@ from postgres_server import PostgresServer
 import odograph as odo
 from odograph import Checkpoint
 from odograph.errors import LedgerCorrupt
-from odograph.ledger.stores.sql import SCHEMA, migrations, queries, schema
+from odograph.ledger.stores.base import SCHEMA, migrations, queries, schema
 from odograph.ledger.stores.sqlite import SqliteStore
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

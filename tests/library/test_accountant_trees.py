@@ -34,9 +34,9 @@ from odograph import (
     UnprovenComposition,
     compile_policy,
 )
-from odograph.core.compiled import Compiled
 from odograph.core.gate import Price, Totals
 from odograph.core.guarantees import exact_of
+from odograph.core.policy import Compiled
 from odograph.errors import AccountClosed, LedgerCorrupt
 
 RULES = ("basic", "paper", "zcdp", "gdp", "renyi", "exact")

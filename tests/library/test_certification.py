@@ -21,9 +21,9 @@ from odograph import compile as compilation
 from odograph.accountant import document_digest
 from odograph.cli.app import app
 from odograph.compile import Certification, certification, exact_table
-from odograph.core.compiled import Compiled
 from odograph.core.filters import ExactMeter
-from odograph.core.menu import LossDistribution, MenuItem
+from odograph.core.mechanisms import LossDistribution, MenuItem
+from odograph.core.policy import Compiled
 from odograph.core.theory import kov_delta
 from odograph.errors import InvalidPolicy, LedgerCorrupt
 

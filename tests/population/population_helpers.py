@@ -16,9 +16,9 @@ from spark_cluster import session
 
 import odograph as odo
 from odograph import Guarantee, Ledger, Policy, Population, Prices, compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.filters import Renyi
 from odograph.core.gate import Totals, decide
+from odograph.core.policy import Compiled
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import read_pointer
 from odograph.population.gate import SPENT, gate_of

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from population_helpers import RULES, compiled_for
 
 from odograph import Policy, compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
+from odograph.core.policy import Compiled
 from odograph.errors import InvalidPolicy
 from odograph.population.gate import SPENT, Amounts, Column, Gate, Mask, admit, admit_rows, gate_of, would_admit
 

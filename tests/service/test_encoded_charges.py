@@ -18,8 +18,8 @@ import odograph as odo
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry
 from odograph.service import writer_process
-from odograph.service.response_schemas import ReceiptForm
 from odograph.service.routes import charges
+from odograph.service.schemas import ReceiptForm
 from odograph.service.state import AppState
 from odograph.service.visibility import new_receipt_form
 

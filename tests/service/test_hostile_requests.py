@@ -9,7 +9,7 @@ import attacks
 import httpx
 import pytest
 
-from odograph.service import app, endpoint, request_schemas
+from odograph.service import app, endpoint, schemas
 from odograph.service.routes import ROUTES, admin
 
 LIMIT: Final = 1 << 20
@@ -245,7 +245,7 @@ def test_no_trick_with_a_name_reaches_an_account_or_anything_else(owner: httpx.C
                 continue
             path = route.path.replace("{name}", name).replace("{reservation}", f"{name}%230")
             path = path.replace("{entry}", f"{name}%230").replace("{key}", name)
-            content = GOOD if route.form is request_schemas.SpendForm else b"{}"
+            content = GOOD if route.form is schemas.SpendForm else b"{}"
             answer = owner.request(
                 route.method, path, content=content, headers=attacks.JSON | {"Idempotency-Key": "q"}
             )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import odograph as odo
-from odograph.service import response_schemas
+from odograph.service import schemas
 from odograph.service.auth import ApiKey, Caller, Role
 
 POLICY = odo.Policy(1, 1e-6, filter="zcdp")
@@ -18,7 +18,7 @@ KEY = ApiKey("0" * 12, "0" * 64, "ana", Role.ANALYST, ("census",), every_account
 
 @pytest.fixture(scope="module")
 def shapes() -> Iterator[dict[str, tuple[Any, type[msgspec.Struct]]]]:
-    forms = response_schemas
+    forms = schemas
     with odo.connect("memory://", principal="ana") as ledger:
         ledger.open_account("census", POLICY)
         account = ledger.open_account("later", POLICY, successor_of="census")

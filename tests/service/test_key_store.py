@@ -38,7 +38,7 @@ from odograph.errors import (
     NotPermitted,
     OdographError,
 )
-from odograph.ledger.stores.sql import statements
+from odograph.ledger.stores.sqlite import statements
 from odograph.service import key_store as keys_module
 from odograph.service.auth import ApiKey, Caller, Role, digest_of_token, looks_like_token, new_token
 from odograph.service.key_store import KeyStore, RunQuery, connect_keys, queries, schema

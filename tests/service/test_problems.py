@@ -13,7 +13,7 @@ from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, OutcomeU
 from odograph.service import problems
 from odograph.service.auth import Caller, Role
 from odograph.service.problems import operator_message, problem_of, unexpected_problem
-from odograph.service.response_schemas import Problem
+from odograph.service.schemas import Problem
 
 SECRET = "of /srv/ledger.db, account payroll"  # noqa: S105  what messages of the library may contain
 BOUND = Caller("ana", Role.ANALYST, "0" * 12, frozenset({"census"}))

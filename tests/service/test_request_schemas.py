@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.core.compiled import Compiled
 from odograph.core.guarantees import guarantee_from_dict
+from odograph.core.policy import Compiled
 from odograph.errors import BudgetExceeded, OdographError
-from odograph.service import endpoint, request_schemas
+from odograph.service import endpoint, schemas
 from odograph.service.auth import Caller, Role
-from odograph.service.request_schemas import guarantee_of
 from odograph.service.routes import ROUTES, accounts, admin
+from odograph.service.schemas import guarantee_of
 
 COSTS: Final[list[Any]] = [
     {"kind": "pure", "epsilon": "0.05"},
@@ -59,23 +59,23 @@ POLICIES: Final[list[Any]] = [
 ]
 CHECKPOINT: Final = {"form": 1, "head": "0" * 64, "accounts": {"census": ["3", "0" * 64]}}
 BODIES: Final[dict[type, list[Any]]] = {
-    request_schemas.SpendForm: [{"cost": cost, "note": "n"} for cost in COSTS],
-    request_schemas.ReserveForm: [{"cost": cost, "expires": 60} for cost in COSTS],
-    request_schemas.CostAskedForm: [{"cost": cost} for cost in COSTS],
-    request_schemas.SpendAllForm: [{"costs": {"census": cost, "income": COSTS[0]}} for cost in COSTS],
-    request_schemas.ReserveAllForm: [{"costs": {"census": cost}, "expires": 1.5, "note": ""} for cost in COSTS],
-    request_schemas.CostsForm: [{"costs": {"census": cost}} for cost in COSTS],
-    request_schemas.BatchForm: [
+    schemas.SpendForm: [{"cost": cost, "note": "n"} for cost in COSTS],
+    schemas.ReserveForm: [{"cost": cost, "expires": 60} for cost in COSTS],
+    schemas.CostAskedForm: [{"cost": cost} for cost in COSTS],
+    schemas.SpendAllForm: [{"costs": {"census": cost, "income": COSTS[0]}} for cost in COSTS],
+    schemas.ReserveAllForm: [{"costs": {"census": cost}, "expires": 1.5, "note": ""} for cost in COSTS],
+    schemas.CostsForm: [{"costs": {"census": cost}} for cost in COSTS],
+    schemas.BatchForm: [
         {"spends": [{"key": "k", "costs": {"census": cost}}, {"key": "k", "costs": {}}]} for cost in COSTS
     ],
-    request_schemas.QuoteForm: [{"costs": COSTS}],
-    request_schemas.LargestForm: [{"kind": "pure", "times": 3}, *({"like": cost} for cost in COSTS)],
-    request_schemas.CommitForm: [{}, {"note": "n"}],
-    request_schemas.VoidForm: [{"reason": "r"}],
-    request_schemas.CloseForm: [{}, {"note": "n"}],
-    request_schemas.VerifyForm: [{}, {"checkpoint": CHECKPOINT}],
-    request_schemas.MakeKeyForm: [{"principal": "p", "role": "analyst", "accounts": ["census"], "expires": 60}],
-    request_schemas.OpenForm: [
+    schemas.QuoteForm: [{"costs": COSTS}],
+    schemas.LargestForm: [{"kind": "pure", "times": 3}, *({"like": cost} for cost in COSTS)],
+    schemas.CommitForm: [{}, {"note": "n"}],
+    schemas.VoidForm: [{"reason": "r"}],
+    schemas.CloseForm: [{}, {"note": "n"}],
+    schemas.VerifyForm: [{}, {"checkpoint": CHECKPOINT}],
+    schemas.MakeKeyForm: [{"principal": "p", "role": "analyst", "accounts": ["census"], "expires": 60}],
+    schemas.OpenForm: [
         *({"name": "new", "policy": policy, "parent": "census", "dataset": "d"} for policy in POLICIES),
         {"name": "new", "compiled": odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp")).to_dict()},
     ],
@@ -113,7 +113,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 SLOW: Final = (
-    request_schemas.OpenForm,
+    schemas.OpenForm,
 )  # a policy that somebody makes up may take minutes to solve: it is read by itself below
 READ: Final = [route for route in ROUTES if route.form is not None and route.form not in SLOW]
 
@@ -122,7 +122,7 @@ def test_every_form_has_documents_to_begin_with() -> None:
     assert {route.form for route in ROUTES if route.form is not None} == {*BODIES}
     for form, documents in BODIES.items():
         for document in documents:
-            wrong = form is request_schemas.BatchForm  # one of its spends names no account
+            wrong = form is schemas.BatchForm  # one of its spends names no account
             assert (decoded(form, mutations.written(document)) is None) == wrong
 
 
@@ -139,25 +139,25 @@ def test_no_body_makes_the_service_fail(served: httpx.Client, data: st.DataObjec
 
 @given(text=mutations.texts(COSTS))
 def test_every_guarantee_that_is_read_is_one_or_is_refused(text: bytes) -> None:
-    form = decoded(request_schemas.CostForm, text)
+    form = decoded(schemas.CostForm, text)
     if form is None:
         return
     cost = None
     with attacks.refused_by_us():
         cost = guarantee_of(form)
     if cost is not None:
-        again = decoded(request_schemas.CostForm, mutations.written(cost.to_dict()))
+        again = decoded(schemas.CostForm, mutations.written(cost.to_dict()))
         assert guarantee_of(again) == cost == guarantee_from_dict(cost.to_dict())
 
 
 @given(text=mutations.texts(POLICIES))
 def test_every_policy_that_is_read_is_one_or_is_refused(text: bytes) -> None:
-    form = decoded(request_schemas.PolicyForm, text)
+    form = decoded(schemas.PolicyForm, text)
     if form is not None:
         check_ours(lambda: accounts.policy_of(form))
 
 
-@given(text=mutations.texts([one["compiled"] for one in BODIES[request_schemas.OpenForm] if "compiled" in one]))
+@given(text=mutations.texts([one["compiled"] for one in BODIES[schemas.OpenForm] if "compiled" in one]))
 def test_every_compiled_policy_that_is_read_is_one_or_is_refused(text: bytes) -> None:
     form = decoded(dict[str, Any], text)
     if form is not None:

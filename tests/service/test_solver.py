@@ -16,7 +16,7 @@ import uvloop
 
 from odograph import Policy, compile_policy
 from odograph.core.filters import Exact
-from odograph.core.menu import MenuItem
+from odograph.core.mechanisms import MenuItem
 from odograph.errors import InvalidPolicy, LedgerBusy
 from odograph.service import solver as solver_module
 from odograph.service.solver import Solver

@@ -28,7 +28,7 @@ from odograph.service import writer_client
 from odograph.service.settings import Settings
 from odograph.service.state import AppState
 from odograph.service.writer_client import Wait
-from odograph.service.writer_protocol import LENGTH, PROBE, READY, Answers, decode_messages, encode_batch
+from odograph.service.writer_process import LENGTH, PROBE, READY, Answers, decode_messages, encode_batch
 
 SMALL = attacks.pure("0.00001")
 PATH = "/v1/accounts/a/spends"

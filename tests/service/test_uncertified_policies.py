@@ -12,7 +12,7 @@ from page_client import visitor_of, words_of
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.core.menu import MenuItem
+from odograph.core.mechanisms import MenuItem
 
 MENU = MenuItem("training", 1, digest="0" * 64)  # as a document has it: without its losses
 

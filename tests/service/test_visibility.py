@@ -17,7 +17,7 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph import account as account_module
 from odograph.errors import AccountClosed, AccountNotFound
-from odograph.service import problems, request_schemas, visibility
+from odograph.service import problems, schemas, visibility
 from odograph.service.auth import Caller, Role, digest_of_token
 from odograph.service.endpoint import Route
 from odograph.service.key_store import connect_keys
@@ -70,18 +70,18 @@ def body_of(ask: Ask, name: str) -> Any:  # noqa: ANN401  JSON
     together = {name: ask.cost} | ({ask.beside: SMALL} if ask.beside else {})
     items = [{"key": fresh("key"), "costs": together}, {"key": fresh("key"), "costs": {name: SMALL}}]
     bodies: dict[type, Any] = {
-        request_schemas.SpendForm: {"cost": ask.cost},
-        request_schemas.ReserveForm: {"cost": ask.cost},
-        request_schemas.CostAskedForm: {"cost": ask.cost},
-        request_schemas.SpendAllForm: {"costs": together},
-        request_schemas.ReserveAllForm: {"costs": together},
-        request_schemas.CostsForm: {"costs": together},
-        request_schemas.BatchForm: {"spends": items},
-        request_schemas.QuoteForm: {"costs": [ask.cost, SMALL, ask.cost]},
-        request_schemas.LargestForm: {"like": ask.cost, "times": 3},
-        request_schemas.VoidForm: {"reason": "it was not run"},
-        request_schemas.MakeKeyForm: {"principal": "ana", "role": "analyst", "accounts": [name]},
-        request_schemas.OpenForm: {"name": name, "policy": attacks.POLICY},
+        schemas.SpendForm: {"cost": ask.cost},
+        schemas.ReserveForm: {"cost": ask.cost},
+        schemas.CostAskedForm: {"cost": ask.cost},
+        schemas.SpendAllForm: {"costs": together},
+        schemas.ReserveAllForm: {"costs": together},
+        schemas.CostsForm: {"costs": together},
+        schemas.BatchForm: {"spends": items},
+        schemas.QuoteForm: {"costs": [ask.cost, SMALL, ask.cost]},
+        schemas.LargestForm: {"like": ask.cost, "times": 3},
+        schemas.VoidForm: {"reason": "it was not run"},
+        schemas.MakeKeyForm: {"principal": "ana", "role": "analyst", "accounts": [name]},
+        schemas.OpenForm: {"name": name, "policy": attacks.POLICY},
     }
     return None if ask.route.form is None else bodies.get(ask.route.form, {})
 
@@ -150,10 +150,10 @@ def every_ask(beside: str) -> list[Ask]:
     found = []
     for route in ROUTES:
         several = route.form in {
-            request_schemas.SpendAllForm,
-            request_schemas.ReserveAllForm,
-            request_schemas.CostsForm,
-            request_schemas.BatchForm,
+            schemas.SpendAllForm,
+            schemas.ReserveAllForm,
+            schemas.CostsForm,
+            schemas.BatchForm,
         }
         costs = COSTS if route.form is not None else COSTS[:1]
         found += [Ask(route, cost, other) for cost in costs for other in (("", beside) if several else ("",))]

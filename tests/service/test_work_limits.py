@@ -29,8 +29,8 @@ from odograph.core.guarantees import GDP, MOST_DIFFERENT, MOST_POINTS, Guarantee
 from odograph.core.planning import largest_that
 from odograph.ledger.ledger import Ledger
 from odograph.service.endpoint import Route
-from odograph.service.request_schemas import MAX_IN_BATCH, MAX_QUOTED, MAX_TERMS
 from odograph.service.routes import ROUTES
+from odograph.service.schemas import MAX_IN_BATCH, MAX_QUOTED, MAX_TERMS
 
 Form = dict[str, Any]
 RENYI: Final = {"epsilon": "1", "delta": "1e-6", "filter": "renyi"}

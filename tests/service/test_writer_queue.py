@@ -22,9 +22,9 @@ from odograph.core.guarantees import Guarantee, Parallel
 from odograph.errors import ERROR_TABLE, LedgerBusy, OdographError
 from odograph.ledger.commands import Author
 from odograph.ledger.engine import GROUP_SIZE, FairQueue
-from odograph.service import writer_client, writer_process, writer_protocol
-from odograph.service.request_schemas import CostForm
-from odograph.service.writer_protocol import LENGTH, Answers, ChargeRequest
+from odograph.service import writer_client, writer_process
+from odograph.service.schemas import CostForm
+from odograph.service.writer_process import LENGTH, Answers, ChargeRequest
 
 SMALL = attacks.pure("0.00001")
 POLICY = odo.Policy(1, 1e-6, filter="basic")
@@ -177,13 +177,13 @@ def writing(url: str) -> Iterator[Callable[[list[msgspec.Raw]], Answers]]:
     thread = threading.Thread(target=writer_process.serve_worker, args=(its_end, store_at(url)))
     thread.start()
     with ours, ours.makefile("rb") as answers:
-        assert answers.read(4) == writer_protocol.READY
+        assert answers.read(4) == writer_process.READY
 
         def ask(messages: list[msgspec.Raw]) -> Answers:
-            content = writer_protocol.encode_batch(messages)
+            content = writer_process.encode_batch(messages)
             ours.sendall(LENGTH.pack(len(content)) + content)
             (size,) = LENGTH.unpack(answers.read(4))
-            return writer_protocol.decode_answers(answers.read(size))
+            return writer_process.decode_answers(answers.read(size))
 
         yield ask
         ours.shutdown(socket.SHUT_WR)
@@ -193,7 +193,7 @@ def writing(url: str) -> Iterator[Callable[[list[msgspec.Raw]], Answers]]:
 
 def good(key: str) -> msgspec.Raw:
     cost = msgspec.convert(attacks.pure("0.00001"), CostForm)
-    message = writer_protocol.encode_quick_charge(ChargeRequest(Author("somebody", key), "spend", {"a": cost}, None))
+    message = writer_process.encode_quick_charge(ChargeRequest(Author("somebody", key), "spend", {"a": cost}, None))
     assert message is not None
     return message
 
@@ -204,7 +204,7 @@ def test_orders_that_cannot_be_read_hurt_no_other_of_their_frame(tmp_path: Path)
     messages = [one for number, garbage in enumerate(bad) for one in (good(f"k-{number}"), garbage)]
     with writing(url_in(tmp_path)) as ask:
         answers = ask(messages).answers
-        found = [writer_protocol.decode_outcome(one) if isinstance(one, tuple) else one for one in answers]
+        found = [writer_process.decode_outcome(one) if isinstance(one, tuple) else one for one in answers]
         assert all(isinstance(one, bytes) for one in found[::2])
         assert all(isinstance(one, OdographError) for one in found[1::2]), found[1::2]
         assert all(str(one) for one in found[1::2])

@@ -43,8 +43,7 @@ from odograph.ledger.account import LedgerAccount, states
 from odograph.ledger.entries import AHEAD, moment
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint, Verification
-from odograph.ledger.stores.base import Balance
-from odograph.ledger.stores.sql import SCHEMA
+from odograph.ledger.stores.base import SCHEMA, Balance
 
 __all__ = [
     "Finding",

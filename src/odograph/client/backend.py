@@ -16,13 +16,12 @@ from typing import IO, Any, Final, ParamSpec, TypeVar, cast
 
 from odograph.client.transport import Refusal, Transport, quoted
 from odograph.compile import compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.fixed_point import read
 from odograph.core.gate import Decision
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.meters import Meter
 from odograph.core.planning import G, Quote, iterable_costs, largest_that
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountNotFound,
     BudgetExceeded,

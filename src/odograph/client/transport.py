@@ -30,8 +30,8 @@ from odograph.errors import (
     RemoteError,
     ServiceUnavailable,
 )
-from odograph.forks import leave_to_parent, renew_after_fork
 from odograph.ledger.stores.base import closed_error
+from odograph.reentrancy import leave_to_parent, renew_after_fork
 
 __all__ = ["Refusal", "Transport", "quoted"]
 

@@ -14,7 +14,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
-from odograph.core.compiled import Compiled
 from odograph.core.fixed_point import Numeric, exact_of, written_below
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import (
@@ -26,6 +25,7 @@ from odograph.core.guarantees import (
     Mechanism,
     Parallel,
 )
+from odograph.core.policy import Compiled
 from odograph.errors import InvalidArgument, UnprovenComposition
 
 __all__ = [

@@ -35,7 +35,7 @@ from odograph.errors import InvalidPolicy
 from odograph.progress import Progress
 
 if TYPE_CHECKING:
-    from odograph.core.menu import MenuItem
+    from odograph.core.mechanisms import MenuItem
 
 __all__ = [
     "COARSE",

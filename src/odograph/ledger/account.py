@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, NoReturn
 
 from odograph.account import Account, check_page, microseconds
-from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import Guarantee
 from odograph.core.planning import G, Quote, used
+from odograph.core.policy import Compiled
 from odograph.errors import AccountNotFound
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, price_from_text

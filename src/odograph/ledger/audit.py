@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from odograph.compile import Certification, certification
-from odograph.core.compiled import Compiled, too_low
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
+from odograph.core.policy import Compiled, too_low
 from odograph.errors import LedgerCorrupt, OdographError, explain
 from odograph.ledger.commands import POPULATION_ACTS, read_opening, read_pointer, read_population
 from odograph.ledger.entries import (

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from odograph.compile import Certification, certification, compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.planning import AccountState, G, Quote, largest, quote, with_offer
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountClosed,
     AccountNotFound,

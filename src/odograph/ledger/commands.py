@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountClosed,
     AccountExists,

@@ -19,8 +19,8 @@ from weakref import WeakSet
 
 from odograph.errors import LedgerBusy, OdographError, OutcomeUnknown
 from odograph.ledger.commands import Command, Outcome, Result
-from odograph.ledger.reentry import is_reentry, reentered
 from odograph.ledger.stores.base import OPENING, Changes, RowLocked, State, Store, Wants, together
+from odograph.reentrancy import is_reentry, reentered
 
 __all__ = [
     "FIRST_RETRY_DELAY",

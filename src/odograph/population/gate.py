@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from odograph.core.compiled import Compiled
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals
+from odograph.core.policy import Compiled
 from odograph.errors import InvalidPolicy
 
 __all__ = ["SPENT", "Amounts", "Column", "Gate", "Mask", "admit", "admit_rows", "gate_of", "would_admit"]

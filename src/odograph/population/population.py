@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from odograph.compile import compile_policy
-from odograph.core.compiled import Compiled
 from odograph.core.guarantees import Guarantee, PureDP
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountClosed,
     IdempotencyConflict,

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from odograph.core.compiled import Compiled
 from odograph.core.guarantees import SIZED, Guarantee, PureDP
+from odograph.core.policy import Compiled
 from odograph.errors import InvalidArgument, InvalidGuarantee
 from odograph.population.gate import Gate
 

@@ -25,8 +25,7 @@ from odograph.errors import ERROR_TABLE, BudgetExceeded, NotAuthenticated, Odogr
 from odograph.service import logs
 from odograph.service.auth import Caller, Verb
 from odograph.service.problems import PROBLEM, HttpProblem, TooFast, unexpected_problem
-from odograph.service.request_schemas import MAX_TERMS, count_terms, decoder
-from odograph.service.response_schemas import Problem
+from odograph.service.schemas import MAX_TERMS, Problem, count_terms, decoder
 from odograph.service.state import CLIENT, AppState
 
 __all__ = [

@@ -30,10 +30,11 @@ from odograph.errors import (
     OutcomeUnknown,
 )
 from odograph.extras import load
-from odograph.forks import leave_to_parent, renew_after_fork, suspend_for_forks
 from odograph.ledger.entries import check_key, shown
-from odograph.ledger.stores import sql
+from odograph.ledger.stores import base
+from odograph.ledger.stores.sqlite import statements
 from odograph.ledger.stores.sqlite_files import NO_FILE, code_of, identity, make_file, open_file
+from odograph.reentrancy import leave_to_parent, renew_after_fork, suspend_for_forks
 from odograph.service.auth import (
     ApiKey,
     BrowserSession,
@@ -77,12 +78,12 @@ RunQuery: TypeAlias = Callable[..., list[tuple[Any, ...]]]
 
 def queries(dialect: str) -> dict[str, str]:
     """Return the queries of a dialect, by name."""
-    return sql.queries(f"sql/{dialect}", _PACKAGE)
+    return base.queries(dialect, _PACKAGE)
 
 
 def schema(dialect: str) -> str:
     """Return the script that makes the tables."""
-    return sql.schema(f"sql/{dialect}", _PACKAGE)
+    return base.schema(dialect, _PACKAGE)
 
 
 _SQL: Final = queries("sqlite")
@@ -562,7 +563,7 @@ class PostgresDatabase:
 
 def _create_tables(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
-    for statement in sql.statements(schema("sqlite")):
+    for statement in statements(schema("sqlite")):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA}")

@@ -14,8 +14,7 @@ import msgspec
 
 from odograph.service.auth import PERMISSIONS, Role
 from odograph.service.endpoint import Route
-from odograph.service.request_schemas import CostForm
-from odograph.service.response_schemas import HealthForm, Problem
+from odograph.service.schemas import CostForm, HealthForm, Problem
 
 __all__ = [
     "FieldDescription",

@@ -26,7 +26,7 @@ from odograph.errors import (
     listed_as,
 )
 from odograph.service.auth import Caller
-from odograph.service.response_schemas import Problem
+from odograph.service.schemas import Problem
 from odograph.service.visibility import decision_form
 
 __all__ = [

@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from odograph.compile import compile_at_hand, compile_policy
-from odograph.core.compiled import Compiled
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidArgument, InvalidPolicy, LedgerBusy
 
 __all__ = ["Solver", "main"]

@@ -25,7 +25,7 @@ from odograph.service.auth import ApiKey, Caller, RateLimit, digest_of_token, eq
 from odograph.service.key_store import KeyStore, connect_keys
 from odograph.service.metrics import Metrics
 from odograph.service.problems import is_unusable, operator_message, problem_of
-from odograph.service.response_schemas import Problem
+from odograph.service.schemas import Problem
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
 from odograph.service.writer_client import Start, WriterClient, start_process
@@ -109,7 +109,6 @@ _RECOVERY_INTERVAL: Final = 2.0  # seconds between two checks whether the ledger
 _READINESS_TIMEOUT: Final = 3.0  # seconds after which a ledger that does not answer is not ready
 _SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # the principal that reads for the metrics; it writes nothing
-
 
 
 class _KnownKey(NamedTuple):

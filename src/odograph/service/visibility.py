@@ -26,7 +26,7 @@ from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import HistoryEntry, Lifetime, Receipt
 from odograph.ledger.stores.base import Balance
 from odograph.service.auth import Caller
-from odograph.service.response_schemas import (
+from odograph.service.schemas import (
     AccountForm,
     AccountRow,
     DecisionForm,

@@ -21,7 +21,7 @@ from odograph.ledger.commands import Command, Outcome, Result
 from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, FairQueue, result_of
 from odograph.service import logs
 from odograph.service.settings import Settings
-from odograph.service.writer_protocol import (
+from odograph.service.writer_process import (
     LENGTH,
     LOCKED,
     PROBE,

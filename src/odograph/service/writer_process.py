@@ -11,44 +11,120 @@ from __future__ import annotations
 import pickle
 import signal
 import socket
+import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import IO, Final
+from typing import IO, Final, TypeAlias
 
 import msgspec
 
 from odograph.connection import store_at
 from odograph.errors import OdographError, OutcomeUnknown
 from odograph.ledger.backend import LocalBackend
-from odograph.ledger.commands import Ask, Charge, Command, Made, Outcome, Refused
+from odograph.ledger.commands import Ask, Author, Charge, Command, Made, Outcome, Refused
 from odograph.ledger.engine import carry_out
 from odograph.ledger.stores.base import RowLocked, Store
 from odograph.service import logs
-from odograph.service.request_schemas import costs_of
+from odograph.service.schemas import QUICK, CostForm, costs_of
 from odograph.service.settings import Settings, tune_garbage_collector
 from odograph.service.visibility import new_receipt_form
-from odograph.service.writer_protocol import (
-    LENGTH,
-    LOCKED,
-    PROBE,
-    READY,
-    REFUSED,
-    SETTLED,
-    Answer,
-    Answers,
-    Message,
-    decode_costs,
-    decode_message,
-    decode_messages,
-    encode_batch,
-)
 
-__all__ = ["main", "serve_worker"]
+__all__ = [
+    "LENGTH",
+    "LOCKED",
+    "PROBE",
+    "READY",
+    "REFUSED",
+    "SETTLED",
+    "Answer",
+    "Answers",
+    "ChargeMessage",
+    "ChargeRequest",
+    "Message",
+    "decode_answers",
+    "decode_costs",
+    "decode_message",
+    "decode_messages",
+    "decode_outcome",
+    "encode_batch",
+    "encode_command",
+    "encode_quick_charge",
+    "main",
+    "serve_worker",
+]
 
-_ENCODER: Final = msgspec.json.Encoder()
+LENGTH: Final = struct.Struct("!I")
+READY: Final = LENGTH.pack(0)
+PROBE: Final = msgspec.Raw(msgspec.msgpack.encode("probe"))  # have something written that changes nothing
 _MAX_REMEMBERED: Final = 4096  # costs
 _MAX_REMEMBERED_LENGTH: Final = 512  # bytes of costs that are remembered
+_MAX_QUICK_ACCOUNTS: Final = 8  # a batch of charges for a hundred accounts each would take seconds
+
+Message: TypeAlias = msgspec.Raw  # a command, encoded
+# The JSON of a receipt; or another outcome, pickled, and what has to be done about it.
+Answer: TypeAlias = bytes | tuple[bytes, str]
+LOCKED: Final = "locked"  # send the command again: another client of the database holds its account
+REFUSED: Final = "refused"  # search for a smaller request that would be admitted
+SETTLED: Final = "settled"  # nothing
+
+
+class ChargeRequest(msgspec.Struct, array_like=True):
+    """A charge as it was asked for, without prices."""
+
+    author: Author
+    verb: str
+    costs: Mapping[str, CostForm]
+    expires: int | None
+
+
+class ChargeMessage(msgspec.Struct, array_like=True):
+    """A charge as the writer reads it: costs that came before, byte for byte, need not be decoded again."""
+
+    author: Author
+    verb: str
+    costs: msgspec.Raw
+    expires: int | None
+
+
+class Answers(msgspec.Struct, array_like=True):
+    """The answers to a batch, in its order, and how many seconds it took."""
+
+    seconds: float
+    answers: list[Answer]
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_JSON_ENCODER: Final = msgspec.json.Encoder()
+encode_batch: Final = _ENCODER.encode
+decode_messages: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+decode_message: Final = msgspec.msgpack.Decoder(ChargeMessage | bytes).decode
+decode_costs: Final = msgspec.msgpack.Decoder(dict[str, CostForm]).decode
+decode_answers: Final = msgspec.msgpack.Decoder(Answers).decode
+
+
+def encode_quick_charge(request: ChargeRequest) -> Message | None:
+    """Encode a charge that the writer prices; None if that could take long, or MessagePack cannot hold a number."""
+    if len(request.costs) > _MAX_QUICK_ACCOUNTS:
+        return None
+    for cost in request.costs.values():
+        if not isinstance(cost, QUICK):
+            return None
+    try:
+        return msgspec.Raw(_ENCODER.encode(request))
+    except (OverflowError, ValueError):  # such as a number of 70 bits
+        return None
+
+
+def encode_command(command: Command) -> Message:
+    """Encode any command."""
+    return msgspec.Raw(_ENCODER.encode(pickle.dumps(command)))
+
+
+def decode_outcome(answer: tuple[bytes, str]) -> Outcome:
+    """Decode an outcome. It may hold a refusal with all of its meters, so this is not for the event loop."""
+    outcome: Outcome = pickle.loads(answer[0])  # noqa: S301  from our own process
+    return outcome
 
 
 def main() -> None:
@@ -153,7 +229,7 @@ def _answer(outcome: Outcome, asks: tuple[Ask, ...]) -> Answer:
     Everything else is answered with the pickled outcome.
     """
     if asks and isinstance(outcome, Made) and not outcome.linked:
-        return _ENCODER.encode(new_receipt_form(outcome.own, asks))
+        return _JSON_ENCODER.encode(new_receipt_form(outcome.own, asks))
     if isinstance(outcome, Refused):
         return pickle.dumps(outcome), REFUSED
     return pickle.dumps(outcome), LOCKED if isinstance(outcome, RowLocked) else SETTLED

@@ -17,7 +17,7 @@ from workload import COST, policy
 import odograph as odo
 from odograph.errors import LedgerCorrupt, LedgerError, LedgerNotFound, OdographError
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.stores.sql import SCHEMA
+from odograph.ledger.stores.base import SCHEMA
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 FLIPS = 4000 if FULL else 250

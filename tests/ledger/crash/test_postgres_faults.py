@@ -14,7 +14,7 @@ from workload import COST, charges, policy
 
 import odograph as odo
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, OutcomeUnknown
-from odograph.ledger.stores.sql import SCHEMA
+from odograph.ledger.stores.base import SCHEMA
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from odograph.core.fixed_point import (
     read,
 )
 from odograph.core.guarantees import GDP, Guarantee, Mechanism, number_of
-from odograph.core.menu import MenuItem
+from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import WITH_EPSILON, Filter, Meter, Target
 from odograph.core.theory import kov_delta
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, MOST_BLOCKS

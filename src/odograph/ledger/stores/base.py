@@ -24,9 +24,12 @@ inside one transaction to a function, and stores the changes that the function r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from odograph.core.gate import Totals
@@ -36,6 +39,7 @@ from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, to
 __all__ = [
     "ERASED",
     "OPENING",
+    "SCHEMA",
     "Balance",
     "Changes",
     "Head",
@@ -49,6 +53,9 @@ __all__ = [
     "Wants",
     "Work",
     "closed_error",
+    "migrations",
+    "queries",
+    "schema",
     "together",
 ]
 
@@ -326,3 +333,31 @@ class Store(Protocol):
 def closed_error(url: str) -> LedgerError:
     """Return the error for a store that is used after it was closed."""
     return LedgerError(f"{url} was closed in this program; connect again to use it")
+
+
+# The SQL is in files: a schema, its migrations and named queries for each dialect.
+
+SCHEMA: Final = 2  # the version that this code reads and writes, and the number of migrations
+
+_NAMED: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+@cache
+def queries(dialect: str, package: str = __package__) -> dict[str, str]:
+    """Return the queries of a dialect by name: the ledger's, or those of a package with the same layout."""
+    parts = _NAMED.split(_text(package, dialect, "queries.sql"))[1:]
+    return {name: text.strip().removesuffix(";") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def migrations(dialect: str) -> list[str]:
+    """Return the scripts that create the current schema, in order."""
+    return [_text(__package__, dialect, "migrations", f"{number:04}.sql") for number in range(1, SCHEMA + 1)]
+
+
+def schema(dialect: str, package: str = __package__) -> str:
+    """Return the current schema as one script; a test shows that the migrations lead to the same one."""
+    return _text(package, dialect, "schema.sql")
+
+
+def _text(package: str, *path: str) -> str:
+    return files(package).joinpath("sql", *path).read_text(encoding="utf-8")

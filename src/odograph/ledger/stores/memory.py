@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
-from odograph.forks import renew_after_fork
 from odograph.ledger.entries import Entry, key_owner
-from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.stores.base import (
     ERASED,
     Balance,
@@ -25,6 +23,7 @@ from odograph.ledger.stores.base import (
     Work,
     closed_error,
 )
+from odograph.reentrancy import refuse_reentry, renew_after_fork
 
 __all__ = ["MemorySnapshot", "MemoryStore"]
 

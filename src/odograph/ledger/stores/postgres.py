@@ -32,11 +32,10 @@ from odograph.errors import (
     OdographError,
     OutcomeUnknown,
 )
-from odograph.forks import leave_to_parent, renew_after_fork
 from odograph.ledger.entries import Entry
-from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.stores.base import (
     OPENING,
+    SCHEMA,
     Balance,
     Changes,
     IdempotencyRecord,
@@ -47,8 +46,10 @@ from odograph.ledger.stores.base import (
     Wants,
     Work,
     closed_error,
+    migrations,
+    queries,
 )
-from odograph.ledger.stores.sql import SCHEMA, migrations, queries
+from odograph.reentrancy import leave_to_parent, refuse_reentry, renew_after_fork
 
 __all__ = [
     "Connection",

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from odograph.errors import LedgerCorrupt, LedgerError, LedgerNotFound, OutcomeUnknown
-from odograph.forks import suspend_for_forks
 from odograph.ledger.entries import Entry
-from odograph.ledger.reentry import refuse_reentry
 from odograph.ledger.stores.base import (
+    SCHEMA,
     Balance,
     Changes,
     IdempotencyRecord,
@@ -27,9 +26,10 @@ from odograph.ledger.stores.base import (
     Wants,
     Work,
     closed_error,
+    migrations,
+    queries,
 )
 from odograph.ledger.stores.fair_file_lock import FairFileLock
-from odograph.ledger.stores.sql import SCHEMA, migrations, queries, statements
 from odograph.ledger.stores.sqlite_files import (
     NOTHING,
     application_of,
@@ -44,8 +44,9 @@ from odograph.ledger.stores.sqlite_files import (
     refuse_second_name,
     translate_errors,
 )
+from odograph.reentrancy import refuse_reentry, suspend_for_forks
 
-__all__ = ["SQL", "SqliteSnapshot", "SqliteStore"]
+__all__ = ["SQL", "SqliteSnapshot", "SqliteStore", "statements"]
 
 SQL: Final = queries("sqlite")
 _VALUES: Final = re.compile(r"VALUES (\((?:[^()]|\([^()]*\))*\))")
@@ -541,3 +542,13 @@ def _execute_many(connection: sqlite3.Connection, query: str, rows: Sequence[Seq
 @cache
 def _repeat_values(query: str, size: int) -> str:
     return _VALUES.sub(lambda found: f"VALUES {', '.join([found[1]] * size)}", SQL[query])
+
+
+def statements(script: str) -> Iterator[str]:
+    """Split a script for SQLite; `executescript` of the sqlite3 module would commit the open transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

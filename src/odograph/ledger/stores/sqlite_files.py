@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
-from odograph.forks import renew_after_fork
+from odograph.reentrancy import renew_after_fork
 
 try:
     import fcntl

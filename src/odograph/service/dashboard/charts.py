@@ -12,9 +12,9 @@ from bokeh.models import BasicTickFormatter, ColumnDataSource, DatetimeTickForma
 from bokeh.models.annotations import Label, Span
 from bokeh.plotting import figure
 
-from odograph.core.compiled import other_odometers
 from odograph.core.gate import Totals
 from odograph.core.odometers import Odometer
+from odograph.core.policy import other_odometers
 from odograph.ledger.account import LedgerAccount, State, states
 from odograph.ledger.ledger import Ledger
 from odograph.service import visibility

@@ -48,7 +48,7 @@ from odograph.service.dashboard.templating import (
 )
 from odograph.service.endpoint import headers_of, request_id_of
 from odograph.service.problems import HttpProblem, TooFast, problem_of, unexpected_problem
-from odograph.service.response_schemas import Problem
+from odograph.service.schemas import Problem
 from odograph.service.state import CLIENT, AppState
 
 __all__ = ["not_found", "routes"]

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from odograph.core.guarantees import guarantee_from_dict
-from odograph.service.response_schemas import Problem
+from odograph.service.schemas import Problem
 
 __all__ = [
     "HEADERS",

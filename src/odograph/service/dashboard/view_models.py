@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from msgspec import Raw, Struct
 from msgspec.json import encode
 
-from odograph.core.compiled import Compiled
 from odograph.core.filters import FILTERS, Basic
 from odograph.core.fixed_point import read
 from odograph.core.gate import Totals, decide
@@ -32,7 +31,7 @@ from odograph.core.guarantees import (
 )
 from odograph.core.mechanisms import gaussian, laplace
 from odograph.core.planning import AccountState, how_many, used
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountClosed,
     BadRequest,
@@ -50,8 +49,8 @@ from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label
 from odograph.service.dashboard.templating import NEAR_LIMIT, Page, render_fragment
 from odograph.service.openapi import describe, describe_operations, describe_types
 from odograph.service.problems import problem_of
-from odograph.service.response_schemas import AccountForm, AccountRow, EntryForm, Problem
 from odograph.service.routes import ROUTES
+from odograph.service.schemas import AccountForm, AccountRow, EntryForm, Problem
 
 __all__ = [
     "Citation",

@@ -8,19 +8,17 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from odograph.core.compiled import Compiled
 from odograph.core.filters import FILTERS, Filter
 from odograph.core.guarantees import SIZED
 from odograph.core.odometers import odometer_from_dict
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidPolicy
 from odograph.ledger.entries import check_name
 from odograph.ledger.ledger import Ledger
-from odograph.service import request_schemas
+from odograph.service import schemas
 from odograph.service.auth import Caller
 from odograph.service.endpoint import Call, Json
-from odograph.service.request_schemas import costs_of, guarantee_of
-from odograph.service.response_schemas import (
+from odograph.service.schemas import (
     AccountForm,
     AccountRow,
     AccountsForm,
@@ -32,6 +30,8 @@ from odograph.service.response_schemas import (
     OpenedForm,
     ReadingsForm,
     ReservationsForm,
+    costs_of,
+    guarantee_of,
 )
 from odograph.service.visibility import (
     account_form,
@@ -89,14 +89,14 @@ class Span(Struct, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
-def _filters_of(given: str | list[tuple[str, Any] | request_schemas.FilterForm]) -> Any:  # noqa: ANN401  as a policy takes it
+def _filters_of(given: str | list[tuple[str, Any] | schemas.FilterForm]) -> Any:  # noqa: ANN401  as a policy takes it
     """Return a filter by name, or filters with their options and their shares of delta."""
     if isinstance(given, str):
         return given
-    return [(_filter_of(one), one.share) if isinstance(one, request_schemas.FilterForm) else one for one in given]
+    return [(_filter_of(one), one.share) if isinstance(one, schemas.FilterForm) else one for one in given]
 
 
-def _filter_of(form: request_schemas.FilterForm) -> str | Filter:
+def _filter_of(form: schemas.FilterForm) -> str | Filter:
     """Return a filter with the options that were given."""
     options: dict[str, Any] = {}
     if form.takes is not None:
@@ -111,7 +111,7 @@ def _filter_of(form: request_schemas.FilterForm) -> str | Filter:
     return cls(**options)
 
 
-def policy_of(form: request_schemas.PolicyForm) -> Policy:
+def policy_of(form: schemas.PolicyForm) -> Policy:
     """Return the policy of a request, with the defaults of the library."""
     chosen: dict[str, Any] = {}
     if form.odometer is not None:
@@ -130,7 +130,7 @@ def policy_of(form: request_schemas.PolicyForm) -> Policy:
 
 async def open_account(call: Call) -> OpenedForm:
     """Open an account with a policy, which never changes."""
-    form: request_schemas.OpenForm = call.form
+    form: schemas.OpenForm = call.form
     check_name(form.name)
     if (form.policy is None) == (form.compiled is None):
         raise InvalidPolicy("send either policy or compiled")
@@ -201,7 +201,7 @@ async def decide_all(call: Call) -> DecisionForm:
 
 async def largest(call: Call) -> OfferForm:
     """Find the largest cost of a kind of which `times` equal ones would be admitted."""
-    form: request_schemas.LargestForm = call.form
+    form: schemas.LargestForm = call.form
     if (form.kind is None) == (form.like is None):
         raise InvalidPolicy("send either kind or like")
     return await call.state.compute(_largest, call.state.ledger_of(call.caller), call.caller, call.path["name"], form)
@@ -240,17 +240,17 @@ def _terms(ledger: Ledger, caller: Caller, name: str) -> OpenedForm:
     return OpenedForm(_balance(ledger, caller, name), ledger.account(name).compiled.to_dict())
 
 
-def _decide(call: Call, costs: Mapping[str, request_schemas.CostForm]) -> DecisionForm:
+def _decide(call: Call, costs: Mapping[str, schemas.CostForm]) -> DecisionForm:
     return decision_form(decide_for(call.state.ledger_of(call.caller), call.caller, costs_of(costs)))
 
 
-def _largest(ledger: Ledger, caller: Caller, name: str, form: request_schemas.LargestForm) -> OfferForm:
+def _largest(ledger: Ledger, caller: Caller, name: str, form: schemas.LargestForm) -> OfferForm:
     like = SIZED[str(form.kind)] if form.like is None else guarantee_of(form.like)
     found = visible_account(ledger, caller, name).largest(like, form.times)
     return OfferForm(name, form.times, None if found is None else found.to_dict())
 
 
-def _quote(ledger: Ledger, caller: Caller, name: str, asked: list[request_schemas.CostForm]) -> Json:
+def _quote(ledger: Ledger, caller: Caller, name: str, asked: list[schemas.CostForm]) -> Json:
     costs = [guarantee_of(form) for form in asked]
     quoted = visible_account(ledger, caller, name).quote(costs)
     decisions = [

@@ -12,11 +12,11 @@ from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.transfer import check_checkpoint
-from odograph.service import request_schemas
+from odograph.service import schemas
 from odograph.service.endpoint import Call, Json, Stream
 from odograph.service.metrics import CONTENT_TYPE
 from odograph.service.problems import BadDocument, NotEmpty
-from odograph.service.response_schemas import ErasedForm, HealthForm
+from odograph.service.schemas import ErasedForm, HealthForm
 from odograph.service.state import AppState
 
 __all__ = [
@@ -92,7 +92,7 @@ async def who(call: Call) -> Json:
 
 async def make_key(call: Call) -> Json:
     """Make an API key. Its token is shown only this once; a principal may have several keys over time."""
-    form: request_schemas.MakeKeyForm = call.form
+    form: schemas.MakeKeyForm = call.form
     token, key = await call.state.run(
         call.state.keys.make,
         form.principal,

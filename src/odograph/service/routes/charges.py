@@ -16,10 +16,9 @@ from odograph.ledger.engine import result_of
 from odograph.ledger.results import Receipt
 from odograph.service.endpoint import Call, Reply
 from odograph.service.problems import HttpProblem, TooFast
-from odograph.service.request_schemas import CostForm, costs_of
-from odograph.service.response_schemas import BatchResult, ReceiptForm
+from odograph.service.schemas import BatchResult, CostForm, ReceiptForm, costs_of
 from odograph.service.visibility import mask_refusal, receipt_form, require_visible
-from odograph.service.writer_protocol import (
+from odograph.service.writer_process import (
     REFUSED,
     Answer,
     ChargeRequest,

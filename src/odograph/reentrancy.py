@@ -7,11 +7,23 @@ shared with the parent process. An object that holds either registers itself her
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator
 from typing import Final, Protocol
 from weakref import WeakSet
 
-__all__ = ["RenewedAfterFork", "SuspendedByFork", "leave_to_parent", "renew_after_fork", "suspend_for_forks"]
+from odograph.errors import LedgerBusy
+
+__all__ = [
+    "RenewedAfterFork",
+    "SuspendedByFork",
+    "is_reentry",
+    "leave_to_parent",
+    "reentered",
+    "refuse_reentry",
+    "renew_after_fork",
+    "suspend_for_forks",
+]
 
 
 class RenewedAfterFork(Protocol):
@@ -83,3 +95,28 @@ def _in_child() -> None:  # pragma: no cover  in a forked process, which is not 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+
+
+_TEXT: Final = (
+    "a signal handler or finaliser asked for something in the middle of a request of its own thread; nothing was"
+    " charged for what it asked. Try again when that request is done"
+)
+
+
+def refuse_reentry(lock: threading.RLock) -> None:
+    """Raise `LedgerBusy` if this thread holds the lock already; before waiting for it."""
+    if lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  as threading.Condition asks
+        raise reentered()
+
+
+def reentered() -> LedgerBusy:
+    """Return the refusal."""
+    return LedgerBusy(_TEXT)
+
+
+def is_reentry(error: BaseException) -> bool:
+    """Say whether an error is this refusal: a handler that does not catch it raises it where it interrupted.
+
+    There it says nothing of the request that was interrupted, which may have been written or not.
+    """
+    return isinstance(error, LedgerBusy) and error.args == (_TEXT,)
