@@ -105,8 +105,8 @@ def test_without_extras_the_library_works_and_the_command_line_says_what_is_miss
 ) -> None:
     programs = environment(tmp_path / "venv")
     run(programs / "pip", "install", "--quiet", released["wheel"], folder=tmp_path)
-    code = "import odograph as odo; print(odo.Accountant(odo.Policy(1, 1e-6)).spend(odo.PureDP(0.1)).admitted)"
-    assert run(programs / "python", "-c", code, folder=tmp_path) == "True\n"
+    code = "import odograph as odo; print(odo.Accountant(odo.Policy(1, 1e-6)).spend(odo.PureDP(0.1)).id)"
+    assert run(programs / "python", "-c", code, folder=tmp_path) == "#1\n"
     done = subprocess.run([programs / "odograph", "demo"], capture_output=True, text=True, check=False)  # noqa: S603  ours
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'odograph[cli]', or 'odograph[demo]'" in done.stderr
