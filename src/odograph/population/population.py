@@ -26,6 +26,7 @@ from odograph.errors import (
     LedgerBusy,
     LedgerError,
     OdographError,
+    OutcomeUnknown,
     ServiceUnavailable,
 )
 from odograph.integrations.opendp import noisy
@@ -154,7 +155,7 @@ class Population:
             raise
         try:
             backend.open(head, compiled, key, note, about)
-        except ServiceUnavailable:
+        except (OutcomeUnknown, ServiceUnavailable):
             raise  # the ledger may point to it
         except OdographError:
             versions.undo(folder)
@@ -363,7 +364,7 @@ class Population:
         )
         try:
             outcome = self._backend.submit(step)
-        except ServiceUnavailable:
+        except (OutcomeUnknown, ServiceUnavailable):
             raise  # the ledger may point to it
         except OdographError:
             versions.discard(folder)

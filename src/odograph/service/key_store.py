@@ -27,7 +27,7 @@ from odograph.errors import (
     LedgerError,
     NotAuthenticated,
     NotPermitted,
-    ServiceUnavailable,
+    OutcomeUnknown,
 )
 from odograph.ledger.entries import check_key, shown
 from odograph.ledger.stores import sql
@@ -468,9 +468,7 @@ class SqliteDatabase:
             if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise LedgerCorrupt(f"{self._path} is damaged ({problem}); restore it, or move it away") from problem
             if code == sqlite3.SQLITE_IOERR:  # the changes may have reached the disk
-                raise ServiceUnavailable(
-                    f"the disk failed ({problem}); list the keys to know the outcome"
-                ) from problem
+                raise OutcomeUnknown(f"the disk failed ({problem}); list the keys to know the outcome") from problem
             raise LedgerError(f"{self._path} could not be used ({problem}); no key was changed") from problem
         except OSError as problem:
             raise LedgerError(f"keys cannot be stored at {self._path}: {problem.strerror}") from problem

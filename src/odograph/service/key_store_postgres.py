@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import errors as pg
 
-from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, OdographError, ServiceUnavailable
+from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, OdographError, OutcomeUnknown
 from odograph.ledger.stores.postgres_connections import Connection, connected, line_of
 from odograph.service.key_store import SCHEMA, RunQuery, queries, schema
 
@@ -98,7 +98,7 @@ class PostgresDatabase:
         except psycopg.Error as problem:
             if problem.diag.severity_nonlocalized == "ERROR":
                 raise  # the server reports that it has not committed
-            raise ServiceUnavailable(
+            raise OutcomeUnknown(
                 f"the connection to {self.url} was lost during a commit; list the keys to know the outcome"
             ) from problem
         if cursor.statusmessage != "COMMIT":
