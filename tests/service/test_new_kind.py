@@ -116,7 +116,7 @@ def test_only_what_could_be_read_back_is_priced(bounded_range: type[Guarantee]) 
     unregister("bounded_range")
     try:
         assert "bounded_range" not in REGISTRY | SIZED
-        with pytest.raises(InvalidGuarantee, match="not registered"):
+        with pytest.raises(InvalidGuarantee, match="must be of a registered kind"):
             odo.Accountant(POLICY).spend(cost)
     finally:
         register(bounded_range)

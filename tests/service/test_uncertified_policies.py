@@ -39,7 +39,7 @@ def opened(owner: httpx.Client, name: str, form: dict[str, Any]) -> httpx.Respon
 def test_a_budget_that_no_solver_certifies_is_refused(owner: httpx.Client) -> None:
     answer = opened(owner, "absurd", menu_only(2_000_000))
     attacks.check_problem(answer, 422)
-    assert "not a budget that was certified" in answer.json()["detail"]
+    assert "must be one certified for this policy" in answer.json()["detail"]
 
 
 def test_a_budget_that_nothing_here_certifies_is_marked_wherever_it_is_shown(

@@ -305,6 +305,7 @@ def test_while_no_writer_can_start_nothing_is_charged_and_all_else_goes_on(tmp_p
         wait_until(lambda: not service.is_ready())
         for answer in (spend(client, "k"), attacks.post(client, "/v1/accounts/a/reservations", form, key="s")):
             assert (answer.status_code, answer.json()["code"]) == (503, "LedgerBusy"), answer.text
+            assert answer.json()["charged"] is False
         assert [one["problem"]["code"] for one in batch(client, ["k", "l"])] == ["LedgerBusy", "LedgerBusy"]
         assert client.get("/readyz").status_code == 503
         assert client.get("/healthz").status_code == 200

@@ -9,10 +9,9 @@ from types import TracebackType
 from typing import IO, Self
 
 from odograph.account import microseconds
-from odograph.core.compiled import Compiled
 from odograph.core.gate import Decision
 from odograph.core.guarantees import Guarantee
-from odograph.core.policy import Policy
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import EntryNotFound, InvalidPolicy, LedgerError, ReservationNotFound
 from odograph.ledger.account import LedgerAccount
 from odograph.ledger.backend import Backend
