@@ -19,7 +19,7 @@ __all__ = [
     "SuspendedByFork",
     "is_reentry",
     "leave_to_parent",
-    "reentered",
+    "reentry_error",
     "refuse_reentry",
     "renew_after_fork",
     "suspend_for_forks",
@@ -106,10 +106,10 @@ _TEXT: Final = (
 def refuse_reentry(lock: threading.RLock) -> None:
     """Raise `LedgerBusy` if this thread holds the lock already; before waiting for it."""
     if lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  as threading.Condition asks
-        raise reentered()
+        raise reentry_error()
 
 
-def reentered() -> LedgerBusy:
+def reentry_error() -> LedgerBusy:
     """Return the refusal."""
     return LedgerBusy(_TEXT)
 

@@ -40,7 +40,7 @@ from odograph.ledger.entries import (
 
 def legs_to_text(some: Iterable[Leg]) -> str:
     """What an entry says of its legs: `jan#5/all#17 feb#3/all#18`."""
-    return " ".join("/".join(f"{name}#{sequence}" for name, sequence in leg.places) for leg in some)
+    return " ".join("/".join(f"{name}#{sequence}" for name, sequence in leg.entries) for leg in some)
 
 
 amounts = st.integers(0, 2**61)
@@ -91,7 +91,7 @@ def test_totals_read_back(totals: Totals) -> None:
 def test_legs_read_back(some: list[Leg]) -> None:
     text = legs_to_text(some)
     assert legs_from_text(text) == tuple(some)
-    assert [leg.own for leg in some] == [leg.places[0] for leg in legs_from_text(text)]
+    assert [leg.own for leg in some] == [leg.entries[0] for leg in legs_from_text(text)]
 
 
 @given(entry_ids)

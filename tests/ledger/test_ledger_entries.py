@@ -85,7 +85,7 @@ def test_an_entry_in_plain_types_is_what_people_read(busy: Ledger) -> None:
 def test_an_entry_for_several_accounts_names_all_its_legs(busy: Ledger) -> None:
     written = [one for account in busy.accounts() for one in entries(account) if one.legs.startswith("ana#2")]
     assert {one.legs for one in written} == {"ana#2/top#2 ben#1/top#3"}
-    assert [one.place for one in written] == ["ana#2", "ben#1", "top#2", "top#3"]
+    assert [one.id for one in written] == ["ana#2", "ben#1", "top#2", "top#3"]
     assert len({one.time for one in written}) == len({one.request for one in written}) == 1
 
 

@@ -118,7 +118,7 @@ def test_a_parent_charged_less_than_its_child_is_seen_without_a_checkpoint(file:
 
 def test_a_charge_that_skips_the_account_above_is_seen(file: Path) -> None:
     rows = read(file)
-    rows["ana"][-1] = rows["ana"][-1]._replace(legs=rows["ana"][-1].place)
+    rows["ana"][-1] = rows["ana"][-1]._replace(legs=rows["ana"][-1].id)
     assert rows["top"].pop().legs.startswith("ana#6")
     forge(file, rows)
     with pytest.raises(LedgerCorrupt, match="ana#6"):

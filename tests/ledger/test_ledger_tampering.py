@@ -33,7 +33,7 @@ OTHER: dict[str, Callable[[Entry], object]] = {
     "price": lambda one: one.price.replace("1", "0", 1) if "1" in one.price else "0 0 0 0",
     "key": lambda one: one.key + "x",
     "request": lambda one: one.request[::-1],
-    "note": lambda one: note_digest("salt", one.place),
+    "note": lambda one: note_digest("salt", one.id),
     "detail": lambda one: one.detail[:-1] + ',"x":1}' if one.detail else '{"x":1}',
     "seal": lambda one: one.seal[::-1],
 }
@@ -51,7 +51,7 @@ def test_a_field_that_was_changed_is_named(file: Path) -> None:
         put(file, changed)
         with pytest.raises(LedgerCorrupt) as caught:
             verified(file)
-        assert entry.place in str(caught.value), (field, entry.place)
+        assert entry.id in str(caught.value), (field, entry.id)
         put(file, entry)
     verified(file)
 
@@ -66,9 +66,9 @@ def test_a_field_that_was_changed_and_sealed_again_is_named_there_or_right_after
         put(file, changed._replace(seal=changed.reseal(before)))
         with pytest.raises(LedgerCorrupt) as caught:
             verified(file)
-        after = chain[entry.sequence + 1].place if entry is not chain[-1] else entry.account
-        same = [one.place for others in rows.values() for one in others if one.called == entry.called]
-        assert any(place in str(caught.value) for place in (entry.place, after, *same)), (field, entry.place)
+        after = chain[entry.sequence + 1].id if entry is not chain[-1] else entry.account
+        same = [one.id for others in rows.values() for one in others if one.request_id == entry.request_id]
+        assert any(place in str(caught.value) for place in (entry.id, after, *same)), (field, entry.id)
         put(file, entry)
     verified(file)
 
@@ -130,13 +130,13 @@ def test_a_history_rewritten_to_the_end_is_seen_with_the_checkpoint(file: Path, 
         try:
             verified(file)
         except LedgerCorrupt:
-            seen_alone.add((field, entry.place))
+            seen_alone.add((field, entry.id))
     forge(file, rows)
     assert verified(file, checkpoint) == checkpoint
     every = [one for chain in rows.values() for one in chain]
-    assert [one.place for one in every for field in ALWAYS if (field, one.place) not in seen_alone] == []
+    assert [one.id for one in every for field in ALWAYS if (field, one.id) not in seen_alone] == []
     charges = [one for one in every if one.verb in ("spend", "reserve", "commit", "void")]
-    assert [one.place for one in charges for field in CHARGED if (field, one.place) not in seen_alone] == []
+    assert [one.id for one in charges for field in CHARGED if (field, one.id) not in seen_alone] == []
 
 
 REMOVALS: dict[str, Callable[[Rows], object]] = {

@@ -273,7 +273,7 @@ def test_an_entry_names_its_principal_and_is_sealed(account: LedgerAccount) -> N
     receipt = account.spend(TENTH, note="visits")
     opened, entry = account.history()
     assert {opened.principal, entry.principal} == {"ana"}
-    assert (entry.seal, entry.entry.place, entry.entry.verb) == (receipt.lines[0].seal, receipt.id, "spend")
+    assert (entry.seal, entry.entry.id, entry.entry.verb) == (receipt.lines[0].seal, receipt.id, "spend")
     assert entry.entry.reseal(opened.seal) == entry.seal
     assert entry.to_dict()["sealed"]["cost"] == entry.entry.cost
 
@@ -314,7 +314,7 @@ def test_a_mechanism_that_raises_names_its_entry(account: LedgerAccount) -> None
         s.run(lambda: 1 / 0, cost=TENTH)
     entry = next(past.entry for past in account.history() if past.entry.verb == "reserve")
     (note,) = caught.value.__notes__
-    assert f"charged to 'ana' (entry {entry.place}, key {entry.key}) before" in note
+    assert f"charged to 'ana' (entry {entry.id}, key {entry.key}) before" in note
 
 
 def days_ahead(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> float:

@@ -945,7 +945,7 @@ def test_only_one_thread_opens_a_sub_budget_of_a_name() -> None:
     assert opened == [top.children["ana"]]
 
 
-def reentered(account: Spender) -> tuple[int, int]:
+def reentry_error(account: Spender) -> tuple[int, int]:
     """Spend, and spend again in the middle of each line, as a signal handler or a finalizer may; count both."""
     outer = inner = 0
     busy = False
@@ -980,14 +980,14 @@ def reentered(account: Spender) -> tuple[int, int]:
 def test_a_spend_in_the_middle_of_a_spend_is_not_lost() -> None:
     """A signal handler or a finalizer may run between any two lines, in the same thread: a lock does not stop it."""
     account = Accountant(basic())
-    assert sum(reentered(account)) == account.totals.steps == len(charges(account))
+    assert sum(reentry_error(account)) == account.totals.steps == len(charges(account))
     assert account.totals.amounts[1] == account.totals.steps * UNIT // 1000
 
 
 def test_an_account_that_only_checks_and_acts_loses_it() -> None:
     """Negative control."""
     twin = Unlocked(basic())
-    assert sum(reentered(twin)) > twin.totals.steps
+    assert sum(reentry_error(twin)) > twin.totals.steps
 
 
 def test_a_spend_in_a_signal_handler_is_not_lost() -> None:

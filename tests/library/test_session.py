@@ -105,7 +105,7 @@ def test_an_exception_names_the_entry_and_key_of_a_ledger() -> None:
             s.run(lambda: 1 / 0, cost=TENTH, note="slip")
         (note,) = caught.value.__notes__
         reserved = next(past for past in account.history() if past.note == "slip")
-        assert f"charged to 'ward' (entry {reserved.entry.place}, key {reserved.entry.key}) before" in note
+        assert f"charged to 'ward' (entry {reserved.entry.id}, key {reserved.entry.key}) before" in note
         assert account.pending == ()  # committed: it cannot be taken back
 
 

@@ -55,7 +55,7 @@ def replayed(account: LedgerAccount, *, leave_out_voided: bool = True) -> list[f
     voided = {entry.key for entry in entries if entry.verb == "void"} if leave_out_voided else set()
     totals, losses = account.compiled.start, [0.0]
     for entry in entries:
-        if entry.verb in CHARGES and entry.called not in voided:
+        if entry.verb in CHARGES and entry.request_id not in voided:
             totals = decide(account.compiled.meters, totals, price_from_text(entry.price)).totals_after
             losses.append(account.compiled.reading(totals).loss)
     return losses

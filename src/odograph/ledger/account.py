@@ -181,7 +181,7 @@ def states(account: LedgerAccount, totals: Totals, sequence: int, most: int | No
         for entry in (past.entry for past in reversed(account.history(first, end - first))):
             if entry.verb == "void":  # it comes after what it takes back, so it is met first
                 voided.add(entry.key)
-            elif entry.verb in CHARGES and entry.called not in voided:
+            elif entry.verb in CHARGES and entry.request_id not in voided:
                 found.append(State(entry.time, totals))
                 totals = totals.without(price_from_text(entry.price))
             elif entry.verb == "open":

@@ -92,7 +92,7 @@ class Auditor:
         _check_follows(entry, balance)
         self._note_time(entry, balance)
         verb = entry.verb
-        alone = entry.legs == entry.place
+        alone = entry.legs == entry.id
         if verb in CHARGES:
             self._charge(own, entry, alone=alone)
         elif verb == "step":
@@ -114,7 +114,7 @@ class Auditor:
 
     def _note_time(self, entry: Entry, before: Balance) -> None:
         if entry.time < before.time:
-            self.set_back.append(entry.place)
+            self.set_back.append(entry.id)
 
     def finish(self) -> dict[str, Balance]:
         """Return the balances; raise if entries contradict each other or the checkpoint."""
@@ -180,7 +180,7 @@ class Auditor:
         if len(own.since) >= _MAX_RUN:
             _decide_run(own)
         if entry.verb == "reserve":
-            own.reserved.setdefault(entry.called, []).append(entry)
+            own.reserved.setdefault(entry.request_id, []).append(entry)
 
     def _resolve(self, own: _Account, entry: Entry) -> None:
         _decide_run(own)
@@ -206,10 +206,10 @@ class Auditor:
         common = (entry.verb, entry.request, str(entry.time), entry.principal, entry.key, entry.detail)
         request = self._requests.get(entry.legs)
         if request is None:
-            request = _Request({place for leg in legs for place in leg.places}, common, {})
+            request = _Request({place for leg in legs for place in leg.entries}, common, {})
             self._requests[entry.legs] = request
             for leg in legs:
-                self._note_path(entry, tuple(name for name, _ in leg.places))
+                self._note_path(entry, tuple(name for name, _ in leg.entries))
         here = (entry.account, entry.sequence)
         if here not in request.missing or request.common != common:
             raise _bad(entry, "it contradicts the other entries of its request")
@@ -217,7 +217,7 @@ class Auditor:
         request.costs[here] = entry.cost
         if not request.missing:
             del self._requests[entry.legs]
-            if any(request.costs[place] != request.costs[leg.own] for leg in legs for place in leg.places):
+            if any(request.costs[place] != request.costs[leg.own] for leg in legs for place in leg.entries):
                 raise _bad(entry, "the accounts of one leg were charged different costs")
             asked = tuple((leg.own[0], request.costs[leg.own]) for leg in legs)
             if entry.verb in CHARGES and entry.request != digest_of(entry.verb, asked):
@@ -232,7 +232,7 @@ class Auditor:
     def _note_path(self, entry: Entry, path: tuple[str, ...]) -> None:
         """Record the path of a charge; a refusal is written only to the accounts that were named."""
         if entry.verb in CHARGES or entry.verb in RESOLUTIONS:
-            self._paths.setdefault(path, entry.place)
+            self._paths.setdefault(path, entry.id)
 
     def _path(self, name: str) -> tuple[str, ...]:
         path: list[str] = []
@@ -333,7 +333,7 @@ def _shape(legs: str) -> str:
 
 
 def _bad(entry: Entry, why: str) -> LedgerCorrupt:
-    return LedgerCorrupt(f"entry {entry.place}: {why}")
+    return LedgerCorrupt(f"entry {entry.id}: {why}")
 
 
 def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
@@ -374,7 +374,7 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
 def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:
     """Check that the key of an entry is stored with its request; return 1 for the entry that it is stored with."""
     own = points_to == (entry.account, entry.sequence)
-    if points_to is None or (entry.place if own else f"{points_to[0]}#{points_to[1]}") != entry.called:
+    if points_to is None or (entry.id if own else f"{points_to[0]}#{points_to[1]}") != entry.request_id:
         raise _bad(entry, f"its key {entry.key!r} is stored with another request, or not at all")
     return own
 

@@ -484,10 +484,10 @@ class LocalBackend:
         """Read every entry of a reservation, in the order in which they were written, and its legs."""
         name, sequence = parse_entry_id(reservation)
         found = self.store.entries(name, sequence, 1)
-        if not found or found[0].verb != "reserve" or found[0].called != reservation:
+        if not found or found[0].verb != "reserve" or found[0].request_id != reservation:
             raise ReservationNotFound(f"there is no reservation {shown(reservation)} in {self.store.url}")
         legs = legs_from_text(found[0].legs)
-        return tuple(self.entry(*one) for leg in legs for one in reversed(leg.places)), legs
+        return tuple(self.entry(*one) for leg in legs for one in reversed(leg.entries)), legs
 
     def reservation(self, reservation: str) -> Receipt:
         """Return the receipt of a reservation."""
@@ -498,7 +498,7 @@ class LocalBackend:
 
     def pending(self, name: str) -> list[Receipt]:
         """Return the reservations of an account that are neither committed nor voided."""
-        ids = dict.fromkeys(entry.called for entry in self.store.pending(name))
+        ids = dict.fromkeys(entry.request_id for entry in self.store.pending(name))
         return [self.reservation(one) for one in ids]
 
     def voids(self, name: str) -> int:
@@ -620,7 +620,7 @@ class LocalBackend:
 def _guarantee_of(entry: Entry) -> Guarantee:
     guarantee = entry.guarantee
     if guarantee is None:
-        raise LedgerCorrupt(f"entry {entry.place} charges for nothing")
+        raise LedgerCorrupt(f"entry {entry.id} charges for nothing")
     return guarantee
 
 

@@ -289,7 +289,7 @@ class Resolve(NamedTuple):
         record = state.keys.get(("", author.key))
         if record is not None:
             return self._check_resolved(record)
-        paths = [[name for name, _ in reversed(leg.places)] for leg in self.legs]
+        paths = [[name for name, _ in reversed(leg.entries)] for leg in self.legs]
         time = _time_of(state, paths)
         self._require_voidable(state, time)
         legs = _legs(state, paths)
@@ -533,7 +533,7 @@ def read_opening(entry: Entry) -> tuple[Head, Compiled]:
         words = _WORDS_OF_0_1 if form["compiled"].get("form") == 1 else {}
         return Head(*(form[words.get(name, name)] for name in Head._fields)), Compiled.from_dict(form["compiled"])
     except (OdographError, AttributeError, LookupError, TypeError, ValueError) as problem:
-        raise LedgerCorrupt(f"entry {entry.place}: its policy cannot be read ({explain(problem)})") from problem
+        raise LedgerCorrupt(f"entry {entry.id}: its policy cannot be read ({explain(problem)})") from problem
 
 
 def read_population(entry: Entry) -> Mapping[str, Any] | None:
@@ -542,7 +542,7 @@ def read_population(entry: Entry) -> Mapping[str, Any] | None:
     if form is None:
         return None
     if not isinstance(form, dict) or not isinstance(form.get("state"), str):
-        raise LedgerCorrupt(f"entry {entry.place}: its population cannot be read")
+        raise LedgerCorrupt(f"entry {entry.id}: its population cannot be read")
     return form
 
 
@@ -552,7 +552,7 @@ def read_pointer(entry: Entry) -> Pointer:
     form = {} if form is None else form
     version, state = form.get("version", 0), form.get("state")
     if entry.verb not in ("open", "step") or not isinstance(version, int) or not isinstance(state, str):
-        raise LedgerCorrupt(f"entry {entry.place} points to no version of a population")
+        raise LedgerCorrupt(f"entry {entry.id} points to no version of a population")
     return Pointer(version, state)
 
 

@@ -8,19 +8,17 @@ commits on its own thread, and under load a commit is shared.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Final, Generic, TypeAlias, TypeVar
-from weakref import WeakSet
 
 from odograph.errors import LedgerBusy, OdographError, OutcomeUnknown
 from odograph.ledger.commands import Command, Outcome, Result
 from odograph.ledger.stores.base import OPENING, Changes, RowLocked, State, Store, Wants, together
-from odograph.reentrancy import is_reentry, reentered
+from odograph.reentrancy import is_reentry, reentry_error, renew_after_fork
 
 __all__ = [
     "FIRST_RETRY_DELAY",
@@ -145,8 +143,8 @@ class LedgerEngine:
         self._group_size = group_size
         self._capacity = capacity
         self._observer = observer
-        self.reset()
-        _ENGINES.add(self)
+        self.after_fork()
+        renew_after_fork(self)
 
     def submit(self, command: Command) -> Result:
         """Carry a command out durably and return its result, or raise its error.
@@ -157,7 +155,7 @@ class LedgerEngine:
         """
         running = self._running.lock
         if running.locked():  # by this thread, which would wait for itself
-            raise reentered()
+            raise reentry_error()
         with running:
             deadline = time.monotonic() + self.store.timeout
             outcome = self._submit(command)
@@ -206,8 +204,8 @@ class LedgerEngine:
         """How many commands are queued."""
         return len(self._queue)
 
-    def reset(self) -> None:
-        """Forget what is queued: the engine is new, or in a forked process, where no other thread is left."""
+    def after_fork(self) -> None:
+        """Start with an empty queue: the engine is new, or in a forked process, where no other thread is left."""
         self._lock = threading.Lock()
         self._running = _ThreadState()
         self._leader = None
@@ -256,18 +254,6 @@ class LedgerEngine:
         for pending in group:
             if pending is not mine:
                 pending.awake.release()
-
-
-_ENGINES: WeakSet[LedgerEngine] = WeakSet()
-
-
-def _after_fork() -> None:  # pragma: no cover  in a forked process, which is not measured
-    for engine in _ENGINES:
-        engine.reset()
-
-
-if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def carry_out(store: Store, commands: Sequence[Command]) -> list[Outcome]:

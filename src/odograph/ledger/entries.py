@@ -1,10 +1,10 @@
-"""What is written down: entries, each sealed over the one before it, and the texts that they are made of. Pure.
+"""Entries, each sealed over the one before it, and the text forms of their fields. Pure.
 
-An entry is fourteen short texts. Its seal is the SHA-256 of the seal before it and of the other thirteen, one per
+An entry is fourteen short strings. Its seal is the SHA-256 of the seal before it and of the other thirteen, one per
 line, so a chain can be checked with any tool that knows SHA-256; no field holds a line break. A *leg* is what one
 account was asked for, with the accounts above it: `jan#5/all#17` says that entry 5 of `jan` and entry 17 of its
-parent `all` are the same charge. Every entry of a request names all the legs of the request; the first of them,
-`jan#5`, is what the request is called by: the name of a reservation.
+parent `all` are the same charge. Every entry of a request names all the legs of the request; the first id, `jan#5`,
+is the id of the request, and so of a reservation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from odograph.core.gate import Price, Totals
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
-from odograph.errors import InvalidArgument, InvalidPolicy, LedgerCorrupt, ReservationNotFound, explain
+from odograph.errors import InvalidArgument, LedgerCorrupt, ReservationNotFound, explain
 
 __all__ = [
     "AHEAD",
@@ -94,7 +94,7 @@ class Entry(NamedTuple):
         try:
             return guarantee_from_dict(json.loads(self.cost)) if self.cost else None
         except ValueError as problem:
-            raise LedgerCorrupt(f"entry {self.place}: its guarantee cannot be read ({explain(problem)})") from problem
+            raise LedgerCorrupt(f"entry {self.id}: its guarantee cannot be read ({explain(problem)})") from problem
 
     @property
     def details(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Entry(NamedTuple):
         try:
             form = {**json.loads(self.detail)} if self.detail else {}
         except (TypeError, ValueError) as problem:
-            raise LedgerCorrupt(f"entry {self.place}: its detail cannot be read ({explain(problem)})") from problem
+            raise LedgerCorrupt(f"entry {self.id}: its detail cannot be read ({explain(problem)})") from problem
         return form
 
     @property
@@ -110,7 +110,7 @@ class Entry(NamedTuple):
         """Until when a reservation can be voided, by the store's clock; None if it does not expire."""
         until = self.details.get("expires") if self.detail else None
         if until is not None and not (isinstance(until, str) and until.isdecimal()):
-            raise LedgerCorrupt(f"entry {self.place}: {until!r} is no time to expire at")
+            raise LedgerCorrupt(f"entry {self.id}: {until!r} is not a time of expiry")
         return None if until is None else int(until)
 
     @property
@@ -119,13 +119,13 @@ class Entry(NamedTuple):
         return moment(self.time)
 
     @property
-    def place(self) -> str:
-        """`account#sequence`: what other entries call this one."""
+    def id(self) -> str:
+        """`account#sequence`, by which other entries refer to this one."""
         return f"{self.account}#{self.sequence}"
 
     @property
-    def called(self) -> str:
-        """What the whole request is called by, in every account that it wrote to: the place of its first leg."""
+    def request_id(self) -> str:
+        """The id of the whole request in every account that it wrote to: that of the first entry of its first leg."""
         return self.legs.partition(" ")[0].partition("/")[0]
 
     def reseal(self, before: str) -> str:
@@ -141,14 +141,14 @@ def sealed(before: str, fields: Sequence[object]) -> str:
 
 
 class Leg(NamedTuple):
-    """What one account was asked for: its own place, and those of the accounts above it."""
+    """What one account was asked for: its own entry, and those of the accounts above it."""
 
-    places: tuple[tuple[str, int], ...]
+    entries: tuple[tuple[str, int], ...]  # account and sequence
 
     @property
     def own(self) -> tuple[str, int]:
         """The account that was asked, and its entry."""
-        return self.places[0]
+        return self.entries[0]
 
 
 def legs_from_text(text: str) -> tuple[Leg, ...]:
@@ -160,7 +160,7 @@ def parse_entry_id(text: str) -> tuple[str, int]:
     """Read `account#sequence`, or raise `ReservationNotFound`."""
     name, _, sequence = str(text).rpartition("#")
     if not _NAME.fullmatch(name) or not _NUMBER.fullmatch(sequence):
-        raise ReservationNotFound(f"an entry is named account#sequence, such as census#17, not {shown(text)}")
+        raise ReservationNotFound(f"an entry id must be account#sequence, such as census#17 (got {shown(text)})")
     return name, int(sequence)
 
 
@@ -212,7 +212,7 @@ def checkpoint_of(heads: Iterable[tuple[str, int, str]]) -> str:
 
 
 def key_owner(verb: str, principal: str) -> str:
-    """Return whose key it is: a reservation is resolved once, whoever does it."""
+    """Return the owner of a key: a reservation is resolved once, by any principal, so it has none."""
     return "" if verb in RESOLUTIONS else principal
 
 
@@ -251,9 +251,9 @@ def shown(value: object) -> str:
 def check_name(name: object, field: str = "name") -> str:
     """Return an account's name if it can be one."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or unicodedata.normalize("NFC", name) != name:
-        raise InvalidPolicy(
-            f"{field} must be 1 to 100 letters, digits and any of . _ : @ + -, starting with a letter or digit;"
-            f" {shown(name)} is not"
+        raise InvalidArgument(
+            f"{field} must be 1 to 100 letters, digits and any of . _ : @ + -, starting with a letter or digit"
+            f" (got {shown(name)})"
         )
     return name
 

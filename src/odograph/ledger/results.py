@@ -238,7 +238,7 @@ class HistoryEntry(NamedTuple):
             return self.stated.account
         entry = self.entry
         own = (entry.account, entry.sequence)
-        return next((leg.own[0] for leg in legs_from_text(entry.legs) if own in leg.places), entry.account)
+        return next((leg.own[0] for leg in legs_from_text(entry.legs) if own in leg.entries), entry.account)
 
     @property
     def time(self) -> datetime:

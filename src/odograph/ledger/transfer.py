@@ -260,12 +260,10 @@ class _Intake:
     def _take(self, entry: Entry, part: Changes) -> None:
         self._auditor.take(entry)
         part.entries.append(entry)
-        if entry.verb not in KEYLESS and entry.called == entry.place:
+        if entry.verb not in KEYLESS and entry.request_id == entry.id:
             used = (key_owner(entry.verb, entry.principal), entry.key)
             if used in part.keys:
-                raise LedgerCorrupt(
-                    f"entry {entry.place}: its key {entry.key!r} was used before; nothing was imported"
-                )
+                raise LedgerCorrupt(f"entry {entry.id}: its key {entry.key!r} was used before; nothing was imported")
             part.keys[used] = IdempotencyRecord(entry.account, entry.sequence, entry.verb, entry.request)
         if entry.note:
             self._noted[entry.account, entry.sequence] = entry.note

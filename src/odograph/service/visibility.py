@@ -282,4 +282,4 @@ def _names(entry: Entry) -> set[str]:
     """Return every account that an entry names."""
     details = entry.details
     named = {str(details.get(field) or "") for field in ("parent", "successor_of", "refused_by")} - {""}
-    return named | {name for leg in legs_from_text(entry.legs) for name, _ in leg.places}
+    return named | {name for leg in legs_from_text(entry.legs) for name, _ in leg.entries}

@@ -203,7 +203,9 @@ def test_a_group_is_decided_as_its_requests_are_one_at_a_time(asked: list[tuple[
         ledger.account("closed").close()
         for first in range(0, len(requests), size):
             for outcome in carry_out(store, requests[first : first + size]):
-                found.append([entry.called for entry in outcome.own] if isinstance(outcome, Made) else type(outcome))
+                found.append(
+                    [entry.request_id for entry in outcome.own] if isinstance(outcome, Made) else type(outcome)
+                )
         found += [account.totals for account in ledger.accounts()]
         assert len(found) == len(requests) + 5
         ledger.verify()

@@ -116,12 +116,12 @@ class MemoryStore:
         """Read the open reservations of an account."""
         with self._free():
             reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
-            return [entry for entry in reserved if ("", entry.called) not in self._keys]
+            return [entry for entry in reserved if ("", entry.request_id) not in self._keys]
 
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""
         with self._free():
-            reserved = [entry.called for entry in self._entries.get(account, []) if entry.verb == "reserve"]
+            reserved = [entry.request_id for entry in self._entries.get(account, []) if entry.verb == "reserve"]
             return sum(("", name) in self._keys and self._keys["", name].verb == "void" for name in reserved)
 
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
