@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections import deque
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
-from weakref import WeakSet
 
 from odograph.account import Account, check_page, microseconds
 from odograph.compile import Certification, compile_policy
@@ -26,7 +24,6 @@ from odograph.errors import (
     IdempotencyConflict,
     InvalidArgument,
     InvalidPolicy,
-    LedgerBusy,
     LedgerCorrupt,
     ReservationResolved,
     UnprovenComposition,
@@ -34,6 +31,7 @@ from odograph.errors import (
 from odograph.ledger.entries import CHARGES, check_key, moment, stamp, text_of
 from odograph.ledger.results import HistoryEntry, Line, Receipt, Reservation, Stated
 from odograph.ledger.stores.base import Balance, Head
+from odograph.reentrancy import reentry_error, renew_after_fork
 
 __all__ = ["Accountant", "document_digest"]
 
@@ -52,40 +50,28 @@ class _Tree:
     """What an account shares with its sub-budgets: one lock, the keys, and whether this is a copy."""
 
     def __init__(self) -> None:
-        self.renew_lock()
+        self.after_fork()
         self.copied = False
         self.time = 0  # of the last entry, in microseconds since 1970
         self.reservations = 0  # how many were made
         self.keys: dict[str, _Charge] = {}
-        _TREES.add(self)
+        renew_after_fork(self)
 
-    def renew_lock(self) -> None:
-        """Make a lock that no thread holds."""
+    def after_fork(self) -> None:
+        """Make a lock that no thread holds, and a copy of this: a forked process is not a second budget."""
         self.lock = threading.RLock()
         self.is_locked_here: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]  # for Condition
+        self.copied = True
 
     def refuse_reentry(self) -> None:
         """Raise where a signal handler or a finalizer interrupts a spend of its own thread: one would be lost."""
         if self.is_locked_here():
-            raise LedgerBusy("a spend of this thread is under way; nothing was charged. Try again when it is done")
+            raise reentry_error()
 
     def now(self) -> int:
         """Return the time of the next entry, which is never earlier than the last one; see `stamp`."""
         now = time.time_ns() // 1000
         return now if now >= self.time else stamp(now, (self.time,))
-
-
-_TREES: WeakSet[_Tree] = WeakSet()
-
-
-def _after_fork() -> None:
-    for tree in _TREES:
-        tree.renew_lock()  # another thread of the parent process may have held it
-        tree.copied = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Entry(NamedTuple):

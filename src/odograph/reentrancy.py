@@ -1,7 +1,11 @@
-"""What a fork of this process does to locks and connections.
+"""Code that runs in the middle of other code: forked processes, signal handlers and finalizers.
 
 A forked process is a copy with one thread. A lock that another thread held stays locked in it, and a connection is
 shared with the parent process. An object that holds either registers itself here; it can still be garbage-collected.
+
+A signal handler or a finalizer runs in the middle of what its own thread is doing. If that is a request to the same
+ledger, it can neither wait for that request, which cannot go on before the handler is done, nor go in between, as one
+of the two would be lost. So it is refused.
 """
 
 from __future__ import annotations
@@ -97,9 +101,9 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch  Windows has no fork
     os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-_TEXT: Final = (
-    "a signal handler or finaliser asked for something in the middle of a request of its own thread; nothing was"
-    " charged for what it asked. Try again when that request is done"
+_REENTRY: Final = (
+    "a signal handler or finalizer asked for something in the middle of a request of its own thread, and nothing was"
+    " charged for it. Try again when that request is done"
 )
 
 
@@ -110,13 +114,13 @@ def refuse_reentry(lock: threading.RLock) -> None:
 
 
 def reentry_error() -> LedgerBusy:
-    """Return the refusal."""
-    return LedgerBusy(_TEXT)
+    """Return the error for a request from a signal handler or a finalizer."""
+    return LedgerBusy(_REENTRY)
 
 
 def is_reentry(error: BaseException) -> bool:
-    """Say whether an error is this refusal: a handler that does not catch it raises it where it interrupted.
+    """Return whether an error is this refusal: a handler that does not catch it raises it where it interrupted.
 
     There it says nothing of the request that was interrupted, which may have been written or not.
     """
-    return isinstance(error, LedgerBusy) and error.args == (_TEXT,)
+    return isinstance(error, LedgerBusy) and error.args == (_REENTRY,)

@@ -1,4 +1,4 @@
-"""A signal handler or a finaliser that uses the ledger in the middle of a request of its own thread is refused."""
+"""A signal handler or a finalizer that uses the ledger in the middle of a request of its own thread is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(lines: list[tuple[str, str]]) -> dict[str, str]:
 
 def test_a_request_in_the_middle_of_another_is_busy(any_store_url: str) -> None:
     outcomes = check(reentrant(any_store_url, "inside"))
-    for how in ("signal", "finaliser", "uncaught"):
+    for how in ("signal", "finalizer", "uncaught"):
         for verb in WRITES:
             assert outcomes[f"inner-{how}-{verb}"] == "LedgerBusy", (how, verb)
             assert outcomes[f"outer-{how}-{verb}"] == ("LedgerBusy" if how == "uncaught" else "done"), (how, verb)

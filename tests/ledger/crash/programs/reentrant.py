@@ -85,7 +85,7 @@ def inside(ledger: Ledger) -> None:
         return write(*args)
 
     Charge._write = interrupted  # type: ignore[method-assign, assignment]  # noqa: SLF001
-    for how in ("signal", "finaliser", "uncaught"):
+    for how in ("signal", "finalizer", "uncaught"):
         for verb, ask in VERBS.items():
             key = f"{how}-{verb}"
 
@@ -102,7 +102,7 @@ def inside(ledger: Ledger) -> None:
                 gc.collect()
 
             signal.signal(signal.SIGUSR1, raise_ if how == "uncaught" else handle)
-            pending.append(collect if how == "finaliser" else lambda: signal.raise_signal(signal.SIGUSR1))
+            pending.append(collect if how == "finalizer" else lambda: signal.raise_signal(signal.SIGUSR1))
             outcome(f"outer-{key}", lambda key=key: ledger.spend({ACCOUNT: COST}, key=f"outer-{key}"))  # type: ignore[misc]
 
 

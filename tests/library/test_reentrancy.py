@@ -10,7 +10,7 @@ import pytest
 # Another thread holds the lock at the fork. The child reports what it can use, and the parent what it still has.
 PROGRAM = """
 import gc, os, sys, threading
-from odograph import forks
+from odograph import reentrancy
 
 class Connection:
     def __del__(self):
@@ -19,15 +19,15 @@ class Connection:
 class Holder:
     def __init__(self):
         self.lock, self.connection = threading.Lock(), Connection()
-        forks.renew_after_fork(self)
+        reentrancy.renew_after_fork(self)
     def after_fork(self):
-        forks.leave_to_parent(self.connection)
+        reentrancy.leave_to_parent(self.connection)
         self.lock, self.connection = threading.Lock(), None
 
 class Suspended:
     def __init__(self):
         self.events = []
-        forks.suspend_for_forks(self)
+        reentrancy.suspend_for_forks(self)
     def forking(self):
         self.events.append("closed")
         yield
@@ -38,20 +38,20 @@ defect = sys.argv[1]
 if defect == "shares":
     Holder.after_fork = lambda self: None
 if defect == "drops":
-    forks.leave_to_parent = lambda *_: None
+    reentrancy.leave_to_parent = lambda *_: None
 holder, suspended, dropped = Holder(), Suspended(), Suspended()
 del dropped
 gc.collect()
-assert len(forks._SUSPENDED) == 1  # registering keeps nothing alive
+assert len(reentrancy._SUSPENDED) == 1  # registering keeps nothing alive
 holder.lock.acquire()
 pid = os.fork()
 if not pid:
     free = holder.lock.acquire(timeout=0.2)
     gc.collect()
-    os.write(1, f"{free} {suspended.reported()} {len(forks._FORKING)}".encode())
+    os.write(1, f"{free} {suspended.reported()} {len(reentrancy._FORKING)}".encode())
     os._exit(0)
 os.waitpid(pid, 0)
-assert holder.lock.locked() and holder.connection is not None and not forks._FORKING
+assert holder.lock.locked() and holder.connection is not None and not reentrancy._FORKING
 os._exit(0)
 """
 
