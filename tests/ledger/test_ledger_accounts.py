@@ -82,7 +82,7 @@ def test_only_opening_makes_a_file(tmp_path: Path) -> None:
     with odo.connect(f"sqlite:///{file}") as ledger:
         with pytest.raises(InvalidPolicy):
             ledger.open_account("a", None)  # type: ignore[arg-type]
-        with pytest.raises(InvalidPolicy):
+        with pytest.raises(InvalidArgument):
             ledger.open_account("", basic())
         assert list(tmp_path.iterdir()) == []
         ledger.open_account("a", basic())

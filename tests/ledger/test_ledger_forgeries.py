@@ -88,7 +88,7 @@ FORGERIES: dict[str, tuple[Callable[[Rows], None], str]] = {
     "another cost than the request's": (other_cost, "#1"),
     "another unit than the policy's": (other_unit, "lone#0"),
     "a second opening": (opened_twice, "lone#3: 'open' is not possible here"),
-    "no time to expire at": (expires_never, "#[34]: 'soon' is no time"),
+    "no time to expire at": (expires_never, "#[34]: 'soon' is not a time"),
 }
 
 

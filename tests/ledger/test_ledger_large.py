@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 import odograph as odo
-from odograph import Checkpoint, Ledger, LedgerCorrupt, Policy, PureDP
+from odograph import Checkpoint, Ledger, Policy, PureDP
 from odograph.connection import store_at
+from odograph.errors import LedgerCorrupt
 from odograph.ledger import audit
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Author, Charge

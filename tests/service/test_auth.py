@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from odograph.errors import BadRequest, InvalidGuarantee, InvalidPolicy, NotPermitted, OdographError
+from odograph.errors import BadRequest, InvalidArgument, NotPermitted, OdographError
 from odograph.service.auth import (
     PERMISSIONS,
     ApiKey,
@@ -262,10 +262,10 @@ def test_what_is_left_out_is_said_or_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "request_"),
     [
-        (InvalidGuarantee, "principal", ("a\nb", "owner", (), False, None)),
+        (InvalidArgument, "principal", ("a\nb", "owner", (), False, None)),
         (BadRequest, "role", ("ana", "root", (), False, None)),
         (BadRequest, "role", ("ana", None, (), False, None)),
-        (InvalidPolicy, "accounts", ("ana", "analyst", ("a b",), False, None)),
+        (InvalidArgument, "accounts", ("ana", "analyst", ("a b",), False, None)),
         (BadRequest, "accounts must be empty", ("ana", "owner", ("jan",), False, None)),
         (BadRequest, "accounts must name at least one", ("ana", "analyst", (), False, None)),
         (BadRequest, "accounts must name at least one", ("ana", "auditor", (), False, None)),

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import Final
 
 from odograph.compile import compile_at_hand, compile_policy
@@ -161,6 +162,7 @@ def main() -> None:
     """Solve one policy within the processor time and memory given on the command line."""
     seconds, size = (int(argument) for argument in sys.argv[1:])
     os.nice(_NICENESS)
+    import_module("scipy.special")  # while there is memory: an import that lacks it raises another error
     _lower_limit(resource.RLIMIT_CPU, seconds)
     _lower_limit(resource.RLIMIT_AS, size)
     _lower_limit(resource.RLIMIT_CORE, 0)
