@@ -14,6 +14,7 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 from odograph.compile import compile_at_hand, compile_policy
@@ -164,7 +165,7 @@ def main() -> None:
     os.nice(_NICENESS)
     import_module("scipy.special")  # while there is memory: an import that lacks it raises another error
     _lower_limit(resource.RLIMIT_CPU, seconds)
-    _lower_limit(resource.RLIMIT_AS, size)
+    _lower_limit(resource.RLIMIT_AS, _address_space() + size)
     _lower_limit(resource.RLIMIT_CORE, 0)
     answer: dict[str, object]
     try:
@@ -174,6 +175,14 @@ def main() -> None:
     except MemoryError:
         sys.exit(_OUT_OF_MEMORY)
     json.dump(answer, sys.stdout)
+
+
+def _address_space() -> int:
+    """Return the bytes of address space that this process has already; 0 where that is not known."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _lower_limit(what: int, most: int) -> None:
