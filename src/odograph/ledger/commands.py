@@ -150,7 +150,7 @@ class Charge(NamedTuple):
     written in plain loops: a call here takes several times as long as elsewhere.
 
     Theorem: several accounts at once: each account on the way keeps its promise about what was charged to it.
-    Assumes: each cost bounds the mechanism for one person's data in that account, and nobody's are in two of them.
+    Assumes: each cost bounds the mechanism for one person's data in that account, and no person's data are in two of them.
     """
 
     author: Author
@@ -483,7 +483,7 @@ class MovePopulation(NamedTuple):
     origin: str  # of the account that was read
     before: int  # the sequence of the entry whose version the round began from
     request: str  # a digest that says nothing without the population's secret
-    cost: str  # the guarantee as text, if everybody was asked for the same
+    cost: str  # the guarantee as text, if everyone was asked for the same
     act: str
     pointer: Pointer
 
