@@ -67,7 +67,6 @@ __all__ = [
 
 # Of the closed form, relative: its own rounding is below 5e-15 up to the largest angle, and two of them are subtracted.
 _PAD: Final = 2.0**-44
-_BITS: Final = 47  # that are kept of an epsilon, rounded up: see _keep_bits
 _LARGEST_ANGLE: Final = 1.5  # epsilon / sqrt(w); the theorem ends at pi/2, where the price is infinite
 _LARGEST_EPSILON: Final = 600.0  # beyond it the hyperbolic sine overflows
 _LARGEST_EXPONENT: Final = 700.0  # of a Rényi moment; such a step has no price by any order
@@ -128,7 +127,7 @@ def smooth_time_pure(
 def _pure(epsilon: float, top: int, bottom: int, reserve: int, whole: bool) -> tuple[float | None, int | None]:  # noqa: FBT001
     """Return the price of a positive epsilon as intrinsic time, and in units."""
     account = _reserve(top, bottom, reserve)
-    smooth = _theorem_a(_keep_bits(epsilon), account) * (1.0 + _PAD)
+    smooth = _theorem_a(epsilon, account) * (1.0 + _PAD)
     if not whole:
         return (None, None) if math.isinf(smooth) else (above(smooth), units_computed(above(smooth), epsilon))
     time = pure_to_intrinsic(epsilon)
@@ -158,19 +157,10 @@ def _theorem_a(epsilon: float, account: _Reserve) -> float:
     if angle > _LARGEST_ANGLE or epsilon > _LARGEST_EPSILON:
         return math.inf
     # One logarithm of a ratio whose terms are positive: cosh = 1 + 2 sinh^2 and cos = 1 - 2 sin^2 of half the angle.
+    # Every operation is monotone, so the rounded price does not fall as epsilon grows either.
     rise, fall = math.sinh(0.25 * epsilon), math.sin(0.5 * angle)
     lost = 2.0 * fall * fall
     return account.slope * math.log1p((2.0 * rise * rise + lost) / (1.0 - lost))
-
-
-def _keep_bits(epsilon: float) -> float:
-    """Round up to the next float with `_BITS` bits.
-
-    Two such floats differ by more than the rounding of the closed form, so that the price never falls as epsilon
-    grows; it costs less than 3e-13, relative.
-    """
-    mantissa, exponent = math.frexp(epsilon)
-    return math.ldexp(math.ceil(math.ldexp(mantissa, _BITS)), exponent - _BITS)
 
 
 def smooth_price_gaussian(mu: Number) -> int | None:
