@@ -332,3 +332,481 @@ def test_what_steps_are_admitted_at_the_shipped_table() -> None:
     admitted = {e: int(limit // (smooth_price_pure(e, FINE, RESERVE) or 0)) for e in (0.0001, 0.001, 0.005, 0.01)}
     assert admitted == {0.0001: 5_395_966, 0.001: 53_926, 0.005: 2_155, 0.01: 539}
     assert limit // (smooth_price_gaussian(0.001) or 0) == 53_960
+
+
+# Theorem B: steps known by Rényi moments.
+
+
+def law_of(masses: list[mpf], ratios: list[mpf]) -> Law:
+    """The law of a pair with these probabilities under P and ratios Q/P, made to have mean one."""
+    total = mp.fsum(masses)
+    mean = mp.fsum(p * r for p, r in zip(masses, ratios, strict=True)) / total
+    return [
+        (mp.log(r / mean), p / total * mp.sqrt(r / mean)) for p, r in zip(masses, ratios, strict=True)
+    ]
+
+
+def reverse(law: Law) -> Law:
+    return [(-z, mass) for z, mass in law]
+
+
+def renyi(law: Law, order: mpf) -> mpf:
+    """The Rényi divergence at an order above 1, the larger of both directions."""
+    moments = (mp.fsum(mass * mp.exp(sign * (order - mpf(1) / 2) * z) for z, mass in law) for sign in (1, -1))
+    return max(mp.log(moment) for moment in moments) / (order - 1)
+
+
+def subsampled(rate: str, sigma: int) -> Law:
+    """A subsampled Gaussian on a lattice of outputs: a law of its own, with about its moments."""
+    points = [mpf(sigma) * i / 4 for i in range(-40, 41)]
+    masses = [mp.exp(-(x**2) / (2 * sigma**2)) for x in points]
+    return law_of(masses, [1 - mpf(rate) + mpf(rate) * mp.exp((2 * x - 1) / (2 * sigma**2)) for x in points])
+
+
+def three_point(chance: random.Random, size: float) -> Law:
+    ratios = [mp.exp(mpf(size) * chance.uniform(-3, 3)) for _ in range(3)]
+    return law_of([mpf(chance.uniform(0.001, 1)) for _ in range(3)], ratios)
+
+
+def tailed(y: mpf, variance: mpf, slope: mpf) -> mpf:
+    """What replaces the put, negated and scaled, for a reserve that is Gaussian times exponential tails e^(-slope |y|)."""
+
+    def smoothed(b: mpf) -> mpf:
+        root = mp.sqrt(2 * variance)
+        sides = (mp.exp(-sign * b * y) * mp.erfc((b * variance - sign * y) / root) for sign in (1, -1))
+        return mp.exp(b * b * variance / 2) / (4 * b) * mp.fsum(sides)
+
+    return smoothed(mpf(1) / 2) - smoothed(slope)
+
+
+def least_tailed_margin(law: Law, w: mpf, slope: mpf, price: mpf) -> mpf:
+    """The least D(y), divided by what it is a difference of."""
+    least = mpf("inf")
+    reach = 12 / slope + 3 * mp.sqrt(w)
+    for i in range(-STRIKES // 2, STRIKES // 2 + 1):
+        y = reach * i * 2 / STRIKES
+        charged = mp.exp(-price / 8) * tailed(y, w + price, slope)
+        found = expectation(lambda at: tailed(at, w, slope), law, y)
+        least = min(least, (found - charged) / charged)
+    return least
+
+
+ORDER: Final = Fraction("34.4")  # 1/2 + 1.85 epsilon/(N u) at (1, 1e-6)
+TAILED: Final = 109  # units: a quarter of the mean of the exponential part
+
+
+def renyi_laws() -> dict[str, Law]:
+    chance = random.Random(5)  # noqa: S311  not for secrets
+    return {
+        "response": response(mpf("0.003")),
+        "large response": response(mpf("0.02")),
+        "subsampled 3": subsampled("0.01", 3),
+        "subsampled 2": subsampled("0.01", 2),
+        **{f"three points {i}": three_point(chance, size) for i, size in enumerate((0.001, 0.003, 0.01, 0.02))},
+    }
+
+
+@pytest.mark.parametrize("name", list(renyi_laws()))
+def test_a_price_by_one_renyi_order_keeps_the_put_order(name: str) -> None:
+    law = renyi_laws()[name]
+    w, slope = TAILED * exact(FINE), exact(ORDER) - mpf(1) / 2
+    divergence = Fraction(math.ceil(renyi(law, exact(ORDER)) * 10**15), 10**15)
+    price = in_time(smooth_price_renyi(divergence, ORDER, FINE, TAILED))
+    for direction in (law, reverse(law)):
+        assert least_tailed_margin(direction, w, slope, price) >= 0
+
+
+@pytest.mark.parametrize("name", ["response", "subsampled 3"])
+def test_a_price_by_one_renyi_order_that_is_three_percent_lower_is_caught(name: str) -> None:
+    law = renyi_laws()[name]
+    w, slope = TAILED * exact(FINE), exact(ORDER) - mpf(1) / 2
+    price = reference_renyi(float(renyi(law, exact(ORDER))), ORDER, FINE, TAILED)
+    assert least_tailed_margin(law, w, slope, price) >= 0
+    assert min(least_tailed_margin(way, w, slope, price * mpf("0.97")) for way in (law, reverse(law))) < 0
+
+
+def test_a_price_by_the_divergence_of_one_direction_is_caught() -> None:
+    # A rare large rise of the ratio: the moments of the two directions differ widely.
+    law = law_of([mpf(1), mpf("1e-4")], [mpf(1), mp.exp(mpf("0.15"))])
+    w, slope, a = TAILED * exact(FINE), exact(ORDER) - mpf(1) / 2, exact(ORDER)
+    one_sided = min(mp.log(mp.fsum(m * mp.exp(sign * slope * z) for z, m in law)) / (a - 1) for sign in (1, -1))
+    both = in_time(smooth_price_renyi(Fraction(math.ceil(renyi(law, a) * SCALE), SCALE), ORDER, FINE, TAILED))
+    one = in_time(smooth_price_renyi(Fraction(math.ceil(one_sided * SCALE), SCALE), ORDER, FINE, TAILED))
+    margins = [[least_tailed_margin(way, w, slope, price) for way in (law, reverse(law))] for price in (both, one)]
+    assert min(margins[0]) >= 0
+    assert min(margins[1]) < 0
+
+
+@given(st.floats(1e-12, 0.2), st.floats(1.0001, 300.0), QUANTA, RESERVES)
+def test_a_renyi_price_is_the_reference_rounded_up_and_falls_as_the_reserve_grows(
+    divergence: float, order: float, quantum: Fraction, reserve: int
+) -> None:
+    with mp.workdps(50):
+        a = Fraction(repr(order))
+        time = smooth_time_renyi(divergence, a, quantum, reserve)
+        price = smooth_price_renyi(divergence, a, quantum, reserve)
+        if time is None:
+            assert price is None
+            ratio = mp.expm1((exact(a) - 1) * exact(divergence)) / (exact(a) * (exact(a) - 1))
+            moved = ratio * mp.exp(mpf(1) / 8)  # at s = 1 the price asks for more than 1
+            assert 2 * moved + moved**2 / (reserve * exact(quantum)) > mpf("0.999999")
+            return
+        truth = reference_renyi(divergence, a, quantum, reserve)
+        assert truth <= time <= truth * (1 + mpf("1e-12"))
+        assert price is not None
+        assert truth * SCALE <= price <= time * SCALE + 1
+        assert (smooth_price_renyi(divergence, a, quantum, 2 * reserve) or 0) <= price
+        assert (smooth_price_renyi(divergence / 2, a, quantum, reserve) or 0) <= price
+
+
+def test_a_renyi_price_without_padding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(6)  # noqa: S311  not for secrets
+    cases = [(chance.uniform(1e-6, 1e-3), Fraction(chance.randint(101, 4000), 100)) for _ in range(100)]
+
+    def below() -> int:
+        found = [(smooth_time_renyi(d, a, FINE, TAILED), reference_renyi(d, a, FINE, TAILED)) for d, a in cases]
+        return sum(price is not None and price < truth for price, truth in found)
+
+    assert below() == 0
+    for name in ("above", "down"):
+        monkeypatch.setattr(smooth_prices, name, lambda value, _ulps=0.0: value)
+    assert below() > 0
+
+
+def test_a_divergence_of_nothing_costs_nothing_and_a_large_one_has_no_price() -> None:
+    assert smooth_price_renyi(0.0, ORDER, FINE, TAILED) == 0
+    assert smooth_price_renyi(1e-300, ORDER, FINE, TAILED) == 1
+    for divergence in (0.5, 50.0, 1e9, Fraction(10**40)):
+        assert smooth_price_renyi(divergence, ORDER, FINE, TAILED) is None
+
+
+# Zero-concentrated steps.
+
+
+def excess(y: float, price: float, w: float) -> float:
+    """The rise of the put under G_s at a strike, divided by q there: nothing cancels in it."""
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    r = 0.5 * price * (nodes + 1.0)
+    grown = 1.0 + r / w
+    values_at = np.exp(-r / 8.0 + 0.5 * y * y / w * (r / w) / grown) / np.sqrt(grown)
+    return float(0.25 * price * np.dot(weights, values_at))
+
+
+def worst_excess(y: float, rho: float, w: float) -> float:
+    """The most that the put rises under laws that are rho-zCDP at many orders: a linear program over their masses.
+
+    Few orders and a grid of losses: a law that it finds need not be rho-zCDP, so it is at least as bad as any on the
+    grid that is.
+    """
+    size = math.sqrt(2.0 * rho)
+    losses = np.array([z for z in np.linspace(-9.0, 9.0, 361) * size + y / w * rho if abs(z) > 1e-3 * size])
+    nodes, weights = np.polynomial.legendre.leggauss(48)
+    part = 0.5 * (nodes[:, None] + 1.0)
+    u = part * losses
+    kernel = losses * 2.0 * np.sinh(0.5 * losses * (1.0 - part)) * np.exp(y * u / w - u * u / (2.0 * w))
+    scale = 0.5 * losses**2
+    gain = 0.5 * weights @ kernel / scale
+    rows, bounds = [], []
+    most = max(6.0, 2.0 * abs(y) / w + 3.0 / size)
+    for c in np.concatenate([np.linspace(0.55, 3.0, 8), np.linspace(3.0, most, 60)]):
+        for sign in (1.0, -1.0):
+            moment = np.exp(sign * c * losses) - np.cosh(0.5 * losses) - 2.0 * sign * c * np.sinh(0.5 * losses)
+            rows.append(moment / (c * c - 0.25) / scale)
+            bounds.append(math.expm1((c * c - 0.25) * rho) / ((c * c - 0.25) * rho))
+    rows.append(rho * np.exp(0.5 * losses) / scale)  # the mass besides that of a loss of 0
+    bounds.append(1.0)
+    # Each constraint has the bound 1, and each mass is at most 1 by some constraint.
+    table = np.array(rows) / np.array(bounds)[:, None]
+    heights = table.max(axis=0)
+    found = linprog(
+        -gain / heights,
+        A_ub=table / heights,
+        b_ub=np.ones(len(table)),
+        A_eq=[np.sinh(0.5 * losses) / scale * size / heights],
+        b_eq=[0.0],
+    )
+    assert found.status == 0
+    return float(-found.fun) * rho
+
+
+DEVIATIONS: Final = (0, 1, 2, 3, 5, 8)
+
+
+@pytest.mark.parametrize("w", [RESERVE * float(FINE), 0.01, 0.5, 6.0])
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.1, 0.25])
+def test_a_zcdp_price_covers_the_worst_laws_that_a_linear_program_finds(w: float, share: float) -> None:
+    reserve, rho = 100, share * w
+    quantum = Fraction(repr(w)) / reserve
+    price = float(in_time(smooth_price_zcdp(rho, quantum, reserve)))
+    for y in (sd * math.sqrt(w) for sd in DEVIATIONS):
+        assert excess(y, price, w) >= worst_excess(y, rho, w)
+    # Negative control: the second-order term that such a law needs is rho/(3w).
+    assert excess(0.0, 2.0 * rho * (1.0 + 0.25 * share), w) < worst_excess(0.0, rho, w)
+
+
+def zcdp_of(law: Law) -> mpf:
+    """The least rho of a law on finitely many losses: orders up to where the largest loss alone decides."""
+    largest = max(abs(z) for z, _ in law)
+    orders = [1 + mpf(10) ** (mpf(i) / 8) for i in range(-32, 8 * (2 - int(mp.log10(largest))))]
+    return max(renyi(law, a) / a for a in orders) * (1 + mpf("1e-3"))
+
+
+@pytest.mark.parametrize("reserve", [20, 68, 1000])
+def test_a_zcdp_price_keeps_the_put_order_of_explicit_laws(reserve: int) -> None:
+    w = reserve * exact(FINE)
+    chance = random.Random(reserve)  # noqa: S311  not for secrets
+    size = float(mp.sqrt(w))
+    laws = [three_point(chance, size * share) for share in (0.05, 0.15, 0.3)]
+    for law in laws:
+        rho = Fraction(math.ceil(zcdp_of(law) * 10**18), 10**18)
+        price = in_time(smooth_price_zcdp(rho, FINE, reserve))
+        for direction in (law, reverse(law)):
+            assert least_margin(direction, w, price, mpf(0), both=True) >= -ROUNDING
+
+
+@pytest.mark.parametrize("epsilon", ["0.001", "0.004", "0.008"])
+def test_a_zcdp_price_with_a_smaller_constant_is_broken_by_randomized_response(epsilon: str) -> None:
+    e, w = mpf(epsilon), RESERVE * exact(FINE)
+    rho = intrinsic(e) / 2  # what randomized response is known to be
+    price = in_time(smooth_price_zcdp(Fraction(math.ceil(rho * 10**30), 10**30), FINE, RESERVE))
+    assert least_margin(response(e), w, price, mpf(0)) >= 0
+    assert margin(mpf(0), response(e), w, 2 * rho * (1 + mpf("0.3") * rho / w), mpf(0)) < 0
+    # Nor is a Gaussian of that rho covered by less than 2 rho.
+    assert margin(mpf(0), response(e), w, 2 * rho, mpf(0)) < 0
+
+
+@given(st.floats(1e-12, 2.0), QUANTA, RESERVES)
+def test_a_zcdp_price_is_the_formula_rounded_up_and_there_is_none_beyond_its_proof(
+    rho: float, quantum: Fraction, reserve: int
+) -> None:
+    size, w = Fraction(repr(rho)), reserve * quantum
+    price = smooth_price_zcdp(rho, quantum, reserve)
+    assert (price is None) == (not 4 * size <= w <= 6)
+    if price is not None:
+        assert price == math.ceil(2 * size / (1 - 2 * size / w) * SCALE)
+        later = smooth_price_zcdp(rho, quantum, reserve + 1)
+        assert later is None or later <= price
+        assert (smooth_price_zcdp(rho / 2, quantum, reserve) or 0) <= price
+
+
+def test_a_zcdp_step_of_nothing_costs_nothing() -> None:
+    assert smooth_price_zcdp(0.0, FINE, RESERVE) == 0
+    assert smooth_price_zcdp(1e-300, FINE, RESERVE) == 1
+
+
+# Gaussians.
+
+
+@given(st.floats(0, 100))
+def test_a_gaussian_costs_its_square(mu: float) -> None:
+    assert smooth_price_gaussian(mu) == math.ceil(Fraction(repr(mu)) ** 2 * SCALE)
+
+
+def test_an_enormous_gaussian_has_no_price() -> None:
+    assert smooth_price_gaussian(1e4) is None
+    assert smooth_price_gaussian(Fraction(10**20)) is None
+
+
+def discrete_gaussian(sigma: int, shift: int) -> Law:
+    """Noise on the integers with weights exp(-x^2/(2 sigma^2)), and the same moved by an integer."""
+    variance = mpf(sigma) ** 2
+    points = range(-16 * sigma, 16 * sigma + shift + 1)
+    total = mp.fsum(mp.exp(-(mpf(x) ** 2) / (2 * variance)) for x in points)
+    middle = mpf(shift) / 2
+    scale = mp.exp(-(mpf(shift) ** 2) / (8 * variance)) / total
+    return [(shift * (x - middle) / variance, scale * mp.exp(-((x - middle) ** 2) / (2 * variance))) for x in points]
+
+
+def least_lattice_margin(law: Law, w: mpf, price: mpf) -> mpf:
+    """The least D(y), divided by q(y): strikes all over several periods of the lattice."""
+    spacing = law[1][0] - law[0][0]
+    points = [-i * spacing / 8 for i in range(25)] + strikes(w, price, 16, 5)
+    return min(margin(y, law, w, price, mpf(0)) * mp.exp(y * y / (2 * (w + price))) for y in points)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "shift", "amplitude"),
+    [(5, 1, 1e-3), (5, 2, 1e-3), (5, 1, 1e-5), (7, 1, 9e-4), (7, 3, 1e-4), (10, 1, 1e-3), (10, 4, 1e-6)],
+)
+def test_a_discrete_gaussian_price_keeps_the_put_order(sigma: int, shift: int, amplitude: float) -> None:
+    # The reserve at which the oscillation has this amplitude.
+    depth = math.log(2.0 / amplitude) / (2.0 * math.pi**2)
+    quantum = Fraction(math.ceil(depth * shift**2 / (sigma**4 - depth * sigma**2) * 1e15), 10**17)
+    w = 100 * exact(quantum)
+    price = in_time(smooth_price_discrete_gaussian(float(sigma), float(shift), 1, quantum, 100))
+    law = discrete_gaussian(sigma, shift)
+    assert mpf(shift) ** 2 / sigma**2 < price < mpf(shift) ** 2 / sigma**2 + mpf("2.3") * amplitude
+    assert least_lattice_margin(law, w, price) >= 0
+    # Negative control: charged as if its noise were continuous, the step is not covered.
+    assert least_lattice_margin(law, w, mpf(shift) ** 2 / sigma**2) < 0
+
+
+def test_a_discrete_gaussian_costs_its_square_where_the_lattice_is_fine() -> None:
+    price = smooth_price_discrete_gaussian(20.0, 1.0, 1, FINE, RESERVE)
+    assert price == math.ceil(Fraction(1, 400) * SCALE) + 1
+    # Several coordinates cost the square of the L2 sensitivity, and the correction of each that may change.
+    assert smooth_price_discrete_gaussian(40.0, Fraction(3, 2), 5, FINE, RESERVE) == math.ceil(Fraction(9, 6400) * SCALE) + 1
+    one, four, ten = (smooth_price_discrete_gaussian(7.0, 2.0, d, FINE, 8 * RESERVE) for d in (1, 4, 10))
+    assert (one or 0) < (four or 0) == ten
+
+
+def test_a_discrete_gaussian_has_no_price_where_its_proof_ends() -> None:
+    assert smooth_price_discrete_gaussian(5.0, 1.0, 1, FINE, RESERVE) is None  # the oscillation is 0.07
+    assert smooth_price_discrete_gaussian(7.0, 7.0, 1, FINE, 10**5) is None  # w + D^2/sigma^2 is above 1
+    assert smooth_price_discrete_gaussian(0.0, 1.0, 1, FINE, RESERVE) is None
+    assert smooth_price_discrete_gaussian(5.0, 0.0, 1, FINE, RESERVE) == 0
+
+
+@given(st.floats(1, 40), st.integers(1, 5), st.integers(1, 30), st.integers(4, 20_000))
+def test_a_discrete_gaussian_price_is_the_formula_rounded_up(sigma: float, shift: int, d: int, reserve: int) -> None:
+    with mp.workdps(50):
+        s, w = exact(sigma), reserve * exact(FINE)
+        amplitude = 2 * mp.exp(-2 * mp.pi**2 * s**4 * w / (shift**2 + s**2 * w))
+        square = shift**2 / s**2
+        price = smooth_price_discrete_gaussian(sigma, float(shift), d, FINE, reserve)
+        if price is None:
+            assert w + square > 1 - ROUNDING or amplitude > mpf("0.000999999")
+        else:
+            truth = square + mpf("2.2") * amplitude * (min(d, shift**2) * w + square)
+            assert truth * SCALE <= price <= truth * (1 + mpf("1e-12")) * SCALE + 1
+
+
+# Limits.
+
+
+def test_the_limit_leaves_the_reserve_and_the_last_bucket() -> None:
+    assert smooth_limit_units(13562, 68) == 13490
+    assert smooth_limit_units(10, 4) == 2
+    assert smooth_limit_units(8, 4) == smooth_limit_units(3, 4) == smooth_limit_units(0, 4) == 0
+    assert smooth_limit_units(1000, 3) == 0  # such a reserve is not proven
+
+
+def gaussian_rows(epsilon: float, quantum: Fraction, count: int) -> list[float]:
+    """Upper bounds of Phi(1, n) where all steps are Gaussians, which is known."""
+    return [0.0, *(gdp_to_dp_delta(math.sqrt(n * quantum), epsilon) for n in range(1, count))]
+
+
+def expected_divergence(units: float, order: Fraction, quantum: Fraction, epsilon: float) -> mpf:
+    """E Phi(1, units u + T) for the exponential T, by quadrature, where all steps are Gaussians."""
+    mean, start = 2 / (exact(order) * (exact(order) - 1)), mpf(units) * exact(quantum)
+
+    def divergence(time: mpf) -> mpf:
+        mu = mp.sqrt(start + time)
+        return mp.ncdf(mu / 2 - epsilon / mu) - mp.exp(epsilon) * mp.ncdf(-mu / 2 - epsilon / mu)
+
+    def weighted(time: mpf) -> mpf:
+        return divergence(time) * mp.exp(-time / mean) / mean
+
+    with mp.workdps(20):
+        return mp.quad(weighted, [0, mean, 4 * mean, 12 * mean, 40 * mean, 100 * mean])
+
+
+ROWS: Final = Fraction(1, 10**4)  # a quantum of (epsilon/100)^2 at (1, 1e-6), of which Gaussians get 560
+
+
+@pytest.mark.parametrize("order", [Fraction("34.4"), Fraction(60)])
+@pytest.mark.parametrize("reserve", [4, 20])
+def test_the_limit_with_an_order_keeps_delta_and_wastes_little(order: Fraction, reserve: int) -> None:
+    delta = Fraction(1, 10**6)
+    rows = gaussian_rows(1.0, ROWS, 1100)
+    limit = smooth_limit_with_order(rows, reserve, order, ROWS, delta)
+    # All of the limit, the last bucket and the reserve keep delta; some units more do not.
+    assert expected_divergence(limit + 4 + reserve, order, ROWS, 1.0) <= exact(delta)
+    assert expected_divergence(limit + 4 + reserve + 4, order, ROWS, 1.0) > exact(delta)
+    # Negative control: the limit of a reserve without tails is not one for a reserve with them.
+    plain = smooth_limit_units(max(n for n, row in enumerate(rows) if row <= delta), reserve)
+    assert limit < plain
+    assert expected_divergence(plain + 4 + reserve, order, ROWS, 1.0) > exact(delta)
+
+
+def test_the_limit_with_an_order_counts_what_is_beyond_the_last_row_as_lost() -> None:
+    order, delta = Fraction("34.4"), Fraction(1, 10**6)
+    limits = [
+        smooth_limit_with_order(gaussian_rows(1.0, ROWS, count), 4, order, ROWS, delta) for count in (5, 300, 700, 900)
+    ]
+    assert limits == sorted(limits)
+    assert limits[0] == 0 < limits[1] < limits[2]
+    assert smooth_limit_with_order([], 4, order, ROWS, delta) == 0
+    assert smooth_limit_with_order([0.0] * 1000, 3, order, ROWS, delta) == 0  # such a reserve is not proven
+    assert smooth_limit_with_order([0.5] * 1000, 4, order, ROWS, delta) == 0
+    # Rows need not be ordered: each is at least the one before.
+    assert smooth_limit_with_order([0.0, 0.5, *[0.0] * 1000], 4, order, ROWS, delta) == 0
+
+
+def test_the_limit_with_an_order_is_that_of_the_sum_as_written() -> None:
+    order, delta, k = Fraction(20), Fraction(1, 10**4), 6
+    rows = gaussian_rows(1.0, ROWS * 4, 700)
+    rate = exact(ROWS * 4) * 20 * 19 / 2
+
+    def total(n: int) -> mpf:
+        terms = [
+            mp.exp(-rate * j) * -mp.expm1(-rate) * mpf(rows[n + k + max(4, j + 1)]) for j in range(len(rows) - 1 - n - k)
+        ]
+        return mp.fsum(terms) * (1 + mpf(2) ** -30) + mp.exp(-rate * len(terms))
+
+    most = max(n for n in range(600) if total(n) <= exact(delta))
+    assert smooth_limit_with_order(rows, k, order, ROWS * 4, delta) == most - 1 - 4
+
+
+# The certified value function: what is refuted without a reserve, and what holds with one.
+
+
+@lru_cache(maxsize=64)
+def reached(epsilon: float, spacing: float, charges: tuple[int, ...], total: int) -> float:
+    """The divergence that an adversary really reaches: coins of j * spacing at charges[j-1], at most `total` in all."""
+    reach = 3.0 * largest_mu(epsilon, 1e-6)
+    low, high = math.ceil((epsilon + reach) / spacing), math.ceil(reach / spacing) + 1
+    members = [
+        Member(charge, Kernel(points=((-j, 1 / (1 + math.exp(-j * spacing))), (j, 1 / (1 + math.exp(j * spacing))))))
+        for j, charge in enumerate(charges, 1)
+        if j < low and charge <= total
+    ]
+    rows = values(Grid(spacing, -low, high), epsilon, members, INWARD)
+    return next(itertools.islice(rows, total - 1, None))
+
+
+def reached_by_intrinsic_time(epsilon: float, spacing: float, limit: Fraction) -> float:
+    """The divergence of an adversary whose coins are charged their intrinsic time, in units of that of the smallest."""
+    unit = Fraction(pure_to_intrinsic(spacing))
+    coins = range(1, math.ceil(2.0 * epsilon / spacing))
+    charges = tuple(math.ceil(Fraction(pure_to_intrinsic(j * spacing)) / unit) for j in coins)
+    return reached(epsilon, spacing, charges, math.floor(limit / unit))
+
+
+DELTA: Final = Fraction(1, 10**6)
+
+
+def solved(monkeypatch: pytest.MonkeyPatch, quantum: Fraction, takes: tuple[str, ...]) -> value_iteration.Budget:
+    """The certified budget at (1, 1e-6) for a unit that no fineness has."""
+    monkeypatch.setattr(value_iteration, "family_quantum", lambda *_: quantum)
+    return solve(Fraction(1), DELTA, takes=takes, fineness=1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "units", "times_delta"), [(100, 547, 1.011), (50, 139, 1.199), (20, 24, 2.58), (10, 10, 144.4)]
+)
+def test_without_a_reserve_real_charges_refute_a_table_of_pure_steps(
+    monkeypatch: pytest.MonkeyPatch, parts: int, units: int, times_delta: float
+) -> None:
+    quantum = Fraction(1, parts**2) * (1 + Fraction(1, 10**12))
+    budget = solved(monkeypatch, quantum, ("pure",))
+    assert budget.units == units
+    found = reached_by_intrinsic_time(1.0, 1 / 200, budget.units * quantum)
+    assert found / float(DELTA) == pytest.approx(times_delta, rel=1e-3)
+
+
+def test_one_unit_more_than_is_certified_is_refuted_by_more() -> None:
+    # 548 units are certified where the unit is c(0.01), a little smaller.
+    assert reached_by_intrinsic_time(1.0, 1 / 200, Fraction(548, 10**4)) == pytest.approx(1.031e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("units", [5, 10])
+def test_without_a_reserve_real_charges_refute_a_coarse_table_with_gaussians(
+    monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
+    most = Fraction(99, 100) * Fraction(largest_mu(1.0, 1e-6)) ** 2
+    budget = solved(monkeypatch, most / units, ("gaussian", "pure"))
+    assert budget.units == units
+    assert reached_by_intrinsic_time(1.0, 1 / 200, most) / float(DELTA) == pytest.approx(1.166, rel=1e-3)
+    # With a reserve there is next to nothing left of a table so coarse.
+    assert smooth_limit_units(budget.units, 4) <= 2

@@ -239,9 +239,9 @@ def smooth_price_discrete_gaussian(
     The correction is 2.2 A (min(d, floor(D^2)) w + D^2/sigma^2) for the amplitude A = 2 exp(-2 pi^2 sigma^4 w /
     (D^2 + sigma^2 w)). None where w + D^2/sigma^2 > 1 or A > 1e-3.
 
-    Theorem: Poisson summation: smoothed by the reserve, the lattice of losses is a Gaussian times 1 + an oscillation of
-        amplitude A; coordinates add. The constant 2.2 is a sketch, which tests confirm by exact summation; where
-        A < 1e-12 nothing depends on it.
+    Theorem: Poisson summation: smoothed by the reserve, the lattice of losses is a Gaussian of v = w + D^2/sigma^2 times
+        1 + an oscillation of amplitude A. With q the density of the Gaussian, the puts of the oscillation are at most
+        1.09 A v q for v <= 1, and 2.2 A v more of a Gaussian adds at least 1.098 A v q for A <= 1e-3. Coordinates add.
     Assumes: integer-valued queries of L2 sensitivity D in d coordinates, with noise on the integers of parameter sigma.
     """
     if sensitivity == 0:
