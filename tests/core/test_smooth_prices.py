@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import random
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +31,6 @@ from odograph.core.smooth_prices import (
     smooth_price_zcdp,
     smooth_time_pure,
     smooth_time_renyi,
-    smooth_time_zcdp,
 )
 from odograph.core.value_iteration import INWARD, Grid, Kernel, Member, solve, values
 
@@ -341,9 +338,7 @@ def law_of(masses: list[mpf], ratios: list[mpf]) -> Law:
     """The law of a pair with these probabilities under P and ratios Q/P, made to have mean one."""
     total = mp.fsum(masses)
     mean = mp.fsum(p * r for p, r in zip(masses, ratios, strict=True)) / total
-    return [
-        (mp.log(r / mean), p / total * mp.sqrt(r / mean)) for p, r in zip(masses, ratios, strict=True)
-    ]
+    return [(mp.log(r / mean), p / total * mp.sqrt(r / mean)) for p, r in zip(masses, ratios, strict=True)]
 
 
 def reverse(law: Law) -> Law:
@@ -369,7 +364,7 @@ def three_point(chance: random.Random, size: float) -> Law:
 
 
 def tailed(y: mpf, variance: mpf, slope: mpf) -> mpf:
-    """What replaces the put, negated and scaled, for a reserve that is Gaussian times exponential tails e^(-slope |y|)."""
+    """What replaces the put, negated and scaled, for a reserve with the exponential tails e^(-slope |y|)."""
 
     def smoothed(b: mpf) -> mpf:
         root = mp.sqrt(2 * variance)
@@ -645,7 +640,10 @@ def test_a_discrete_gaussian_costs_its_square_where_the_lattice_is_fine() -> Non
     price = smooth_price_discrete_gaussian(20.0, 1.0, 1, FINE, RESERVE)
     assert price == math.ceil(Fraction(1, 400) * SCALE) + 1
     # Several coordinates cost the square of the L2 sensitivity, and the correction of each that may change.
-    assert smooth_price_discrete_gaussian(40.0, Fraction(3, 2), 5, FINE, RESERVE) == math.ceil(Fraction(9, 6400) * SCALE) + 1
+    assert (
+        smooth_price_discrete_gaussian(40.0, Fraction(3, 2), 5, FINE, RESERVE)
+        == math.ceil(Fraction(9, 6400) * SCALE) + 1
+    )
     one, four, ten = (smooth_price_discrete_gaussian(7.0, 2.0, d, FINE, 8 * RESERVE) for d in (1, 4, 10))
     assert (one or 0) < (four or 0) == ten
 
@@ -722,7 +720,8 @@ def test_the_limit_with_an_order_keeps_delta_and_wastes_little(order: Fraction, 
 def test_the_limit_with_an_order_counts_what_is_beyond_the_last_row_as_lost() -> None:
     order, delta = Fraction("34.4"), Fraction(1, 10**6)
     limits = [
-        smooth_limit_with_order(gaussian_rows(1.0, ROWS, count), 4, order, ROWS, delta) for count in (5, 300, 700, 900)
+        smooth_limit_with_order(gaussian_rows(1.0, ROWS, count), 4, order, ROWS, delta)
+        for count in (5, 300, 700, 900)
     ]
     assert limits == sorted(limits)
     assert limits[0] == 0 < limits[1] < limits[2]
@@ -740,7 +739,8 @@ def test_the_limit_with_an_order_is_that_of_the_sum_as_written() -> None:
 
     def total(n: int) -> mpf:
         terms = [
-            mp.exp(-rate * j) * -mp.expm1(-rate) * mpf(rows[n + k + max(4, j + 1)]) for j in range(len(rows) - 1 - n - k)
+            mp.exp(-rate * j) * -mp.expm1(-rate) * mpf(rows[n + k + max(4, j + 1)])
+            for j in range(len(rows) - 1 - n - k)
         ]
         return mp.fsum(terms) * (1 + mpf(2) ** -30) + mp.exp(-rate * len(terms))
 
@@ -753,7 +753,7 @@ def test_the_limit_with_an_order_is_that_of_the_sum_as_written() -> None:
 
 @lru_cache(maxsize=64)
 def reached(epsilon: float, spacing: float, charges: tuple[int, ...], total: int) -> float:
-    """The divergence that an adversary really reaches: coins of j * spacing at charges[j-1], at most `total` in all."""
+    """The divergence that an adversary really reaches: coins of j * spacing at charges[j-1], at most `total`."""
     reach = 3.0 * largest_mu(epsilon, 1e-6)
     low, high = math.ceil((epsilon + reach) / spacing), math.ceil(reach / spacing) + 1
     members = [
@@ -766,7 +766,7 @@ def reached(epsilon: float, spacing: float, charges: tuple[int, ...], total: int
 
 
 def reached_by_intrinsic_time(epsilon: float, spacing: float, limit: Fraction) -> float:
-    """The divergence of an adversary whose coins are charged their intrinsic time, in units of that of the smallest."""
+    """The divergence of an adversary whose coins are charged their intrinsic time, and no more."""
     unit = Fraction(pure_to_intrinsic(spacing))
     coins = range(1, math.ceil(2.0 * epsilon / spacing))
     charges = tuple(math.ceil(Fraction(pure_to_intrinsic(j * spacing)) / unit) for j in coins)
@@ -810,3 +810,31 @@ def test_without_a_reserve_real_charges_refute_a_coarse_table_with_gaussians(
     assert reached_by_intrinsic_time(1.0, 1 / 200, most) / float(DELTA) == pytest.approx(1.166, rel=1e-3)
     # With a reserve there is next to nothing left of a table so coarse.
     assert smooth_limit_units(budget.units, 4) <= 2
+
+
+TARGETS: Final = [
+    (Fraction(1), DELTA),
+    (Fraction(3), DELTA),
+    (Fraction(1, 2), Fraction(1, 10**8)),
+    (Fraction(8), DELTA),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("fineness", "reserve", "parts"), [(1, 5, 100), (1, 11, 200), (4, 11, 200)])
+@pytest.mark.parametrize(("epsilon", "delta"), TARGETS if FULL else TARGETS[:2], ids=str)
+def test_an_adversary_that_is_charged_smooth_prices_up_to_the_limit_stays_below_delta(
+    epsilon: Fraction, delta: Fraction, fineness: int, reserve: int, parts: int
+) -> None:
+    budget = solve(epsilon, delta, fineness=fineness)
+    spacing, grain = float(epsilon) / parts, budget.quantum * SCALE / 8
+    prices = [smooth_price_pure(j * spacing, budget.quantum, reserve) or 0 for j in range(1, 2 * parts)]
+
+    def with_charges(factor: Fraction) -> float:
+        # Rounded down to an eighth of a unit: a little more than an adversary could have.
+        charges = tuple(math.floor(price * factor / grain) for price in prices)
+        return reached(float(epsilon), spacing, charges, 8 * smooth_limit_units(budget.units, reserve))
+
+    assert delta / 2 < with_charges(Fraction(1)) <= delta
+    # Negative control: charged an eighth less, it passes delta.
+    assert with_charges(Fraction(7, 8)) > delta

@@ -1,23 +1,22 @@
 """Prices of the smooth meter: with a small reserve of a certified budget, a step costs its variance in real numbers.
 
-The exact filter charges integer units of a certified pair (quantum u, N units). Set k >= 4 of them aside. They pay for a
-lognormal factor W, of log W ~ N(-w/2, w) with w = k u, that multiplies the likelihood ratio in the analysis only; no
-mechanism adds noise. G_s below is the lognormal ratio of a Gaussian with mu^2 = s.
+The exact filter charges integer units of a certified pair (quantum u, N units). Set k >= 4 of them aside. They pay
+for a lognormal factor W, log W ~ N(-w/2, w) with w = k u, that multiplies the likelihood ratio in the analysis only:
+no mechanism adds noise. G_s below is the lognormal ratio of a Gaussian with mu^2 = s.
 
 The reserve theorem (SMOOTH.md, Theorem 1): a step with ratio Z may be charged the real number s of intrinsic time if
-`E(t - Z W)^+ <= E(t - G_s W)^+` for every t > 0, in both directions of the pair of neighbors (the *put order*). It may
-be charged m units and s if the same holds with Z_m G_s W on the right, Z_m a ratio that m units buy. Then the charges
-may total (N - k - 4) u, because real charges live in buckets of four units and a table has Gaussians of four units or
-more.
+`E(t - Z W)^+ <= E(t - G_s W)^+` for every t > 0, in both directions of the pair of neighbors (the *put order*). It
+may be charged m units and s if the same holds with Z_m G_s W on the right, Z_m a ratio that m units buy. Charges may
+then total (N - k - 4) u: real charges live in buckets of four units, the smallest Gaussian that a table has.
 
-What every price here assumes of an account: its budget was certified with the family "gaussian"; the price is fixed
-before its step runs; the step's own delta is counted on the delta meter; the account prices with its own quantum,
-reserve and order. A larger reserve makes prices fall, so a price belongs to one (quantum, reserve), never to a
-guarantee alone. A step of an interactive mechanism may be charged by `smooth_price_pure`, `smooth_price_gaussian` and
-`smooth_price_discrete_gaussian`, which have a dominating pair, and not by `smooth_price_zcdp` and `smooth_price_renyi`.
+Every price here assumes of its account: the budget was certified with the family "gaussian"; a price is fixed before
+its step runs; the step's own delta is counted on the delta meter; the account prices with its own quantum, reserve
+and order. A larger reserve makes prices fall, so a price belongs to one (quantum, reserve), never to a guarantee
+alone. Steps of interactive mechanisms may be charged where there is a dominating pair: pure, Gaussian and discrete
+Gaussian steps, but not zCDP and Rényi steps.
 
-A `smooth_price_*` is an integer in units of 1e-15, rounded up, or None where there is no finite price. A `smooth_time_*`
-is the same before rounding to units. Arguments are validated elsewhere.
+A `smooth_price_*` is an integer in units of 1e-15, rounded up, or None where there is no finite price; a
+`smooth_time_*` is the same before it is rounded to units. Arguments are validated elsewhere.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ from odograph.core.fixed_point import (
     SCALE,
     Number,
     above,
-    ceil_computed,
     ceil_sure,
-    ceil_written,
     down,
     exact_of,
     exactly,
@@ -65,7 +62,7 @@ __all__ = [
     "smooth_time_zcdp",
 ]
 
-# Of the closed form, relative: its own rounding is below 5e-15 up to the largest angle, and two of them are subtracted.
+# Of the closed form, relative: its rounding is below 5e-15 up to the largest angle, and two of them are subtracted.
 _PAD: Final = 2.0**-44
 _LARGEST_ANGLE: Final = 1.5  # epsilon / sqrt(w); the theorem ends at pi/2, where the price is infinite
 _LARGEST_EPSILON: Final = 600.0  # beyond it the hyperbolic sine overflows
@@ -92,9 +89,7 @@ def _reserve(top: int, bottom: int, reserve: int) -> _Reserve:
     return _Reserve(float(quantum), float(1 / quantum), math.sqrt(w), 2.0 / (0.25 + 1.0 / w))
 
 
-def smooth_price_pure(
-    epsilon: Number, quantum: Fraction, reserve: int, *, pure_certified: bool = True
-) -> int | None:
+def smooth_price_pure(epsilon: Number, quantum: Fraction, reserve: int, *, pure_certified: bool = True) -> int | None:
     """Return the units of 1e-15 that an epsilon-DP step costs: at most what whole units of the quantum would cost.
 
     The price grows with epsilon and is never below its intrinsic time c(epsilon) = 2 epsilon tanh(epsilon/2).
@@ -197,7 +192,8 @@ def smooth_time_zcdp(rho: Number, quantum: Fraction, reserve: int) -> Fraction |
 def smooth_price_renyi(divergence: Number, order: Fraction, quantum: Fraction, reserve: int) -> int | None:
     """Return the units of 1e-15 that a step costs of which one Rényi divergence is known; None above 1.
 
-    The least s with `s >= 2 R + R^2/w`, `R = e^(s/8) (e^((a-1) D) - 1)/(a (a-1))`, for the divergence D at the order a.
+    For the divergence D at the order a it is the least s with `s >= 2 R + R^2/w`, where
+    `R = e^(s/8) (e^((a-1) D) - 1)/(a (a-1))`.
 
     Theorem: Theorem B (a), one order, for a reserve whose log-density falls like e^(-(a - 1/2) |y|).
     Assumes: the divergence bounds both directions; `order` > 1 is the one that the account's limit was computed with
@@ -239,10 +235,10 @@ def smooth_price_discrete_gaussian(
     The correction is 2.2 A (min(d, floor(D^2)) w + D^2/sigma^2) for the amplitude A = 2 exp(-2 pi^2 sigma^4 w /
     (D^2 + sigma^2 w)). None where w + D^2/sigma^2 > 1 or A > 1e-3.
 
-    Theorem: Poisson summation: smoothed by the reserve, the lattice of losses is a Gaussian of v = w + D^2/sigma^2 times
-        1 + an oscillation of amplitude A. With q the density of the Gaussian, the puts of the oscillation are at most
-        1.09 A v q for v <= 1, and 2.2 A v more of a Gaussian adds at least 1.098 A v q for A <= 1e-3. Coordinates add.
-    Assumes: integer-valued queries of L2 sensitivity D in d coordinates, with noise on the integers of parameter sigma.
+    Theorem: Poisson summation: smoothed by the reserve, the lattice of losses is a Gaussian of v = w + D^2/sigma^2
+        times 1 + an oscillation of amplitude A. With q the density of the Gaussian, the puts of the oscillation are
+        at most 1.09 A v q for v <= 1, and 2.2 A v more of a Gaussian adds 1.098 A v q for A <= 1e-3. Coordinates add.
+    Assumes: integer-valued queries of L2 sensitivity D in d coordinates, with integer noise of parameter sigma.
     """
     if sensitivity == 0:
         return 0
@@ -288,14 +284,14 @@ def smooth_limit_with_order(
     weights = [math.exp(-rate * j) * share for j in range(len(bounds))]
     least = math.fsum(weights[:LEAST_GAUSSIAN])
 
-    def divergence(n: int) -> float:
+    def divergence(n: int) -> Fraction:
         """Return an upper bound of E Phi(1, n + k + max(4, ceil(T/u)))."""
         first = n + reserve + LEAST_GAUSSIAN
         if first >= len(bounds):
-            return 1.0
+            return Fraction(1)
         tail = math.fsum(map(mul, weights[LEAST_GAUSSIAN:], bounds[first + 1 :]))
         beyond = math.exp(-rate * (len(bounds) - 1 - n - reserve))
-        return (least * bounds[first] + tail + beyond) * _ROW_PAD
+        return exactly((least * bounds[first] + tail + beyond) * _ROW_PAD)
 
     fitting = bisect_right(range(len(bounds)), delta, key=divergence) - 1
     # One unit less than the rows allow, and the last bucket up to 4.
