@@ -19,7 +19,7 @@ from mpmath import mp, mpf
 from scipy.optimize import linprog
 
 from odograph.core import smooth_prices, value_iteration
-from odograph.core.conversions import gdp_to_dp_delta, largest_mu, pure_to_intrinsic
+from odograph.core.conversions import gdp_to_dp_delta, largest_mu, pure_to_intrinsic, pure_to_rdp
 from odograph.core.fixed_point import SCALE
 from odograph.core.smooth_prices import (
     smooth_limit_units,
@@ -893,6 +893,22 @@ TARGETS: Final = [
 ]
 
 
+def reached_at(
+    epsilon: Fraction, parts: int, quantum: Fraction, units: int, price: Callable[[float], int | None]
+) -> Callable[[Fraction], float]:
+    """What an adversary with coins of j epsilon/parts reaches within so many units, as a function of a discount."""
+    spacing, grain = float(epsilon) / parts, quantum * SCALE / 8
+    prices = itertools.takewhile(lambda found: found, (price(j * spacing) for j in range(1, 2 * parts)))
+    amounts = [found or 0 for found in prices]
+
+    def divergence(factor: Fraction) -> float:
+        # Rounded down to an eighth of a unit: a little more than an adversary could have.
+        charges = tuple(math.floor(amount * factor / grain) for amount in amounts)
+        return reached(float(epsilon), spacing, charges, 8 * units)
+
+    return divergence
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("fineness", "reserve", "parts"), [(1, 5, 100), (1, 11, 200), (4, 11, 200)])
 @pytest.mark.parametrize(("epsilon", "delta"), TARGETS if FULL else TARGETS[:2], ids=str)
@@ -900,14 +916,55 @@ def test_an_adversary_that_is_charged_smooth_prices_up_to_the_limit_stays_below_
     epsilon: Fraction, delta: Fraction, fineness: int, reserve: int, parts: int
 ) -> None:
     budget = solve(epsilon, delta, fineness=fineness)
-    spacing, grain = float(epsilon) / parts, budget.quantum * SCALE / 8
-    prices = [smooth_price_pure(j * spacing, budget.quantum, reserve) or 0 for j in range(1, 2 * parts)]
-
-    def with_charges(factor: Fraction) -> float:
-        # Rounded down to an eighth of a unit: a little more than an adversary could have.
-        charges = tuple(math.floor(price * factor / grain) for price in prices)
-        return reached(float(epsilon), spacing, charges, 8 * smooth_limit_units(budget.units, reserve))
-
-    assert delta / 2 < with_charges(Fraction(1)) <= delta
+    limit = smooth_limit_units(budget.units, reserve)
+    divergence = reached_at(
+        epsilon, parts, budget.quantum, limit, lambda e: smooth_price_pure(e, budget.quantum, reserve)
+    )
+    assert 0.4 * float(delta) < divergence(Fraction(1)) <= delta
     # Negative control: charged an eighth less, it passes delta.
-    assert with_charges(Fraction(7, 8)) > delta
+    assert divergence(Fraction(7, 8)) > delta
+
+
+@pytest.mark.parametrize("function", [smooth_price_zcdp, smooth_price_zcdp_cubic])
+@pytest.mark.parametrize(("epsilon", "delta"), TARGETS if FULL else TARGETS[:1], ids=str)
+def test_an_adversary_that_is_charged_as_zcdp_up_to_the_limit_stays_below_delta(
+    epsilon: Fraction, delta: Fraction, function: Callable[..., int | None]
+) -> None:
+    budget = solve(epsilon, delta, fineness=1)
+    reserve = budget.units // 50
+    limit = smooth_limit_units(budget.units, reserve)
+
+    def price(e: float) -> int | None:
+        return function(Fraction(pure_to_intrinsic(e)) / 2, budget.quantum, reserve)
+
+    divergence = reached_at(epsilon, 200, budget.quantum, limit, price)
+    assert divergence(Fraction(1)) <= delta
+    assert divergence(Fraction(3, 4)) > delta  # negative control
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), TARGETS if FULL else TARGETS[:1], ids=str)
+def test_an_adversary_that_is_charged_by_one_renyi_order_up_to_its_limit_stays_below_delta(
+    monkeypatch: pytest.MonkeyPatch, epsilon: Fraction, delta: Fraction
+) -> None:
+    rows = [0.0]
+
+    def keep(found: Iterator[float], delta: Fraction, most: int, _progress: object = None) -> int:
+        rows.extend(itertools.islice(found, most))
+        return max(n for n, value in enumerate(rows) if value <= delta)
+
+    monkeypatch.setattr(value_iteration, "_largest", keep)
+    budget = solve(epsilon, delta, fineness=1)
+    quantum = budget.quantum
+    order = round(Fraction(1, 2) + Fraction(37, 20) * epsilon / (budget.units * quantum), 3)
+    reserve = max(4, math.ceil(1 / (2 * order * (order - 1) * quantum)))
+    limit = smooth_limit_with_order(rows, reserve, order, quantum, delta)
+    assert 0.93 * budget.units < limit < smooth_limit_units(budget.units, reserve)
+    divergence = reached_at(
+        epsilon,
+        200,
+        quantum,
+        limit,
+        lambda e: smooth_price_renyi(pure_to_rdp(e, float(order)), order, quantum, reserve),
+    )
+    assert divergence(Fraction(1)) <= delta
+    assert divergence(Fraction(3, 4)) > delta  # negative control
