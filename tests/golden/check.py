@@ -1,8 +1,8 @@
 """Compare the library with a file of reference values: `python tests/golden/check.py FILE`.
 
-A file is a list of `{"function", "inputs", "value"}`, values printed to 40 digits. Every result must be
-within 1e-12 of its value, relative (1e-10 for the Gaussian functions), and on the safe side: a bound not
-below, a budget not above, compared at 50 digits. An unknown function name is a failure.
+A file is a list of `{"function", "inputs", "value"}`, values printed to 40 digits; null is no finite price. Every
+result must be within 1e-12 of its value, relative (1e-10 for the Gaussian functions), and on the safe side: a bound
+not below, a budget not above, compared at 50 digits. An unknown function name is a failure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpmath import mp, mpf
 
-from odograph.core import conversions, odometers, theory
-from odograph.core.fixed_point import up
+from odograph.core import conversions, odometers, smooth_prices, theory
+from odograph.core.fixed_point import read, up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,6 +84,18 @@ def _conditional_drift(*, eps: float, delta: float) -> float:
     return up(conversions.pure_to_zcdp(eps) + conversions.probdp_drift(eps, delta), 1.0)
 
 
+def _smooth_price(time: Callable[..., float | Fraction | None], *names: str) -> _Entry:
+    """Make a smooth price in intrinsic time, infinite where there is none; numbers may be written as strings."""
+
+    def price(*, unit: Any, k: int, **inputs: Any) -> float:  # noqa: ANN401
+        given = (read(inputs[name], name) for name in names)
+        found = time(*given, read(unit, "unit"), k)
+        # Padded, because an exact price is that of the decimals, and a reference may have read the floats.
+        return math.inf if found is None else up(float(found))
+
+    return _Entry(price, 1)
+
+
 def _by_position(function: Callable[..., float], *names: str) -> Callable[..., float]:
     """Make a function of the named inputs of a row from one that takes them by position, in this order."""
     return lambda **inputs: function(*(inputs[name] for name in names))
@@ -118,6 +130,10 @@ _FUNCTIONS: Final[dict[str, _Entry]] = {
     "pure_dp_to_zcdp_rho": _bound(conversions.pure_to_zcdp, "eps"),
     "rogers_odometer": _Entry(_odometer(odometers.rogers, n="people"), 1),
     "rr_renyi": _bound(conversions.pure_to_rdp, "eps", "order"),
+    "smooth_limit_units": _budget(smooth_prices.smooth_limit_units, "N", "k"),
+    "smooth_price_pure": _smooth_price(smooth_prices.smooth_time_pure, "e"),
+    "smooth_price_renyi": _smooth_price(smooth_prices.smooth_time_renyi, "d", "a"),
+    "smooth_price_zcdp": _smooth_price(smooth_prices.smooth_time_zcdp, "rho"),
     "stitched_odometer_exact": _Entry(_odometer(odometers.stitched, v0="start"), 1),
     "stitched_odometer_paper": _Entry(_odometer(odometers.stitched_paper, v0="start"), 1),
     "ystar": _budget(conversions.filter_time, "eps", "delta_prime"),
@@ -134,7 +150,7 @@ def _errors(entry: _Entry, inputs: dict[str, Any], value: object) -> tuple[mpf, 
     if isinstance(value, bool):
         wrong = mpf(result is not value)
         return wrong, wrong
-    truth, found = mpf(str(value)), mpf(result)
+    truth, found = mpf("inf" if value is None else str(value)), mpf(result)
     if truth == found:  # both infinities included
         return mpf(0), mpf(0)
     signed = (found - truth) / abs(truth) if truth else mpf("inf") * (found - truth)

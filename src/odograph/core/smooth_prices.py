@@ -1,0 +1,322 @@
+"""Prices of the smooth meter: with a small reserve of a certified budget, a step costs its variance in real numbers.
+
+The exact filter charges integer units of a certified pair (quantum u, N units). Set k >= 4 of them aside. They pay
+for a lognormal factor W, log W ~ N(-w/2, w) with w = k u, that multiplies the likelihood ratio in the analysis only:
+no mechanism adds noise. G_s below is the lognormal ratio of a Gaussian with mu^2 = s.
+
+The reserve theorem: a step with ratio Z may be charged the real number s of intrinsic time if
+`E(t - Z W)^+ <= E(t - G_s W)^+` for every t > 0, in both directions of the pair of neighbors (the *put order*). It
+may be charged m units and s if the same holds with Z_m G_s W on the right, Z_m a ratio that m units buy. Charges may
+then total (N - k - 4) u: real charges live in buckets of four units, the smallest Gaussian that a table has.
+
+Every price here assumes of its account: the budget was certified with the family "gaussian"; a price is fixed before
+its step runs; the step's own delta is counted on the delta meter; the account prices with its own quantum, reserve
+and order. A larger reserve makes prices fall, so a price belongs to one (quantum, reserve), never to a guarantee
+alone. Steps of interactive mechanisms may be charged where there is a dominating pair: pure, Gaussian and discrete
+Gaussian steps, but not zCDP and Rényi steps.
+
+A `smooth_price_*` is an integer in units of 1e-15, rounded up, or None where there is no finite price; a
+`smooth_time_*` is the same before it is rounded to units. Arguments are validated elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+from operator import mul
+from typing import Final, NamedTuple
+
+from odograph.core.conversions import intrinsic_to_pure, pure_to_intrinsic
+from odograph.core.fixed_point import (
+    MOST_PRICED,
+    SCALE,
+    Number,
+    above,
+    ceil_sure,
+    down,
+    exact_of,
+    exactly,
+    float_above,
+    float_below,
+    units_computed,
+    units_squared,
+    units_written,
+    up,
+)
+from odograph.core.value_iteration import LEAST_GAUSSIAN
+
+__all__ = [
+    "smooth_limit_units",
+    "smooth_limit_with_order",
+    "smooth_price_discrete_gaussian",
+    "smooth_price_gaussian",
+    "smooth_price_pure",
+    "smooth_price_renyi",
+    "smooth_price_zcdp",
+    "smooth_price_zcdp_cubic",
+    "smooth_time_pure",
+    "smooth_time_renyi",
+    "smooth_time_zcdp",
+]
+
+# Of the closed form, relative: its rounding is below 5e-15 up to the largest angle, and two of them are subtracted.
+_PAD: Final = 2.0**-44
+_LARGEST_ANGLE: Final = 1.5  # epsilon / sqrt(w); the theorem ends at pi/2, where the price is infinite
+_LARGEST_EPSILON: Final = 600.0  # beyond it the hyperbolic sine overflows
+_LARGEST_EXPONENT: Final = 700.0  # of a Rényi moment; such a step has no price by any order
+_LARGEST_RENYI_PRICE: Final = 1.0
+_LARGEST_ZCDP_RESERVE: Final = 6  # w; the proof ends there
+_LARGEST_OSCILLATION: Final = 1e-3
+_ROW_PAD: Final = 1.0 + 2.0**-30  # of a sum over rows: far more than the rounding of its terms
+
+
+class _Reserve(NamedTuple):
+    """What a pair of quantum and reserve gives every price of it."""
+
+    unit: float
+    units_in_one: float
+    root: float  # sqrt(w)
+    slope: float  # 2/(1/4 + 1/w)
+
+
+@lru_cache(maxsize=1024)
+def _reserve(top: int, bottom: int, reserve: int) -> _Reserve:
+    quantum = Fraction(top, bottom)
+    w = down(float(reserve * quantum))  # a smaller reserve prices higher
+    return _Reserve(float(quantum), float(1 / quantum), math.sqrt(w), 2.0 / (0.25 + 1.0 / w))
+
+
+def smooth_price_pure(epsilon: Number, quantum: Fraction, reserve: int, *, pure_certified: bool = True) -> int | None:
+    """Return the units of 1e-15 that an epsilon-DP step costs: at most what whole units of the quantum would cost.
+
+    The price grows with epsilon and is never below its intrinsic time c(epsilon) = 2 epsilon tanh(epsilon/2).
+
+    Theorem: Theorem A (randomized response under a reserve whose q'' >= -q/w), and its composite form: for any e_m
+        <= epsilon that m units buy, m u + s(epsilon) - s(e_m) dominates the step in put order.
+    Assumes: the step is (epsilon, delta)-DP; the budget was certified with "pure" too, or `pure_certified` is False:
+        then neither whole units nor composites with m >= 1 are proven, and only s(epsilon) itself is charged.
+    """
+    if epsilon > MOST_PRICED:
+        return None
+    return _pure(float(epsilon), *quantum.as_integer_ratio(), reserve, pure_certified)[1] if epsilon else 0
+
+
+def smooth_time_pure(
+    epsilon: Number, quantum: Fraction, reserve: int, *, pure_certified: bool = True
+) -> float | None:
+    """Return the intrinsic time that `smooth_price_pure` rounds up to units.
+
+    Theorem: as `smooth_price_pure`.
+    Assumes: as `smooth_price_pure`.
+    """
+    if epsilon > MOST_PRICED:
+        return None
+    return _pure(float(epsilon), *quantum.as_integer_ratio(), reserve, pure_certified)[0] if epsilon else 0.0
+
+
+# Keyed by all that a price depends on. Integers, because hashing a Fraction takes longer than computing the price.
+@lru_cache(maxsize=4096)
+def _pure(epsilon: float, top: int, bottom: int, reserve: int, whole: bool) -> tuple[float | None, int | None]:  # noqa: FBT001
+    """Return the price of a positive epsilon as intrinsic time, and in units."""
+    account = _reserve(top, bottom, reserve)
+    smooth = _theorem_a(epsilon, account) * (1.0 + _PAD)
+    if not whole:
+        return (None, None) if math.isinf(smooth) else (above(smooth), units_computed(above(smooth), epsilon))
+    time = pure_to_intrinsic(epsilon)
+    sure = ceil_sure(time * account.units_in_one, 4)
+    units = max(1, math.ceil(exactly(time) / Fraction(top, bottom)) if sure is None else sure)
+    limit = -(-units * top * SCALE // bottom)
+    if math.isinf(smooth):
+        return up(units * account.unit), limit
+    # One unit less than whole units is the largest number of them that is below the intrinsic time.
+    composite = above(_rest(units - 1, top, bottom, reserve) + smooth)
+    return min(up(units * account.unit), composite), min(limit, units_computed(composite, epsilon))
+
+
+@lru_cache(maxsize=65536)
+def _rest(units: int, top: int, bottom: int, reserve: int) -> float:
+    """Return m u - s(e_m), which is at most 0, for the largest epsilon e_m, rounded down, that m units buy."""
+    if not units:
+        return 0.0
+    account = _reserve(top, bottom, reserve)
+    bought = intrinsic_to_pure(down(units * account.unit))
+    return units * account.unit - _theorem_a(bought, account)
+
+
+def _theorem_a(epsilon: float, account: _Reserve) -> float:
+    """Return s(epsilon) = 2 (log cosh(epsilon/2) - log cos(epsilon/sqrt(w)))/(1/4 + 1/w), not padded."""
+    angle = epsilon / account.root
+    if angle > _LARGEST_ANGLE or epsilon > _LARGEST_EPSILON:
+        return math.inf
+    # One logarithm of a ratio whose terms are positive: cosh = 1 + 2 sinh^2 and cos = 1 - 2 sin^2 of half the angle.
+    # Every operation is monotone, so the rounded price does not fall as epsilon grows either.
+    rise, fall = math.sinh(0.25 * epsilon), math.sin(0.5 * angle)
+    lost = 2.0 * fall * fall
+    return account.slope * math.log1p((2.0 * rise * rise + lost) / (1.0 - lost))
+
+
+def smooth_price_gaussian(mu: Number) -> int | None:
+    """Return the units of 1e-15 that a mu-GDP step costs: its mu^2, exactly.
+
+    Theorem: the reserve theorem with equality: the ratio of the step is G_s of s = mu^2, or a post-processing of it.
+    Assumes: the step is mu-GDP.
+    """
+    return units_squared(mu)
+
+
+def smooth_price_zcdp(rho: Number, quantum: Fraction, reserve: int) -> int | None:
+    """Return the units of 1e-15 that a rho-zCDP step costs, `2 rho/(1 - 2 rho/w)`; None unless 4 rho <= w <= 6.
+
+    Theorem: Theorem B (b), steps known by their Rényi moments, with the constant that is proven by hand.
+    Assumes: the step is rho-zCDP in both directions, all of it released at once (not interactive).
+    """
+    time = smooth_time_zcdp(rho, quantum, reserve)
+    return None if time is None else units_written(time)
+
+
+def smooth_time_zcdp(rho: Number, quantum: Fraction, reserve: int) -> Fraction | None:
+    """Return the intrinsic time that `smooth_price_zcdp` rounds up to units, exactly.
+
+    Theorem: as `smooth_price_zcdp`.
+    Assumes: as `smooth_price_zcdp`.
+    """
+    twice, w = 2 * exact_of(rho), reserve * quantum
+    if not twice:
+        return Fraction(0)
+    return twice * w / (w - twice) if 2 * twice <= w <= _LARGEST_ZCDP_RESERVE else None
+
+
+def smooth_price_zcdp_cubic(rho: Number, quantum: Fraction, reserve: int) -> int | None:
+    """Return the units of 1e-15 that a rho-zCDP step costs, `2 rho (1 + 0.7 x + 1.2 x^2)`, x = rho/w; None elsewhere.
+
+    It is at most `smooth_price_zcdp`, and has a price where 4 rho <= w <= 1. What no zCDP price can be below is
+    `2 rho (1 + x/3)` to second order, for randomized response.
+
+    Theorem: as Theorem B, with a sharper bound of the reserve's density. At the strike e^y let c = y/w, t = 2 rho/w,
+        b = c/(1 + t), A = b^2 rho, B = max(0, A - rho/4). Since c u - u^2/(2w) <= b u + (c - b)^2 w/2, the put of
+        the step rises by at most q(y) rho e^(t A) times the integral of e^(B v) over v in [0, 1]. That of G_s with
+        s = 2 rho X rises by q(y) rho e^(t A) times the integral over v in [0, X] of (1 + t v)^(-1/2) times
+        e^((A - rho/4) v - A t (1 - v)^2/(1 + t v)). For A >= rho/4 what is missing on [0, 1] is at most
+        t e^B (0.346 + rho/12), and [1, X] adds at least (X - 1) e^B (1 + t X)^(-1/2) e^(-rho t (X - 1)^2/4). For
+        A <= rho/4 the integral grows with A, and at A = 0 it is at least X - (rho/4 + t/2) X^2/2. With
+        X = 1 + 0.35 t + 0.3 t^2 both are enough.
+    Assumes: as `smooth_price_zcdp`.
+    """
+    exact, w = exact_of(rho), reserve * quantum
+    if 4 * exact > w or w > 1:
+        return 0 if not exact else None
+    share = exact / w
+    return units_written(2 * exact * (1 + Fraction(7, 10) * share + Fraction(6, 5) * share**2))
+
+
+def smooth_price_renyi(divergence: Number, order: Fraction, quantum: Fraction, reserve: int) -> int | None:
+    """Return the units of 1e-15 that a step costs of which one Rényi divergence is known; None above 1.
+
+    For the divergence D at the order a it is the least s with `s >= 2 R + R^2/w`, where
+    `R = e^(s/8) (e^((a-1) D) - 1)/(a (a-1))`.
+
+    Theorem: Theorem B (a), one order, for a reserve whose log-density falls like e^(-(a - 1/2) |y|).
+    Assumes: the divergence bounds both directions; `order` > 1 is the one that the account's limit was computed with
+        (`smooth_limit_with_order`); all of the step is released at once (not interactive).
+    """
+    time = smooth_time_renyi(divergence, order, quantum, reserve)
+    return None if time is None else units_computed(time, divergence)
+
+
+def smooth_time_renyi(divergence: Number, order: Fraction, quantum: Fraction, reserve: int) -> float | None:
+    """Return the intrinsic time that `smooth_price_renyi` rounds up to units.
+
+    Theorem: as `smooth_price_renyi`.
+    Assumes: as `smooth_price_renyi`.
+    """
+    if not divergence:
+        return 0.0
+    moment = (order - 1) * exact_of(divergence)
+    if moment > _LARGEST_EXPONENT:
+        return None
+    w = down(float(reserve * quantum))
+    ratio = above(math.expm1(float_above(moment)) / float((order - 1) * order), 8.0)
+    price = 2.0 * ratio
+    while price <= _LARGEST_RENYI_PRICE:
+        moved = ratio * math.exp(0.125 * price)
+        following = 2.0 * moved + moved * moved / w
+        if following <= price:
+            # The map has slope at most price/4 <= 1/4: what is added here outweighs its rounding, and stays above it.
+            return above(price, 64.0)
+        price = following
+    return None
+
+
+def smooth_price_discrete_gaussian(
+    sigma: Number, sensitivity: Number, dimension: int, quantum: Fraction, reserve: int
+) -> int | None:
+    """Return the units of 1e-15 that discrete Gaussian noise costs: D^2/sigma^2 and a small correction.
+
+    The correction is 2.2 A (min(d, floor(D^2)) w + D^2/sigma^2) for the amplitude A = 2 exp(-2 pi^2 sigma^4 w /
+    (D^2 + sigma^2 w)). None where w + D^2/sigma^2 > 1 or A > 1e-3.
+
+    Theorem: Poisson summation: smoothed by the reserve, the lattice of losses is a Gaussian of v = w + D^2/sigma^2
+        times 1 + an oscillation of amplitude A. With q the density of the Gaussian, the puts of the oscillation are
+        at most 1.09 A v q for v <= 1, and 2.2 A v more of a Gaussian adds 1.098 A v q for A <= 1e-3. Coordinates add.
+    Assumes: integer-valued queries of L2 sensitivity D in d coordinates, with integer noise of parameter sigma.
+    """
+    if sensitivity == 0:
+        return 0
+    w, variance = reserve * quantum, exact_of(sigma) ** 2
+    square = exact_of(sensitivity) ** 2
+    if variance == 0 or w + square / variance > 1:
+        return None
+    exponent = down(2.0 * math.pi**2 * float(variance * variance * w / (square + variance * w)))
+    # The rounding of a large exponent is that of the amplitude, relative.
+    amplitude = above(2.0 * math.exp(-exponent), 16.0 + 16.0 * exponent)
+    if amplitude > _LARGEST_OSCILLATION:
+        return None
+    changed = min(dimension, math.floor(square))  # coordinates, each by at least 1
+    correction = Fraction(11, 5) * exactly(amplitude) * (changed * w + square / variance)
+    return units_written(square / variance + correction)
+
+
+def smooth_limit_units(units: int, reserve: int) -> int:
+    """Return how many units of a certified budget are left for charges, `N - k - 4`; 0 where there are none.
+
+    Theorem: the corollary of the reserve theorem: a reserve of k units costs k units, and the last bucket up to 4.
+    Assumes: the budget of N units was certified with "gaussian". A reserve of fewer than 4 units is not proven.
+    """
+    return max(0, units - reserve - LEAST_GAUSSIAN) if reserve >= LEAST_GAUSSIAN else 0
+
+
+def smooth_limit_with_order(
+    values: Sequence[float], reserve: int, order: Fraction, quantum: Fraction, delta: Fraction
+) -> int:
+    """Return how many units are left for charges if the reserve has the tails that `smooth_price_renyi` needs.
+
+    `values[n]` is an upper bound of Phi(1, n), from n = 0 on; about 1.8 times as many as the budget has units.
+
+    Theorem: the corollary of the reserve theorem for W = G_(w + T), T exponential of mean 2/(a (a-1)): given T the
+        reserve is a Gaussian of k + ceil(T/u) units, and beyond the last row Phi counts as 1.
+    Assumes: the values were computed with "gaussian"; the order was fixed before the first step.
+    """
+    if reserve < LEAST_GAUSSIAN:
+        return 0
+    bounds = [min(value, 1.0) for value in accumulate(values, max)]
+    rate = float_below(quantum * order * (order - 1) / 2)  # u over the mean, rounded down: longer tails
+    share = -math.expm1(-rate)
+    weights = [math.exp(-rate * j) * share for j in range(len(bounds))]
+    least = math.fsum(weights[:LEAST_GAUSSIAN])
+
+    def divergence(n: int) -> Fraction:
+        """Return an upper bound of E Phi(1, n + k + max(4, ceil(T/u)))."""
+        first = n + reserve + LEAST_GAUSSIAN
+        if first >= len(bounds):
+            return Fraction(1)
+        tail = math.fsum(map(mul, weights[LEAST_GAUSSIAN:], bounds[first + 1 :]))
+        beyond = math.exp(-rate * (len(bounds) - 1 - n - reserve))
+        return exactly((least * bounds[first] + tail + beyond) * _ROW_PAD)
+
+    fitting = bisect_right(range(len(bounds)), delta, key=divergence) - 1
+    # One unit less than the rows allow, and the last bucket up to 4.
+    return max(0, fitting - 1 - LEAST_GAUSSIAN)
