@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.optimize import linprog
 
-from odograph.core import smooth_prices, value_iteration
+from odograph.core import value_iteration
+from odograph.core.filters import smooth as smooth_prices
 from odograph.core.conversions import gdp_to_dp_delta, largest_mu, pure_to_intrinsic, pure_to_rdp
 from odograph.core.fixed_point import SCALE
-from odograph.core.smooth_prices import (
+from odograph.core.filters.smooth import (
     smooth_limit_units,
     smooth_limit_with_order,
     smooth_price_discrete_gaussian,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpmath import mp, mpf
 
-from odograph.core import conversions, odometers, smooth_prices, theory
+from odograph.core import conversions, odometers, theory
+from odograph.core.filters import smooth
 from odograph.core.fixed_point import read, up
 
 if TYPE_CHECKING:
@@ -130,10 +131,10 @@ _FUNCTIONS: Final[dict[str, _Entry]] = {
     "pure_dp_to_zcdp_rho": _bound(conversions.pure_to_zcdp, "eps"),
     "rogers_odometer": _Entry(_odometer(odometers.rogers, n="people"), 1),
     "rr_renyi": _bound(conversions.pure_to_rdp, "eps", "order"),
-    "smooth_limit_units": _budget(smooth_prices.smooth_limit_units, "N", "k"),
-    "smooth_price_pure": _smooth_price(smooth_prices.smooth_time_pure, "e"),
-    "smooth_price_renyi": _smooth_price(smooth_prices.smooth_time_renyi, "d", "a"),
-    "smooth_price_zcdp": _smooth_price(smooth_prices.smooth_time_zcdp, "rho"),
+    "smooth_limit_units": _budget(smooth.smooth_limit_units, "N", "k"),
+    "smooth_price_pure": _smooth_price(smooth.smooth_time_pure, "e"),
+    "smooth_price_renyi": _smooth_price(smooth.smooth_time_renyi, "d", "a"),
+    "smooth_price_zcdp": _smooth_price(smooth.smooth_time_zcdp, "rho"),
     "stitched_odometer_exact": _Entry(_odometer(odometers.stitched, v0="start"), 1),
     "stitched_odometer_paper": _Entry(_odometer(odometers.stitched_paper, v0="start"), 1),
     "ystar": _budget(conversions.filter_time, "eps", "delta_prime"),

@@ -51,12 +51,14 @@ __all__ = [
     "Grid",
     "Kernel",
     "Member",
+    "Reserve",
     "Row",
     "blocks_alone",
     "family_quantum",
     "hockey_stick",
     "refuted_intrinsic",
     "solve",
+    "solve_with_values",
     "spread",
     "values",
 ]
@@ -88,6 +90,7 @@ _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fa
 _SLACK: Final = 0.03  # see _bands
 _LEAST_SLACK: Final = 4e-4  # keeps a solve short where delta is large, at some cost in the budget
 _CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
+_BEYOND: Final = 1.8  # how far the values go on, as a multiple of the units: a reserve's tail is negligible there
 _TRUNCATE: Final = 10.0  # standard deviations of a Gaussian kernel that are kept
 
 
@@ -348,6 +351,15 @@ def _weighted_sum(slices: Sequence[tuple[Row, float]], total: Row, term: Row) ->
 
 
 @dataclass(frozen=True, slots=True)
+class Reserve:
+    """The part of a certified budget that is set aside once, so that small steps may be charged real numbers."""
+
+    units: int
+    order: Fraction | None  # the Rényi order by which steps with a curve are priced; None: they have no price
+    left: int  # units that remain for charges
+
+
+@dataclass(frozen=True, slots=True)
 class Budget:
     """A certified budget: charges in integer units may total `units`, for this target and these steps only."""
 
@@ -359,6 +371,7 @@ class Budget:
     fineness: int
     charges: tuple[tuple[str, int, int], ...] = ()
     version: int = VERSION
+    reserve: Reserve | None = None  # what of it is set aside, for the smooth filter
 
     @property
     def intrinsic(self) -> float:
@@ -401,8 +414,28 @@ def solve(  # noqa: PLR0913  the arguments are the certificate
     if not families and not menu:
         raise InvalidPolicy("the exact filter must take a family or an item on the menu (got neither)")
     if families:
-        return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress)
+        return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress)[0]
     return _solve_menu(epsilon, delta, menu, progress)
+
+
+def solve_with_values(  # noqa: PLR0913  as solve
+    epsilon: Fraction,
+    delta: Fraction,
+    *,
+    takes: Sequence[str] = FAMILIES,
+    menu: Sequence[MenuItem] = (),
+    fineness: int = COARSE,
+    progress: Progress | None = None,
+) -> tuple[Budget, list[list[float]]]:
+    """Return the certified budget, and upper bounds of Phi(1, n) for n up to almost twice its units.
+
+    There is a list of values for each direction in which the menu was solved, or one.
+
+    Theorem: as `solve`.
+    Assumes: as `solve`; at least one family is taken.
+    """
+    families = tuple(sorted(set(takes)))
+    return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress, beyond=_BEYOND)
 
 
 def _solve_families(  # noqa: PLR0913  as solve
@@ -413,7 +446,8 @@ def _solve_families(  # noqa: PLR0913  as solve
     *,
     fineness: int,
     progress: Progress | None,
-) -> Budget:
+    beyond: float = 1.0,
+) -> tuple[Budget, list[list[float]]]:
     unit = family_quantum(epsilon, delta, fineness)
     spread_of_loss = largest_mu(float(epsilon), float(delta))
     # Twice what a Gaussian alone would get. Charges up to here are covered, so no budget beyond is claimed.
@@ -442,8 +476,9 @@ def _solve_families(  # noqa: PLR0913  as solve
             (item.name, item.block, max(1, math.ceil(alone / k - 0.05))) for item, k in zip(menu, blocks, strict=True)
         )
         directions = [members + extra for extra in _menu_members(menu, charges, step, delta)]
-    units = min(_largest(values(grid, float(epsilon), d, OUTWARD), delta, longest, progress) for d in directions)
-    return Budget(epsilon, delta, families, unit, units, fineness, charges)
+    found = [_rows(values(grid, float(epsilon), d, OUTWARD), delta, longest, beyond, progress) for d in directions]
+    units = min(sum(value <= delta for value in rows) - 1 for rows in found)
+    return Budget(epsilon, delta, families, unit, units, fineness, charges), found
 
 
 def _solve_menu(epsilon: Fraction, delta: Fraction, menu: Sequence[MenuItem], progress: Progress | None) -> Budget:
