@@ -74,8 +74,8 @@ _LARGEST_OSCILLATION: Final = 1e-3
 _ROW_PAD: Final = 1.0 + 2.0**-30  # of a sum over rows: far more than the rounding of its terms
 
 
-class _Reserve(NamedTuple):
-    """What a pair of quantum and reserve gives every price of it."""
+class _Constants(NamedTuple):
+    """What all prices of one quantum and reserve have in common."""
 
     unit: float
     units_in_one: float
@@ -84,10 +84,10 @@ class _Reserve(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _reserve(top: int, bottom: int, reserve: int) -> _Reserve:
+def _constants(top: int, bottom: int, reserve: int) -> _Constants:
     quantum = Fraction(top, bottom)
     w = down(float(reserve * quantum))  # a smaller reserve prices higher
-    return _Reserve(float(quantum), float(1 / quantum), math.sqrt(w), 2.0 / (0.25 + 1.0 / w))
+    return _Constants(float(quantum), float(1 / quantum), math.sqrt(w), 2.0 / (0.25 + 1.0 / w))
 
 
 def smooth_price_pure(epsilon: Number, quantum: Fraction, reserve: int, *, pure_certified: bool = True) -> int | None:
@@ -120,21 +120,27 @@ def smooth_time_pure(
 
 # Keyed by all that a price depends on. Integers, because hashing a Fraction takes longer than computing the price.
 @lru_cache(maxsize=4096)
-def _pure(epsilon: float, top: int, bottom: int, reserve: int, whole: bool) -> tuple[float | None, int | None]:  # noqa: FBT001
+def _pure(
+    epsilon: float,
+    top: int,
+    bottom: int,
+    reserve: int,
+    pure_certified: bool,  # noqa: FBT001  part of the key
+) -> tuple[float | None, int | None]:
     """Return the price of a positive epsilon as intrinsic time, and in units."""
-    account = _reserve(top, bottom, reserve)
-    smooth = _theorem_a(epsilon, account) * (1.0 + _PAD)
-    if not whole:
+    constants = _constants(top, bottom, reserve)
+    smooth = _theorem_a(epsilon, constants) * (1.0 + _PAD)
+    if not pure_certified:
         return (None, None) if math.isinf(smooth) else (above(smooth), units_computed(above(smooth), epsilon))
     time = pure_to_intrinsic(epsilon)
-    sure = ceil_sure(time * account.units_in_one, 4)
+    sure = ceil_sure(time * constants.units_in_one, 4)
     units = max(1, math.ceil(exactly(time) / Fraction(top, bottom)) if sure is None else sure)
-    limit = -(-units * top * SCALE // bottom)
+    whole = -(-units * top * SCALE // bottom)
     if math.isinf(smooth):
-        return up(units * account.unit), limit
+        return up(units * constants.unit), whole
     # One unit less than whole units is the largest number of them that is below the intrinsic time.
     composite = above(_rest(units - 1, top, bottom, reserve) + smooth)
-    return min(up(units * account.unit), composite), min(limit, units_computed(composite, epsilon))
+    return min(up(units * constants.unit), composite), min(whole, units_computed(composite, epsilon))
 
 
 @lru_cache(maxsize=65536)
@@ -142,21 +148,21 @@ def _rest(units: int, top: int, bottom: int, reserve: int) -> float:
     """Return m u - s(e_m), which is at most 0, for the largest epsilon e_m, rounded down, that m units buy."""
     if not units:
         return 0.0
-    account = _reserve(top, bottom, reserve)
-    bought = intrinsic_to_pure(down(units * account.unit))
-    return units * account.unit - _theorem_a(bought, account)
+    constants = _constants(top, bottom, reserve)
+    bought = intrinsic_to_pure(down(units * constants.unit))
+    return units * constants.unit - _theorem_a(bought, constants)
 
 
-def _theorem_a(epsilon: float, account: _Reserve) -> float:
+def _theorem_a(epsilon: float, constants: _Constants) -> float:
     """Return s(epsilon) = 2 (log cosh(epsilon/2) - log cos(epsilon/sqrt(w)))/(1/4 + 1/w), not padded."""
-    angle = epsilon / account.root
+    angle = epsilon / constants.root
     if angle > _LARGEST_ANGLE or epsilon > _LARGEST_EPSILON:
         return math.inf
     # One logarithm of a ratio whose terms are positive: cosh = 1 + 2 sinh^2 and cos = 1 - 2 sin^2 of half the angle.
-    # Every operation is monotone, so the rounded price does not fall as epsilon grows either.
+    # Every operation is monotone (sin, sinh and log1p of the C library too, as tested), so the price never falls.
     rise, fall = math.sinh(0.25 * epsilon), math.sin(0.5 * angle)
     lost = 2.0 * fall * fall
-    return account.slope * math.log1p((2.0 * rise * rise + lost) / (1.0 - lost))
+    return constants.slope * math.log1p((2.0 * rise * rise + lost) / (1.0 - lost))
 
 
 def smooth_price_gaussian(mu: Number) -> int | None:
