@@ -13,13 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from odograph.core.filters import ExactMeter
+from odograph.core.filters import ExactMeter, SmoothMeter
+from odograph.core.filters.smooth import RESERVES, set_aside, solve_reserve
+from odograph.core.fixed_point import SCALE
 from odograph.core.policy import Compiled, Need, Policy, compile_meters
-from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, family_quantum, solve
+from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, Reserve, family_quantum, solve
 from odograph.errors import InvalidArgument, InvalidPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from odograph.progress import Progress
 
@@ -82,8 +84,12 @@ def certification(compiled: Compiled) -> Certification:
     need = compiled.policy.need
     if need is None:
         return Certification.CLOSED_FORM  # `check_compiled` has compared them
-    meter = compiled.meter(ExactMeter)
-    if not need.menu and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.quantum)):
+    meter = compiled.meter(SmoothMeter) if need.reserve else compiled.meter(ExactMeter)
+    if (
+        not need.menu
+        and not _needs_values(need)
+        and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.quantum))
+    ):
         return Certification.TABLE
     for fineness in _FINENESSES:
         key = _key(need, fineness)
@@ -93,11 +99,17 @@ def certification(compiled: Compiled) -> Certification:
     return Certification.NONE
 
 
-def _covers(budget: Budget, need: Need, meter: ExactMeter) -> bool:
+def _covers(budget: Budget, need: Need, meter: ExactMeter | SmoothMeter) -> bool:
     """Return whether a certified budget is for this target or a stricter one, for these steps, and large enough."""
     target = budget.epsilon <= need.epsilon and budget.delta <= need.delta
     steps = (budget.quantum, budget.charges) == (meter.quantum, meter.charges) and {*meter.takes} <= {*budget.takes}
-    return target and steps and (meter.limit or 0) <= budget.units
+    if not target or not steps:
+        return False
+    if isinstance(meter, ExactMeter):
+        return (meter.limit or 0) <= budget.units
+    aside = budget.reserve
+    same = aside is not None and (aside.units, aside.order) == (meter.reserve, meter.order)
+    return same and aside is not None and (meter.limit or 0) <= aside.left * budget.quantum * SCALE
 
 
 def _stricter_rows(need: Need, quantum: Fraction) -> Iterator[Budget]:
@@ -106,7 +118,7 @@ def _stricter_rows(need: Need, quantum: Fraction) -> Iterator[Budget]:
         epsilon, delta = Fraction(row[0]), Fraction(row[1])
         near = (epsilon / 100) ** 2 / exact_table().fineness
         if epsilon <= need.epsilon and delta <= need.delta and abs(quantum / near - 1) < Fraction(1, 10**6):
-            yield _budget_of_row(row)
+            yield _with_reserve(_budget_of_row(row), need)
 
 
 def compile_policy(
@@ -161,11 +173,20 @@ def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
 
 
 def _table_budget(need: Need, fineness: int) -> tuple[Budget, str] | None:
-    if need.takes == FAMILIES and not need.menu and fineness <= exact_table().fineness:
+    if need.takes == FAMILIES and not need.menu and not _needs_values(need) and fineness <= exact_table().fineness:
         for row in exact_table().rows:
             if (Fraction(row[0]), Fraction(row[1])) == (need.epsilon, need.delta):
-                return _budget_of_row(row), "budget from the shipped table"
+                return _with_reserve(_budget_of_row(row), need), "budget from the shipped table"
     return None
+
+
+def _needs_values(need: Need) -> bool:
+    """Return whether a reserve is computed from more than the units of a budget, which is all that the table has."""
+    return bool(need.reserve) and RESERVES[need.reserve].has_order
+
+
+def _with_reserve(budget: Budget, need: Need) -> Budget:
+    return set_aside(budget, need.reserve) if need.reserve else budget
 
 
 def _path(need: Need, fineness: int) -> Path:
@@ -185,6 +206,8 @@ def _solve(need: Need, fineness: int, progress: Progress | None) -> Budget:
         raise InvalidPolicy(
             "the items of a stored menu have no loss distributions, which solving needs; build them again"
         )
+    if need.reserve:
+        return solve_reserve(need, fineness, progress)
     return solve(need.epsilon, need.delta, takes=need.takes, menu=need.menu, fineness=fineness, progress=progress)
 
 
@@ -201,13 +224,13 @@ def _stricter_budget(need: Need) -> tuple[Budget, str]:
         for row in exact_table().rows
         if Fraction(row[0]) <= need.epsilon and Fraction(row[1]) <= need.delta and not need.menu
     ]
-    if not stricter or not need.takes or set(need.takes) - set(FAMILIES):
+    if not stricter or not need.takes or set(need.takes) - set(FAMILIES) or _needs_values(need):
         raise InvalidPolicy(
             "solve=False needs a target of the shipped table, or a stricter one that takes the same steps; pass"
             " solve=True"
         )
     # A budget for both families is one for either.
-    best = replace(max(stricter, key=lambda budget: budget.intrinsic), takes=need.takes)
+    best = _with_reserve(replace(max(stricter, key=lambda budget: budget.intrinsic), takes=need.takes), need)
     note = f"budget of the stricter target ({float(best.epsilon):g}, {float(best.delta):g}) from the shipped table"
     return best, note
 
@@ -215,6 +238,8 @@ def _stricter_budget(need: Need) -> tuple[Budget, str]:
 def _key(need: Need, fineness: int) -> str:
     menu = [(item.name, item.block, item.digest) for item in need.menu]
     parts = [VERSION, str(need.epsilon), str(need.delta), need.takes, menu, fineness]
+    if need.reserve:
+        parts.append(need.reserve)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -231,10 +256,12 @@ def _read_cached(path: Path, need: Need) -> Budget | None:
             int(form["fineness"]),
             tuple((str(n), int(b), int(c)) for n, b, c in form["charges"]),
             int(form["version"]),
+            _reserve_from_dict(form["reserve"]) if "reserve" in form else None,
         )
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
     same = (budget.epsilon, budget.delta, budget.takes, budget.version) == (*_target(need), VERSION)
+    same = same and (budget.reserve is not None) == bool(need.reserve)
     return budget if same and form.get("digest") == _digest(budget) else None
 
 
@@ -242,8 +269,16 @@ def _target(need: Need) -> tuple[Fraction, Fraction, tuple[str, ...]]:
     return need.epsilon, need.delta, need.takes
 
 
+def _reserve_from_dict(form: Mapping[str, Any]) -> Reserve:
+    order = None if form["order"] is None else Fraction(form["order"])
+    return Reserve(int(form["units"]), order, int(form["left"]))
+
+
 def _budget_to_dict(budget: Budget) -> dict[str, Any]:
-    return {
+    aside = budget.reserve
+    order = None if aside is None or aside.order is None else str(aside.order)
+    reserve = {} if aside is None else {"reserve": {"units": aside.units, "order": order, "left": aside.left}}
+    return reserve | {
         "epsilon": str(budget.epsilon),
         "delta": str(budget.delta),
         "takes": budget.takes,

@@ -19,9 +19,8 @@ from mpmath import mp, mpf
 from scipy.optimize import linprog
 
 from odograph.core import value_iteration
-from odograph.core.filters import smooth as smooth_prices
 from odograph.core.conversions import gdp_to_dp_delta, largest_mu, pure_to_intrinsic, pure_to_rdp
-from odograph.core.fixed_point import SCALE
+from odograph.core.filters import smooth as smooth_prices
 from odograph.core.filters.smooth import (
     smooth_limit_units,
     smooth_limit_with_order,
@@ -34,6 +33,7 @@ from odograph.core.filters.smooth import (
     smooth_time_pure,
     smooth_time_renyi,
 )
+from odograph.core.fixed_point import SCALE
 from odograph.core.value_iteration import INWARD, Grid, Kernel, Member, solve, values
 
 FULL: Final = os.environ.get("ODOGRAPH_FULL") == "1"

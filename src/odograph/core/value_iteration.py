@@ -545,6 +545,23 @@ def _largest(rows: Iterable[float], delta: Fraction, most: int, progress: Progre
     return most
 
 
+def _rows(rows: Iterable[float], delta: Fraction, most: int, beyond: float, progress: Progress | None) -> list[float]:
+    """Return Phi(1, 0), Phi(1, 1), ... up to the last n with Phi(1, n) <= delta, or to `beyond` times that.
+
+    At most `most` of them are below delta: charges beyond are not covered by the members.
+    """
+    found, units = [0.0], most
+    for n, value in enumerate(islice(rows, math.ceil(beyond * most)), 1):
+        if units == most and (exactly(value) > delta or n > most):
+            units = n - 1
+        if n > beyond * units:
+            break
+        found.append(value if n <= most else 1.0)
+        if progress is not None and n % 64 == 0:
+            progress(n, int(beyond * most / 2))  # `most` is twice what a Gaussian alone would get
+    return found
+
+
 def _grid(epsilon: float, spread_of_loss: float, step: float) -> Grid:
     """Return a grid from beyond the kink of h at -epsilon to beyond the start at 0.
 

@@ -13,6 +13,7 @@ from odograph.core.filters.exact import Exact, ExactMeter
 from odograph.core.filters.gdp import Gdp, GdpMeter
 from odograph.core.filters.paper import Paper, PaperMeter
 from odograph.core.filters.renyi import Renyi, RenyiMeter
+from odograph.core.filters.smooth import Smooth, SmoothMeter
 from odograph.core.filters.zcdp import Zcdp, ZcdpMeter
 from odograph.core.guarantees import Guarantee
 from odograph.core.meters import (
@@ -40,6 +41,8 @@ __all__ = [
     "PaperMeter",
     "Renyi",
     "RenyiMeter",
+    "Smooth",
+    "SmoothMeter",
     "Target",
     "Zcdp",
     "ZcdpMeter",
@@ -48,7 +51,7 @@ __all__ = [
     "takers",
 ]
 
-FILTERS: Final[dict[str, type[Filter]]] = {cls.kind: cls for cls in (Basic, Exact, Gdp, Paper, Renyi, Zcdp)}
+FILTERS: Final[dict[str, type[Filter]]] = {cls.kind: cls for cls in (Basic, Exact, Gdp, Paper, Renyi, Smooth, Zcdp)}
 
 METERS: Final[dict[str, type[Meter]]] = {
     cls.pricing: cls
@@ -62,6 +65,7 @@ METERS: Final[dict[str, type[Meter]]] = {
         MomentMeter,
         PaperMeter,
         RenyiMeter,
+        SmoothMeter,
         ZcdpMeter,
     )
 }

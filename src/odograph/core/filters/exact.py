@@ -31,27 +31,30 @@ from odograph.core.theory import kov_delta
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, MOST_BLOCKS
 from odograph.errors import InvalidPolicy
 
-__all__ = ["Exact", "ExactMeter", "Need"]
+__all__ = ["Exact", "ExactMeter", "Need", "is_refuted", "read_charges", "read_items", "read_quantum"]
 
 _MOST_STEPS: Final = 10**6  # that a refutation composes: its work grows as their square root
 
 
-def _quantum(value: object) -> Fraction:
+def read_quantum(value: object) -> Fraction:
+    """Read the quantum of a stored meter."""
     return read(value, "quantum", InvalidPolicy)
 
 
-def _charges(value: object) -> tuple[tuple[str, int, int], ...]:
-    return tuple((str(name), int(block), int(units)) for name, block, units in _as_tuple(value))
+def read_charges(value: object) -> tuple[tuple[str, int, int], ...]:
+    """Read the charges of a menu in a stored meter."""
+    return tuple((str(name), int(block), int(units)) for name, block, units in read_items(value))
 
 
-def _as_tuple(value: object) -> tuple[Any, ...]:
+def read_items(value: object) -> tuple[Any, ...]:
+    """Read a list of a stored meter or policy."""
     if not isinstance(value, list | tuple):
         raise TypeError(f"the option must be a list (got {value!r:.80})")
     return tuple(value)
 
 
 def _menu(value: object) -> tuple[MenuItem, ...]:
-    return tuple(MenuItem(**item) for item in _as_tuple(value))
+    return tuple(MenuItem(**item) for item in read_items(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,9 @@ class ExactMeter(Meter):
 
     pricing: ClassVar[str] = "exact"
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
-        "quantum": _quantum,
-        "takes": _as_tuple,
-        "charges": _charges,
+        "quantum": read_quantum,
+        "takes": read_items,
+        "charges": read_charges,
     }
 
     quantum: Fraction
@@ -125,6 +128,7 @@ class Need:
     delta: Fraction
     takes: tuple[str, ...]
     menu: tuple[MenuItem, ...]
+    reserve: str = ""  # the name of a reserve, for the smooth filter
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -133,7 +137,7 @@ class Exact(Filter):
 
     kind: ClassVar[str] = "exact"
     guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, Mechanism)
-    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"takes": _as_tuple, "menu": _menu}
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"takes": read_items, "menu": _menu}
 
     takes: tuple[str, ...]
     menu: tuple[MenuItem, ...]
@@ -197,15 +201,18 @@ class Exact(Filter):
         if not meters or not isinstance(meters[0], ExactMeter):
             raise InvalidPolicy("a compiled policy must have one meter for its exact filter")
         meter = meters[0]
-        listed = [(item.name, item.block) for item in self.menu]
-        own = meter.takes == self.takes and [(name, block) for name, block, _ in meter.charges] == listed
-        if not own or _is_refuted(target.epsilon, target.delta, meter):
+        if not self.has_options_of(meter) or is_refuted(target.epsilon, target.delta, meter):
             raise InvalidPolicy(
                 f"the budget must be one certified for this policy (got {meter.limit} units of"
                 f" {float(meter.quantum):.4g} for {[*meter.takes, *(name for name, *_ in meter.charges)]}); compile"
                 " the policy here with compile_policy"
             )
         return meters[1:]
+
+    def has_options_of(self, meter: ExactMeter) -> bool:
+        """Return whether a meter counts what this filter takes."""
+        listed = [(item.name, item.block) for item in self.menu]
+        return meter.takes == self.takes and [(name, block) for name, block, _ in meter.charges] == listed
 
     def reach(self, epsilon: float, delta: float) -> float:
         """Return about how much intrinsic time is admitted for a target."""
@@ -218,7 +225,7 @@ class Exact(Filter):
 
 
 @lru_cache(maxsize=1024)
-def _is_refuted(epsilon: Fraction, delta: Fraction, meter: ExactMeter) -> bool:
+def is_refuted(epsilon: Fraction, delta: Fraction, meter: ExactMeter) -> bool:
     """Return whether steps that an exact meter would admit are known to exceed the target.
 
     False does not certify the meter; `odograph.compile.certification` does.

@@ -1,4 +1,4 @@
-"""Prices of the smooth meter: with a small reserve of a certified budget, a step costs its variance in real numbers.
+"""The smooth filter: with a small reserve of a certified budget, a step costs its variance, in real numbers.
 
 The exact filter charges integer units of a certified pair (quantum u, N units). Set k >= 4 of them aside. They pay
 for a lognormal factor W, log W ~ N(-w/2, w) with w = k u, that multiplies the likelihood ratio in the analysis only:
@@ -23,15 +23,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from operator import mul
-from typing import Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from odograph.core.conversions import intrinsic_to_pure, pure_to_intrinsic
+from odograph.core.filters.exact import Exact, ExactMeter, Need, is_refuted, read_charges, read_items, read_quantum
 from odograph.core.fixed_point import (
+    CEILING,
     MOST_PRICED,
     SCALE,
     Number,
@@ -42,14 +45,24 @@ from odograph.core.fixed_point import (
     exactly,
     float_above,
     float_below,
+    read,
     units_computed,
     units_squared,
     units_written,
     up,
 )
-from odograph.core.value_iteration import LEAST_GAUSSIAN
+from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, number_of
+from odograph.core.mechanisms import MenuItem
+from odograph.core.meters import WITH_EPSILON, Meter, Target
+from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, Budget, Reserve, solve_with_values
+from odograph.errors import InvalidPolicy
+from odograph.progress import Progress
 
 __all__ = [
+    "RESERVES",
+    "Smooth",
+    "SmoothMeter",
+    "set_aside",
     "smooth_limit_units",
     "smooth_limit_with_order",
     "smooth_price_discrete_gaussian",
@@ -61,6 +74,7 @@ __all__ = [
     "smooth_time_pure",
     "smooth_time_renyi",
     "smooth_time_zcdp",
+    "solve_reserve",
 ]
 
 # Of the closed form, relative: its rounding is below 5e-15 up to the largest angle, and two of them are subtracted.
@@ -326,3 +340,192 @@ def smooth_limit_with_order(
     fitting = bisect_right(range(len(bounds)), delta, key=divergence) - 1
     # One unit less than the rows allow, and the last bucket up to 4.
     return max(0, fitting - 1 - LEAST_GAUSSIAN)
+
+
+class _Choice(NamedTuple):
+    """How a reserve is chosen: its variance as a share of the budget, and whether it has a Rényi order."""
+
+    share: Fraction
+    has_order: bool
+
+
+# By name. A reserve of one half of a percent leaves most to pure and Gaussian steps; one with an order prices every
+# kind of small step, and a larger one prices training with little noise.
+RESERVES: Final[dict[str, _Choice]] = {
+    "mixed": _Choice(Fraction(2, 100), has_order=True),
+    "pure": _Choice(Fraction(1, 200), has_order=False),
+    "training": _Choice(Fraction(5, 100), has_order=True),
+}
+_ORDER_DIGITS: Final = 3  # of a Rényi order; any order is valid, and a short one can be read
+
+
+def solve_reserve(need: Need, fineness: int, progress: Progress | None = None) -> Budget:
+    """Return the certified budget for a target, with its reserve.
+
+    Theorem: the corollary of the reserve theorem, with or without an order.
+    Assumes: the reserve and its order are fixed before the first step; the budget takes Gaussian steps.
+    """
+    budget, values = solve_with_values(
+        need.epsilon, need.delta, takes=need.takes, menu=need.menu, fineness=fineness, progress=progress
+    )
+    return set_aside(budget, need.reserve, values)
+
+
+def set_aside(budget: Budget, name: str, values: Sequence[Sequence[float]] = ()) -> Budget:
+    """Return a budget with a reserve; one with an order needs the values of `solve_with_values`.
+
+    Theorem: as `solve_reserve`.
+    Assumes: as `solve_reserve`.
+    """
+    share, has_order = RESERVES[name]
+    if not has_order:
+        units = max(LEAST_GAUSSIAN, round(share * budget.units))
+        return replace(budget, reserve=Reserve(units, None, smooth_limit_units(budget.units, units)))
+    # The variance of the reserve is w + tau with w = tau/4, and tau = 2/(a (a-1)) for the order a.
+    mean = float(share * budget.units * budget.quantum) / 1.25
+    order = Fraction(round(0.5 + math.sqrt(0.25 + 2.0 / mean), _ORDER_DIGITS)).limit_denominator(10**_ORDER_DIGITS)
+    units = max(LEAST_GAUSSIAN, math.ceil(2 / (order * (order - 1)) / (4 * budget.quantum)))
+    left = min(smooth_limit_with_order(row, units, order, budget.quantum, budget.delta) for row in values)
+    return replace(budget, reserve=Reserve(units, order, left))
+
+
+def _read_order(value: object) -> Fraction | None:
+    return None if value is None else read(value, "order", InvalidPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothMeter(Meter):
+    """Intrinsic time within a certified budget of `units` multiples of `quantum`, of which `reserve` are set aside.
+
+    `order` is the Rényi order of the reserve; without one, steps known by a Rényi curve alone have no price. `takes`
+    and `charges` are what the budget was certified for, as those of an `ExactMeter`.
+    """
+
+    pricing: ClassVar[str] = "smooth"
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
+        "quantum": read_quantum,
+        "units": int,
+        "reserve": int,
+        "order": _read_order,
+        "takes": read_items,
+        "charges": read_charges,
+    }
+
+    quantum: Fraction
+    units: int
+    reserve: int
+    order: Fraction | None
+    takes: tuple[str, ...]
+    charges: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def has_sound_options(self) -> bool:
+        """Whether a budget can have been certified with these options, and the limit leaves the reserve out."""
+        certified = ExactMeter("exact", self.units, self.quantum, self.takes, self.charges)
+        most = smooth_limit_units(self.units, self.reserve) * self.quantum * SCALE
+        return (
+            certified.has_sound_options
+            and "gaussian" in self.takes
+            and (self.order is None or self.order > 1)
+            and (self.limit or 0) <= most
+        )
+
+    def price(self, guarantee: Guarantee) -> int | None:
+        """Return the intrinsic time that a step is charged under the reserve.
+
+        Theorem: the reserve theorem: any adaptive sequence whose charges total at most the limit is within target.
+        Assumes: the step is of a family the budget was certified with, on its menu, or known by its Rényi moments;
+            charges predictable; a step's own delta is counted on the delta meter.
+        """
+        if isinstance(guarantee, WITH_EPSILON):
+            pure = "pure" in self.takes
+            return smooth_price_pure(number_of(guarantee.epsilon), self.quantum, self.reserve, pure_certified=pure)
+        if isinstance(guarantee, GDP):
+            return smooth_price_gaussian(number_of(guarantee.mu))
+        if isinstance(guarantee, ZCDP):
+            return smooth_price_zcdp(number_of(guarantee.rho), self.quantum, self.reserve)
+        if isinstance(guarantee, Mechanism):
+            for name, batch, units in self.charges:
+                if name == guarantee.name:
+                    return math.ceil(-(-guarantee.steps // batch) * units * self.quantum * SCALE)
+            return None if guarantee.curve is None else self._price_curve(guarantee.curve)
+        return self._price_curve(guarantee) if isinstance(guarantee, RDP) else None
+
+    def _price_curve(self, curve: RDP) -> int | None:
+        divergence = None if self.order is None else curve.at(self.order)
+        if self.order is None or divergence is None:
+            return None
+        return smooth_price_renyi(divergence, self.order, self.quantum, self.reserve)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Smooth(Exact):
+    """The exact filter with a reserve: it takes every kind of step, and charges small ones their variance.
+
+    `reserve` is "pure", "mixed" or "training". `takes` must have "gaussian" in it.
+    """
+
+    kind: ClassVar[str] = "smooth"
+    guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, ZCDP, RDP, Mechanism)
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {**Exact.options, "reserve": str}
+
+    reserve: str
+
+    def __init__(
+        self, *, takes: Sequence[str] = FAMILIES, menu: Sequence[MenuItem] = (), reserve: str = "mixed"
+    ) -> None:
+        Exact.__init__(self, takes=takes, menu=menu)
+        if reserve not in RESERVES:
+            raise InvalidPolicy(f"reserve must be one of {sorted(RESERVES)} (got {reserve!r})")
+        if "gaussian" not in self.takes:
+            raise InvalidPolicy(f"takes must have 'gaussian' in it under a reserve (got {takes!r})")
+        object.__setattr__(self, "reserve", reserve)
+
+    def accepts(self, guarantee: Guarantee, neighbors: str) -> bool:
+        """Return whether a theorem covers the guarantee under this filter."""
+        if isinstance(guarantee, Mechanism) and not Exact.accepts(self, guarantee, neighbors):
+            return guarantee.curve is not None and self.takes_curves(neighbors)
+        if isinstance(guarantee, RDP):
+            return RESERVES[self.reserve].has_order
+        return isinstance(guarantee, self.guarantees)
+
+    def takes_curves(self, neighbors: str) -> bool:
+        """Return whether steps may come that have a Rényi curve and no intrinsic time."""
+        return RESERVES[self.reserve].has_order or Exact.takes_curves(self, neighbors)
+
+    def need(self, target: Target) -> Need:
+        """Return what a budget has to be certified for."""
+        return Need(target.epsilon, target.delta, self.takes, self.menu, self.reserve)
+
+    def alternatives(self, target: Target) -> tuple[Meter, ...]:
+        """Intrinsic time within what a reserve leaves of the certified budget.
+
+        Theorem: the reserve theorem.
+        Assumes: as `solve_reserve`.
+        """
+        budget = target.budget
+        if budget is None or budget.reserve is None or budget.epsilon > target.epsilon or budget.delta > target.delta:
+            raise InvalidPolicy("the smooth filter needs a budget certified for this target or a stricter one")
+        aside = budget.reserve
+        limit = min(CEILING, math.floor(aside.left * budget.quantum * SCALE))
+        options = (budget.quantum, budget.units, aside.units, aside.order, budget.takes, budget.charges)
+        return (SmoothMeter("smooth", limit, *options),)
+
+    def check_stored(self, meters: Sequence[Meter], target: Target) -> Sequence[Meter]:
+        """Check that stored meters begin with one of this filter, not known to be too large; return the others."""
+        if not meters or not isinstance(meters[0], SmoothMeter):
+            raise InvalidPolicy("a compiled policy must have one meter for its smooth filter, and only then")
+        meter = meters[0]
+        certified = ExactMeter("exact", meter.units, meter.quantum, meter.takes, meter.charges)
+        own = self.has_options_of(certified) and (meter.order is None) != RESERVES[self.reserve].has_order
+        if not own or is_refuted(target.epsilon, target.delta, certified):
+            raise InvalidPolicy(
+                f"the limit must be one that was certified for this policy (got {meter.units} units of"
+                f" {float(meter.quantum):.4g} with a reserve of {meter.reserve}); compile the policy here with"
+                " compile_policy"
+            )
+        return meters[1:]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the stored form: the kind and the options."""
+        return Exact.to_dict(self) | {"reserve": self.reserve}
