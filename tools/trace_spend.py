@@ -29,8 +29,8 @@ import httpx
 import msgspec
 
 import odograph as odo
-from odograph.ledger.account import LedgerAccount
 from odograph.ledger.engine import carry_out
+from odograph.ledger.ledger import LedgerAccount
 from odograph.ledger.stores.base import State
 from odograph.service.endpoint import send_response
 from odograph.service.routes import charges

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from odograph.core.policy import Policy
     from odograph.errors import BudgetExceeded, IdempotencyConflict, OdographError, UnprovenComposition
     from odograph.integrations import cost_of
-    from odograph.ledger.account import LedgerAccount
-    from odograph.ledger.ledger import Ledger
+    from odograph.ledger.ledger import Ledger, LedgerAccount
     from odograph.ledger.results import Checkpoint, HistoryEntry, Receipt, Reservation
     from odograph.population.population import Population
     from odograph.population.prices import Prices, vectorized_price
@@ -108,7 +107,7 @@ _DEFINED_IN = {
     "HistoryEntry": "odograph.ledger.results",
     "IdempotencyConflict": "odograph.errors",
     "Ledger": "odograph.ledger.ledger",
-    "LedgerAccount": "odograph.ledger.account",
+    "LedgerAccount": "odograph.ledger.ledger",
     "OdographError": "odograph.errors",
     "Policy": "odograph.core.policy",
     "Population": "odograph.population.population",

@@ -29,7 +29,7 @@ from odograph.errors import (
     RemoteError,
     ServiceUnavailable,
 )
-from odograph.ledger.account import LedgerAccount
+from odograph.ledger.ledger import LedgerAccount
 
 COST = odo.PureDP(0.001)
 

@@ -16,9 +16,8 @@ import odograph as odo
 from odograph.core.filters import FILTERS
 from odograph.core.gate import decide
 from odograph.core.planning import AccountState, how_many
-from odograph.ledger.account import LedgerAccount, states
 from odograph.ledger.entries import CHARGES, price_from_text
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, LedgerAccount, states
 from odograph.service.auth import Caller, Role
 from odograph.service.dashboard.charts import (
     MAX_POINTS,

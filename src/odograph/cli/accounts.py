@@ -27,8 +27,7 @@ from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.planning import used
 from odograph.core.policy import Policy
 from odograph.errors import AccountExists, InvalidArgument
-from odograph.ledger.account import LedgerAccount
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import Receipt
 
 __all__ = ["accounts", "close", "commit", "decide", "largest", "open_", "reserve", "show", "spend", "void"]

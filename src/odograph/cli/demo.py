@@ -50,7 +50,7 @@ from odograph.errors import (
 )
 from odograph.extras import load
 from odograph.integrations.opendp import noisy
-from odograph.ledger.account import LedgerAccount
+from odograph.ledger.ledger import LedgerAccount
 
 __all__ = [
     "ACCOUNT",

@@ -39,9 +39,8 @@ from odograph.core.policy import Policy
 from odograph.core.value_iteration import COARSE, FAMILIES, FINE, Budget, refuted_intrinsic
 from odograph.errors import InvalidArgument, InvalidPolicy, LedgerError, LedgerNotFound
 from odograph.figures import PANELS, blank_axes, draw_all
-from odograph.ledger.account import LedgerAccount, states
 from odograph.ledger.entries import AHEAD, moment
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, LedgerAccount, states
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.stores.base import SCHEMA, Balance
 

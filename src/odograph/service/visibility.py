@@ -18,11 +18,10 @@ from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, LedgerNotFound
-from odograph.ledger.account import LedgerAccount
 from odograph.ledger.backend import Backend
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import HistoryEntry, Lifetime, Receipt
 from odograph.ledger.stores.base import Balance
 from odograph.service.auth import Caller

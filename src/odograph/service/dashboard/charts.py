@@ -15,8 +15,7 @@ from bokeh.plotting import figure
 from odograph.core.gate import Totals
 from odograph.core.odometers import Odometer
 from odograph.core.policy import other_odometers
-from odograph.ledger.account import LedgerAccount, State, states
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, LedgerAccount, State, states
 from odograph.service import visibility
 from odograph.service.auth import Caller
 

@@ -40,9 +40,8 @@ from odograph.errors import (
     LedgerNotFound,
     UnprovenComposition,
 )
-from odograph.ledger.account import LedgerAccount
 from odograph.ledger.entries import check_name, checkpoint_of, shown, totals_from_text
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.service import visibility
 from odograph.service.auth import Caller, new_secret
 from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label
