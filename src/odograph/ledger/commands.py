@@ -150,7 +150,7 @@ class Charge(NamedTuple):
     written in plain loops: a call here takes several times as long as elsewhere.
 
     Theorem: several accounts at once: each account on the way keeps its promise about what was charged to it.
-    Assumes: each cost bounds the mechanism for one person's data in that account, and no person's data are in two of them.
+    Assumes: each cost bounds the mechanism for one person's data in that account, and no person has data in two.
     """
 
     author: Author
