@@ -280,6 +280,7 @@ def race(url: str, folder: Path, defect: str = "") -> None:
     with Service(url, folder, "--workers", "2", defect=defect) as service:
         with odo.connect(service.url, token=service.token()) as owner:
             owner.open_account("narrow", policy(limit))
+        wait_until(lambda: len(service.writers) == 2)  # a worker that starts late would leave all to the other
         tokens = [service.token(f"analyst-{number}", "analyst") for number in range(2 * CLIENTS)]
 
         def spend(token: str) -> None:

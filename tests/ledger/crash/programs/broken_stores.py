@@ -52,6 +52,7 @@ class DecidesOutside(StoreWrapper):
 
     def write(self, wants: Wants, work: Work) -> None:
         before = self.store.balances(wants.accounts)
+        time.sleep(0.002)  # on a busy machine the other process might not come in between otherwise
 
         def outside(state: State) -> Changes:
             for name in before.keys() & state.balances.keys():
