@@ -45,7 +45,7 @@ TESTS = {
     "core/filters/zcdp.py": ("tests/core/test_policy.py",),
     "core/filters/gdp.py": ("tests/core/test_policy.py",),
     "core/filters/paper.py": ("tests/core/test_policy.py",),
-    "ledger/engine.py": ("tests/ledger/crash/test_group_commit.py",),
+    "ledger/engine.py": ("tests/ledger/test_fair_queue.py", "tests/ledger/crash/test_group_commit.py"),
     "population/gate.py": ("tests/population/test_population_gate.py",),
 }
 _SILENT = {"annotation", "returns", "decorator_list"}
