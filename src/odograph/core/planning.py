@@ -185,7 +185,7 @@ def how_many(path: Path, cost: Guarantee) -> int:
         )
 
     # Totals only grow, so what is refused once stays refused, and bisection finds the first refusal.
-    return bisect_left(range(_MOST_STEPS), x=True, lo=1, key=is_refused) - 1
+    return bisect_left(range(_MOST_STEPS + 1), x=True, lo=1, key=is_refused) - 1
 
 
 def largest(path: Path, kind: Kind[G], times: int = 1) -> G | None:
