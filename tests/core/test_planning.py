@@ -272,3 +272,13 @@ def test_a_policy_that_refuses_nothing_has_an_answer_too() -> None:
         assert found is not None
         assert found.value < 1e-15 or found.value > 1e15 or found.value == 0.9999
         assert odo.planning.calibrate_that(question, lambda _: False) is None
+
+
+@pytest.mark.parametrize("sensitivity", ["1.7976931348623157e-100", "9.876543210987654e99", f"1.{'7' * 70}", "1e100"])
+def test_long_and_large_settings_have_an_answer(sensitivity: str) -> None:
+    for name in CHEAP:
+        if "sensitivity" in NOISES[name].settings:
+            question = calibration_question(NOISES[name].mechanism, 10**6, {"sensitivity": sensitivity})
+            found = calibrate(AccountState("", RENYI, RENYI.start), question)
+            assert found is not None
+            check_calibration(found, (AccountState("", RENYI, RENYI.start),))

@@ -127,7 +127,7 @@ COSTS: Final = (parallel(MOST_DIFFERENT), parallel(MAX_TERMS), curve("9/7"), cur
 CALIBRATIONS: Final[list[Form]] = [
     *({"mechanism": "subsampled_gaussian", "settings": {"sampling_rate": rate}} for rate in ("0.5", "1e-6", "1e-99")),
     {"mechanism": "subsampled_gaussian", "settings": {"sampling_rate": "0.01"}, "times": 10**9},
-    {"mechanism": "laplace", "settings": {"sensitivity": f"1.{'7' * 150}"}, "times": 10**9},
+    {"mechanism": "laplace", "settings": {"sensitivity": f"1.{'7' * 70}"}, "times": 10**9},
 ]
 
 

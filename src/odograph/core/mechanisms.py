@@ -477,6 +477,8 @@ class Noise:
         exact = read(value, f"{self.name}({name})", InvalidArgument)
         if not _SETTINGS[0] <= exact <= _SETTINGS[1]:
             raise InvalidArgument(f"{self.name}({name}) must be from 1e-100 to 1e100 (got {value!r:.80})")
+        if exact.numerator.bit_length() + exact.denominator.bit_length() > _SETTING_BITS:
+            raise InvalidArgument(f"{self.name}({name}) must be a number of fewer digits (got {value!r:.80})")
         if exact.denominator == 1:
             return int(exact)
         number = tidy(exact)
@@ -484,6 +486,7 @@ class Noise:
 
 
 _SETTINGS: Final = (Fraction(1, 10**100), Fraction(10**100))
+_SETTING_BITS: Final = 500  # any float in that range, and the square of its ratio to any noise is kept exactly
 
 NOISES: Final = {
     noise.name: noise

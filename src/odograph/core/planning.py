@@ -285,7 +285,7 @@ def calibrate_that(question: CalibrationQuestion, admitted: Callable[[Guarantee]
     """Return the answer with the least noise that passes every gate on the way, or None.
 
     The search is over the decimals of four digits themselves, from less noise to more: so the answer was seen
-    admitted, and its neighbor with less noise refused. Nothing is rounded.
+    admitted, and its neighbor with less noise refused (or outside the mechanism's domain). Nothing is rounded.
     """
 
     def answer(rank: int) -> Calibration | None:
