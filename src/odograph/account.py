@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, Self
 
 from odograph.compile import Certification, certification
+from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
 from odograph.core.odometers import Reading
-from odograph.core.planning import G, Quote, standing, used
+from odograph.core.planning import Calibration, G, Kind, Quote, standing, used
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import IdempotencyConflict, InvalidArgument, UnprovenComposition
 from odograph.figures import account_card, draw_account
@@ -72,6 +73,16 @@ class Account(ABC):
     def totals(self) -> Totals:
         """What was spent, in integer units."""
         return self._balance().totals
+
+    @property
+    def spent(self) -> float:
+        """The part of the budget that is spent, from 0 to 1."""
+        return used(self.compiled, self.totals)
+
+    @property
+    def remaining(self) -> float:
+        """The part of the budget that is left, from 0 to 1: what `spent` leaves of 1."""
+        return 1.0 - self.spent
 
     @property
     def closed(self) -> bool:
@@ -149,8 +160,25 @@ class Account(ABC):
         """Decide several costs in order, all or nothing, spending nothing."""
 
     @abstractmethod
-    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
-        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+    def largest(self, kind: Kind[G], times: int = 1) -> G | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
+
+        The kind is a class, a guarantee whose other fields are kept, or a mechanism such as `odograph.gaussian`.
+        """
+
+    @abstractmethod
+    def calibrate(
+        self, mechanism: Callable[..., Guarantee], /, *, times: int = 1, **settings: Numeric
+    ) -> Calibration | None:
+        """Return the least noise with which `times` equal requests of a mechanism are admitted, or None.
+
+        `mechanism` is a function such as `odograph.laplace`, and the settings are its arguments beside the noise. The
+        scale, sigma, epsilon or other parameter has four digits, and a value with less noise is refused.
+        """
+
+    @abstractmethod
+    def how_many(self, cost: Guarantee) -> int:
+        """Return how many requests of this cost are admitted in a row, at most 10^12; of a closed account, 0."""
 
     def reading(self) -> Reading:
         """Read the policy's odometer: valid at all times at once, and the only one that the guarantee covers."""

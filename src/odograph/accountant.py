@@ -13,9 +13,24 @@ from typing import Any, Final, NamedTuple
 
 from odograph.account import Account, check_page, microseconds
 from odograph.compile import Certification, compile_policy
+from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
-from odograph.core.planning import AccountState, G, Quote, ask, largest, quote, used, with_offer
+from odograph.core.planning import (
+    AccountState,
+    Calibration,
+    G,
+    Kind,
+    Quote,
+    ask,
+    calibrate,
+    calibration_question,
+    how_many,
+    largest,
+    quote,
+    used,
+    with_offer,
+)
 from odograph.core.policy import Compiled, Policy, check_compiled, too_low
 from odograph.errors import (
     AccountClosed,
@@ -339,9 +354,27 @@ class Accountant(Account):
         """Decide several costs in order, all or nothing, spending nothing."""
         return quote(self._open_path(), costs)
 
-    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
-        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+    def largest(self, kind: Kind[G], times: int = 1) -> G | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
+
+        The kind is a class, a guarantee whose other fields are kept, or a mechanism such as `odograph.gaussian`.
+        """
         return None if self._closed else largest(self._path(), kind, times)
+
+    def calibrate(
+        self, mechanism: Callable[..., Guarantee], /, *, times: int = 1, **settings: Numeric
+    ) -> Calibration | None:
+        """Return the least noise with which `times` equal requests of a mechanism are admitted, or None.
+
+        `mechanism` is a function such as `odograph.laplace`, and the settings are its arguments beside the noise. The
+        scale, sigma, epsilon or other parameter has four digits, and a value with less noise is refused.
+        """
+        question = calibration_question(mechanism, times, settings)
+        return None if self._closed else calibrate(self._path(), question)
+
+    def how_many(self, cost: Guarantee) -> int:
+        """Return how many requests of this cost are admitted in a row, at most 10^12; of a closed account, 0."""
+        return 0 if self._closed else how_many(self._path(), cost)
 
     def history(self, first: int = 0, count: int | None = None) -> tuple[HistoryEntry, ...]:
         """Return entries from a sequence on, at most `count`; a negative `first` counts from the end.

@@ -184,6 +184,51 @@ def test_largest() -> None:
     assert "--delta is for the kinds" in failed(2, "largest", "census", "--delta", "1e-9")
 
 
+def test_calibrate() -> None:
+    opened()
+    assert done("calibrate", "census", "laplace", "--sensitivity", "3") == "laplace(scale=3.0, sensitivity=3)\n"
+    with odo.connect(URL) as ledger:
+        account = ledger.account("census")
+        twenty = account.calibrate(odo.laplace, sensitivity=3, times=20)
+        three = account.calibrate(odo.randomized_response, categories=3)
+    assert twenty is not None
+    asked = ("calibrate", "census", "laplace", "--sensitivity", "3", "--times", "20")
+    assert done(*asked) == f"{twenty}\n"
+    assert document(*asked) == {"account": "census", "calibration": twenty.to_dict()}
+    assert done("calibrate", "census", "randomized_response", "--categories", "3") == f"{three}\n"
+    assert "(got 'laplas')" in failed(2, "calibrate", "census", "laplas")
+    assert "laplace has the settings sensitivity (got 'steps')" in failed(
+        2, "calibrate", "census", "laplace", "--steps", "3"
+    )
+    assert "must be a finite number" in failed(2, "calibrate", "census", "laplace", "--sensitivity", "much")
+    assert "times must be an integer from 1" in failed(2, "calibrate", "census", "laplace", "--times", "0")
+    assert "needs sampling_rate" in failed(2, "calibrate", "census", "subsampled_gaussian")
+    assert "no theorem covers" in failed(4, "calibrate", "census", "discrete_gaussian")
+    assert document("show", "census")["account"]["sequence"] == 0
+    done("close", "census")
+    assert done("calibrate", "census", "laplace") == "none: no amount of noise is admitted\n"
+    assert document("calibrate", "census", "laplace") == {"account": "census", "calibration": None}
+
+
+def test_a_subsampled_gaussian_is_calibrated_too() -> None:
+    opened("training", "--filter", "renyi")
+    text = done("calibrate", "training", "subsampled_gaussian", "--sampling-rate", "0.01", "--steps", "100")
+    assert text.startswith("subsampled_gaussian(noise_multiplier=1.53, sampling_rate=0.01, steps=100)")
+
+
+def test_how_many() -> None:
+    opened()
+    assert done("how-many", "census", "--pure", "0.3") == "3\n"
+    assert done("how-many", "census", "--laplace-scale", "10", "--sensitivity", "3") == "3\n"
+    assert document("how-many", "census", "--pure", "1.5") == {"account": "census", "how_many": 0}
+    with odo.connect(URL) as ledger:
+        count = ledger.account("census").how_many(odo.GDP("0.01"))
+    assert document("how-many", "census", "--gdp", "0.01")["how_many"] == count
+    assert "pass exactly one cost" in failed(2, "how-many", "census")
+    assert "PureDP.epsilon must be a finite number" in failed(2, "how-many", "census", "--pure", "much")
+    assert document("show", "census")["account"]["sequence"] == 0
+
+
 def test_reservations_are_committed_or_voided_once() -> None:
     opened()
     text = done("reserve", "census", "--pure", "0.1", "--expires", "3600")
@@ -327,6 +372,8 @@ def test_a_typo_in_a_path_makes_no_file() -> None:
         ("commit", "census#1"),
         ("void", "census#1", "--reason", "no"),
         ("largest", "census"),
+        ("calibrate", "census", "laplace"),
+        ("how-many", "census", "--pure", "0.1"),
         ("spend", "census", "--pure", "0.1"),
         ("reserve", "census", "--pure", "0.1"),
         ("decide", "census", "--pure", "0.1"),

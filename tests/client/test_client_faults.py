@@ -207,6 +207,8 @@ def test_a_read_without_an_answer_has_charged_nothing(reach: Reach, proxy: Proxy
         lambda: account.decide(COST),
         lambda: account.quote([COST]),
         lambda: account.largest(odo.PureDP),
+        lambda: account.calibrate(odo.laplace),
+        lambda: account.how_many(COST),
     ]
     for read in reads:
         proxy.faults = [lost] * 20

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
 
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, Policy, PureDP, compile_policy, parallel
 from odograph.account import offers_of
 from odograph.core.guarantees import Mechanism, Parallel
-from odograph.core.planning import AccountState, largest
-from odograph.errors import InvalidArgument
+from odograph.core.mechanisms import NOISES
+from odograph.core.planning import (
+    AccountState,
+    Calibration,
+    CalibrationQuestion,
+    ask,
+    calibrate,
+    calibration_question,
+    largest,
+)
+from odograph.errors import InvalidArgument, UnprovenComposition
 
 CURVE = RDP((2, 8, 32), (1, 4, 16))
 RENYI = compile_policy(Policy(1, 1e-6, filter="renyi"))
@@ -69,3 +86,199 @@ def test_an_account_offers_the_kinds_that_its_policy_takes_until_nothing_fits() 
     account.spend(PureDP("0.75"))
     assert offers_of(account) == []
     assert [type(offer) for offer in offers_of(odo.Accountant(Policy(1, 1e-6, filter="zcdp")))] == [PureDP, GDP, ZCDP]
+
+
+# Calibration. What is checked is worked out here in decimals, not by the search.
+
+POLICIES: Final = [
+    compile_policy(policy)
+    for policy in (
+        Policy(1, 0, filter="basic"),
+        Policy("0.7", 1e-6, filter="zcdp"),
+        Policy(2, 1e-9, filter="gdp"),
+        Policy(1, 1e-6, filter="renyi"),
+        Policy(1, 1e-6),
+    )
+]
+CHEAP: Final = sorted(NOISES.keys() - {"subsampled_gaussian"})  # whose price is quick to compute
+Paths = tuple[AccountState, ...]
+
+
+@st.composite
+def paths(draw: st.DrawFn) -> Paths:
+    """One account, or two of which the upper has spent more."""
+    spent = draw(st.lists(st.integers(0, 400), min_size=1, max_size=2))
+    compiled = draw(st.sampled_from(POLICIES))
+    states = []
+    for thousandths in spent:
+        state = AccountState("", compiled, compiled.start)
+        decision = ask(state, PureDP(Fraction(thousandths, 1000)))
+        assert decision.admitted
+        states.append(state._replace(totals=decision.totals_after))
+    return tuple(states)
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> CalibrationQuestion:
+    noise = NOISES[draw(st.sampled_from(CHEAP))]
+    values = {
+        "sensitivity": st.integers(1, 10**6) | st.fractions("1/1000", 1000) | st.sampled_from(["1e-30", 3, "1e30"]),
+        "categories": st.integers(2, 1000),
+    }
+    settings = {name: draw(values[name]) for name in noise.settings if draw(st.booleans())}
+    return calibration_question(noise.mechanism, draw(st.integers(1, 30) | st.integers(1, 10**7)), settings)
+
+
+def unit_of(found: Calibration) -> Decimal:
+    """One unit of the fourth digit: of the value, or of its distance from the one that reveals nothing."""
+    distance = Decimal(repr(found.value))
+    if found.parameter == "truth":
+        distance -= 1 / Decimal(dict(found.settings).get("categories", 2))
+    return Decimal(10) ** (math.floor(distance.log10()) - 3)
+
+
+def with_less_noise(found: Calibration) -> odo.Guarantee | None:
+    """The guarantee with a unit less noise; None if there is none."""
+    grows = found.parameter in {"scale", "sigma"}
+    unit, value = unit_of(found), Decimal(repr(found.value))
+    if grows and value == 1000 * unit:
+        unit /= 10  # below a power of ten the fourth digit is a tenth
+    value += -unit if grows else unit
+    if found.parameter == "truth" and value >= 1:
+        return None
+    cost: odo.Guarantee = NOISES[found.mechanism].mechanism(**found.arguments | {found.parameter: value})
+    return cost
+
+
+def check_calibration(found: Calibration, path: Paths) -> None:
+    """Assert that it has four digits, is admitted as often as it says, and that less noise would not be."""
+    typed_back = eval(repr(found), vars(odo.mechanisms))  # noqa: S307  the repr is code
+    assert typed_back == found.guarantee
+    assert all(state.admits(typed_back, found.times) for state in path)
+    assert Decimal(repr(found.value)) % unit_of(found) == 0
+    less = with_less_noise(found)
+    assert less is None or not all(state.admits(less, found.times) for state in path)
+
+
+def answer(path: Paths, question: CalibrationQuestion) -> Calibration | None:
+    """None also where no theorem covers the mechanism."""
+    try:
+        return calibrate(path, question)
+    except UnprovenComposition:
+        return None
+
+
+@given(paths(), questions())
+def test_calibrated_noise_is_admitted_when_typed_back_and_a_unit_less_is_not(
+    path: Paths, question: CalibrationQuestion
+) -> None:
+    found = answer(path, question)
+    if found is not None:
+        check_calibration(found, path)
+        assert (found.mechanism, found.times) == (question.noise.name, question.times)
+        assert found.arguments == {found.parameter: found.value, **question.settings}
+        assert odo.planning.how_many(path, found.guarantee) >= found.times
+
+
+@given(paths(), questions())
+def test_where_nothing_is_found_much_more_noise_is_refused_too(path: Paths, question: CalibrationQuestion) -> None:
+    try:
+        if calibrate(path, question) is not None:
+            return
+    except UnprovenComposition:
+        return
+    # Where a random answer reveals nothing is a setting's matter; the others reveal next to nothing at these.
+    settings = {name: Fraction(value) for name, value in question.settings.items()}
+    quiet_values = {
+        "epsilon": Fraction(1, 10**15),
+        "truth": 1 / settings.get("categories", Fraction(2)) + Fraction(1, 10**11),
+    }
+    noisy = settings.get("sensitivity", Fraction(1)) * 10**15
+    parameter = question.noise.parameter
+    quiet = question.noise.mechanism(**{parameter: quiet_values.get(parameter, noisy)}, **question.settings)
+    assert not all(state.admits(quiet, question.times) for state in path)
+
+
+def rounded(found: Calibration, path: Paths, digits: Callable[[Decimal, Decimal], Decimal]) -> Calibration:
+    """The calibration of a search that rounds what the largest guarantee comes to."""
+    offer = largest(path, NOISES[found.mechanism].mechanism, found.times)
+    assert offer is not None
+    value = float(digits(Decimal(1) / Decimal(repr(float(getattr(offer, offer.size)))), unit_of(found)))
+    return replace(found, value=value, guarantee=NOISES[found.mechanism].mechanism(value))
+
+
+ROUNDINGS: Final[dict[str, Callable[[Decimal, Decimal], Decimal]]] = {
+    "to the nearest": lambda value, unit: round(value / unit) * unit,
+    "a unit too far": lambda value, unit: (math.ceil(value / unit) + 1) * unit,
+    "not at all": lambda value, _: value,
+}
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("mechanism", [odo.laplace, odo.gaussian])
+def test_another_rounding_is_caught(name: str, mechanism: Callable[..., odo.Guarantee]) -> None:
+    """Negative controls: too little noise, too much, and more digits than a person wants to type."""
+    compiled, caught = POLICIES[1], 0
+    path = (AccountState("", compiled, compiled.start),)
+    for times in range(1, 40):
+        found = calibrate(path, calibration_question(mechanism, times, {}))
+        assert found is not None
+        check_calibration(found, path)
+        try:
+            check_calibration(rounded(found, path, ROUNDINGS[name]), path)
+        except AssertionError:
+            caught += 1
+    assert caught >= 10
+
+
+def test_the_noise_of_one_gaussian_is_the_analytic_one() -> None:
+    """Balle and Wang 2018, Theorem 8: delta as a function of epsilon and sigma, computed by another library."""
+
+    def delta(sigma: float, epsilon: float = 2.0) -> float:
+        below, above = 0.5 / sigma - epsilon * sigma, -0.5 / sigma - epsilon * sigma
+        return float(norm.cdf(below) - math.exp(epsilon) * norm.cdf(above))
+
+    compiled = compile_policy(Policy(2, "1.000001e-9", filter="gdp", delta_steps="1e-15"))
+    found = calibrate(AccountState("", compiled, compiled.start), calibration_question(odo.gaussian, 1, {}))
+    assert found is not None
+    assert delta(found.value) <= 1e-9 < delta(found.value - 0.001)
+
+
+def test_a_subsampled_gaussian_is_calibrated_by_its_curve() -> None:
+    state = AccountState("", RENYI, RENYI.start)
+    found = calibrate(state, calibration_question(odo.subsampled_gaussian, 1000, {"sampling_rate": "0.01"}))
+    assert found is not None
+    assert repr(found).startswith("subsampled_gaussian(noise_multiplier=")
+    assert repr(found).endswith(", sampling_rate=0.01)")
+    assert odo.planning.how_many(state, odo.subsampled_gaussian(0.01, found.value)) >= 1000
+    less = float(Decimal(repr(found.value)) - unit_of(found))
+    assert odo.planning.how_many(state, odo.subsampled_gaussian(0.01, less)) < 1000
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_the_largest_of_a_mechanism_is_the_largest_of_its_guarantee(name: str) -> None:
+    state, noise = AccountState("", RENYI, RENYI.start), NOISES[name]
+    if noise.kind is Mechanism:
+        with pytest.raises(InvalidArgument, match="kind must have a guarantee of one size"):
+            largest(state, noise.mechanism)
+    else:
+        assert largest(state, noise.mechanism, 7) == largest(state, noise.kind, 7) is not None
+
+
+def test_a_policy_that_refuses_nothing_has_an_answer_too() -> None:
+    for name in CHEAP:
+        question = calibration_question(NOISES[name].mechanism, 1, {})
+        found = odo.planning.calibrate_that(question, lambda _: True)
+        assert found is not None
+        assert found.value < 1e-15 or found.value > 1e15 or found.value == 0.9999
+        assert odo.planning.calibrate_that(question, lambda _: False) is None
+
+
+@pytest.mark.parametrize("sensitivity", ["1.7976931348623157e-100", "9.876543210987654e99", f"1.{'7' * 70}", "1e100"])
+def test_long_and_large_settings_have_an_answer(sensitivity: str) -> None:
+    for name in CHEAP:
+        if "sensitivity" in NOISES[name].settings:
+            question = calibration_question(NOISES[name].mechanism, 10**6, {"sensitivity": sensitivity})
+            found = calibrate(AccountState("", RENYI, RENYI.start), question)
+            assert found is not None
+            check_calibration(found, (AccountState("", RENYI, RENYI.start),))

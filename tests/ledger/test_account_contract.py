@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any, Protocol
@@ -496,6 +497,97 @@ def what_is_asked_below_knows_the_accounts_above(opening: Opening) -> None:
 
 
 @clause
+def how_many_are_admitted_is_counted_before_they_are_spent(opening: Opening) -> None:
+    ana, top = pair(opening)
+    top.spend(PureDP("0.75"))
+    with unchanged(ana, top):
+        assert (ana.how_many(TENTH), top.how_many(TENTH), ana.how_many(PureDP("0.2501"))) == (2, 2, 0)
+        assert ana.how_many(PureDP(0)) == 10**12
+        for wrong in (0.1, None, "PureDP(0.1)", PureDP):
+            with pytest.raises(InvalidGuarantee):
+                ana.how_many(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UnprovenComposition):
+            ana.how_many(GDP(0.1))
+    for _ in range(2):
+        ana.spend(TENTH)
+    with pytest.raises(BudgetExceeded):
+        ana.spend(TENTH)
+    assert ana.how_many(TENTH) == 0
+
+
+@clause
+def a_calibrated_mechanism_is_admitted_as_often_as_was_asked(opening: Opening) -> None:
+    ana, top = pair(opening)
+    top.spend(PureDP("0.3"))
+    with unchanged(ana, top):
+        found = ana.calibrate(odo.laplace, sensitivity=2, times=3)
+        assert found is not None
+        assert str(found) == "laplace(scale=8.572, sensitivity=2)"  # 6/0.7 is 8.5714...
+        assert (found.parameter, found.value, found.times) == ("scale", 8.572, 3)
+        assert found.guarantee == odo.laplace(**found.arguments)
+        assert json.loads(json.dumps(found.to_dict()))["guarantee"] == found.guarantee.to_dict()
+        assert repr(ana.calibrate(odo.exponential, times=3)) == "exponential(epsilon=0.2333)"
+        # Its epsilon is log(truth / (1 - truth)), which is 0.7 at 0.66818...
+        assert repr(ana.calibrate(odo.randomized_response)) == "randomized_response(truth=0.6681)"
+        assert ana.calibrate(odo.laplace, times=10**9, sensitivity="1/3") is not None
+        assert ana.largest(odo.laplace, times=7) == ana.largest(PureDP, times=7) == TENTH
+        assert ana.how_many(odo.laplace(8.571, sensitivity=2)) == 2
+    typed_back = eval(repr(found), vars(odo.mechanisms))  # noqa: S307  the repr is code
+    for _ in range(3):
+        ana.spend(typed_back)
+    assert ana.calibrate(odo.laplace, sensitivity=2) is not None
+    top.spend(ana.largest(PureDP))  # type: ignore[arg-type]
+    assert ana.calibrate(odo.laplace, sensitivity=2) is None
+    assert (ana.spent < 1, top.spent, top.remaining) == (True, 1, 0)
+
+
+@clause
+def a_wrong_mechanism_or_setting_is_refused(opening: Opening) -> None:
+    ana, top = pair(opening)
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        ("laplace", {}, "mechanism must be a function of odograph.mechanisms: laplace, "),
+        (odo.parallel, {}, "mechanism must be a function"),
+        (PureDP, {}, "mechanism must be a function"),
+        (TENTH, {}, "mechanism must be a function"),
+        (lambda scale: PureDP(1 / scale), {}, "mechanism must be a function"),
+        (odo.laplace, {"scale": 3}, r"scale must not be given \(got 3\)"),
+        (odo.laplace, {"sensitivty": 3}, r"laplace has the settings sensitivity \(got 'sensitivty'\)"),
+        (odo.exponential, {"sensitivity": 3}, r"exponential has no settings \(got 'sensitivity'\)"),
+        (odo.subsampled_gaussian, {}, r"subsampled_gaussian needs sampling_rate, such as"),
+        (odo.laplace, {"times": 0}, r"times must be an integer from 1 \(got 0\)"),
+        (odo.laplace, {"times": True}, r"times must be an integer from 1 \(got True\)"),
+        (odo.randomized_response, {"categories": 2.5}, r"categories\) must be an integer from 2 \(got 2.5\)"),
+        *[
+            (odo.laplace, {"sensitivity": value}, r"laplace\(sensitivity\) must .* \(got ")
+            for value in (0, -1, "x", None, float("nan"), True, 1e300, "1e-101", "0." + "7" * 90)
+        ],
+    ]
+    with unchanged(ana, top):
+        for mechanism, settings, message in wrong:
+            with pytest.raises(InvalidArgument, match=message):
+                ana.calibrate(mechanism, **settings)
+        with pytest.raises(UnprovenComposition):
+            ana.calibrate(odo.gaussian)
+        with pytest.raises(InvalidArgument, match=r"kind must .* see calibrate\(subsampled_gaussian, sampling_rate"):
+            ana.largest(odo.subsampled_gaussian)
+        with pytest.raises(InvalidArgument, match=r"kind must be a function of odograph\.mechanisms"):
+            ana.largest(odo.parallel)
+
+
+@clause
+def what_is_spent_and_what_remains_are_one_fraction_each(opening: Opening) -> None:
+    ana, top = pair(opening)
+    assert (ana.spent, ana.remaining) == (0, 1)
+    ana.spend(PureDP("0.25"))
+    held = top.reserve(PureDP("0.25"))
+    assert (ana.spent, ana.remaining, top.spent, top.remaining) == (0.25, 0.75, 0.5, 0.5)
+    assert ana.describe()["account"]["spent"] == ana.spent
+    held.void("not run")
+    top.spend(PureDP("0.75"))
+    assert (top.spent, top.remaining) == (1, 0)
+
+
+@clause
 def the_description_is_plain_and_has_the_same_fields_everywhere(opening: Opening) -> None:
     ana, top = pair(opening)
     ana.reserve(TENTH)
@@ -596,6 +688,8 @@ def a_closed_account_takes_no_new_charges_here_and_below(opening: Opening) -> No
                 with pytest.raises(AccountClosed):
                     attempt(PureDP(0))
             assert account.largest(PureDP) is None
+            assert account.calibrate(odo.laplace) is None
+            assert account.how_many(TENTH) == 0
             assert account.describe()["largest"] == []
         with pytest.raises(AccountClosed):
             opening("late", parent=ana)
@@ -710,6 +804,21 @@ class WritesRefusalsDownAsSpends(Accountant):
         return super().spend(PureDP(0), note=note)
 
 
+class RoundsNoiseToTheNearest(Accountant):
+    def calibrate(self, mechanism: Any, /, **settings: Any) -> Any:  # noqa: ANN401  as an account's
+        found = super().calibrate(mechanism, **settings)
+        if found is None or found.parameter != "scale":
+            return found
+        offer = self.largest(PureDP, settings.get("times", 1))
+        scale = float(settings.get("sensitivity", 1)) / float(offer.epsilon)  # type: ignore[union-attr]
+        return replace(found, value=float(f"{scale:.4g}"))
+
+
+class ForgetsItsParentWhenCounting(Accountant):
+    def how_many(self, cost: Guarantee) -> int:
+        return odo.planning.how_many(odo.planning.AccountState("", self.compiled, self.totals), cost)
+
+
 BROKEN: dict[type[Accountant], Clause] = {
     ForgetsKeys: a_key_is_charged_once,
     ForgetsWhatAKeyWasUsedFor: a_key_with_another_request_is_a_conflict,
@@ -720,6 +829,8 @@ BROKEN: dict[type[Accountant], Clause] = {
     RefundsWhatRaised: what_raises_inside_a_block_is_committed,
     ClosesItselfAlone: a_closed_account_takes_no_new_charges_here_and_below,
     ForgetsItsParent: a_spend_is_charged_here_and_above,
+    RoundsNoiseToTheNearest: a_calibrated_mechanism_is_admitted_as_often_as_was_asked,
+    ForgetsItsParentWhenCounting: how_many_are_admitted_is_counted_before_they_are_spent,
     WritesRefusalsDownAsSpends: what_is_full_takes_nothing_more_and_offers_nothing,
 }
 

@@ -12,6 +12,8 @@ from population_helpers import PopulationFactory, compiled_for, current, ledger_
 
 import odograph as odo
 from odograph import Ledger, Policy, Population, PureDP
+from odograph.core.mechanisms import laplace
+from odograph.core.planning import calibration_question
 from odograph.errors import (
     AccountClosed,
     AccountExists,
@@ -142,6 +144,8 @@ REFUSED: list[Callable[[Ledger], object]] = [
     lambda ledger: ledger.decide({"people": SMALL}),
     lambda ledger: ledger.backend.largest("people", PureDP, 1),
     lambda ledger: ledger.backend.quote("people", [SMALL]),
+    lambda ledger: ledger.backend.calibrate("people", calibration_question(laplace, 1, {})),
+    lambda ledger: ledger.backend.how_many("people", SMALL),
     lambda ledger: ledger.open_account("below", BASIC, parent="people"),
     lambda ledger: ledger.open_account("after", BASIC, successor_of="people"),
 ]

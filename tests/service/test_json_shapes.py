@@ -22,11 +22,13 @@ def shapes() -> Iterator[dict[str, tuple[Any, type[msgspec.Struct]]]]:
     with odo.connect("memory://", principal="ana") as ledger:
         ledger.open_account("census", POLICY)
         account = ledger.open_account("later", POLICY, successor_of="census")
+        calibrated = account.calibrate(odo.laplace, sensitivity="1/3", times=7)
         receipt = account.reserve(odo.PureDP("0.1"), expires=60).receipt
         yield {
             "receipt": (receipt.to_dict(), forms.ReceiptForm),
             "decision": (account.decide(odo.PureDP(5)).to_dict(), forms.DecisionForm),
             "quote": (account.quote([odo.GDP("0.1")]).to_dict(), forms.QuotedForm),
+            "calibration": (calibrated.to_dict() if calibrated else None, forms.CalibrationForm),
             "reading": (account.reading().to_dict(), forms.ReadingForm),
             "entry": (account.history()[-1].to_dict(), forms.EntryForm),
             "summary": (account.summary(), forms.AccountRow),
@@ -41,6 +43,7 @@ def shapes() -> Iterator[dict[str, tuple[Any, type[msgspec.Struct]]]]:
 
 NAMES = (
     "account",
+    "calibration",
     "caller",
     "checkpoint",
     "decision",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -70,6 +71,13 @@ BODIES: Final[dict[type, list[Any]]] = {
     ],
     schemas.QuoteForm: [{"costs": COSTS}],
     schemas.LargestForm: [{"kind": "pure", "times": 3}, *({"like": cost} for cost in COSTS)],
+    schemas.CalibrateForm: [
+        {"mechanism": "laplace", "settings": {"sensitivity": "1/3"}, "times": 3},
+        {"mechanism": "gaussian", "settings": {"sensitivity": 2.5}},
+        {"mechanism": "exponential"},
+        {"mechanism": "randomized_response", "settings": {"categories": 3}},
+        {"mechanism": "subsampled_gaussian", "settings": {"sampling_rate": 0.01, "steps": 10}},
+    ],
     schemas.CommitForm: [{}, {"note": "n"}],
     schemas.VoidForm: [{"reason": "r"}],
     schemas.CloseForm: [{}, {"note": "n"}],
@@ -260,3 +268,55 @@ def test_every_changed_copy_is_taken_in_or_refused_and_never_half(data: st.DataO
         at = data.draw(st.integers(0, len(lines) - 1))
         lines[at] = data.draw(mutations.mutated([lines[at]]))
     taken_in(b"\n".join(map(mutations.written, lines)))
+
+
+def test_the_least_noise_and_the_count_are_what_the_library_says(served: httpx.Client) -> None:
+    own = odo.Accountant(odo.Policy(1, 1e-6))
+    attacks.open_account(served, "survey", {"epsilon": "1", "delta": "1e-6"})
+    path, before = "/v1/accounts/survey", attacks.state(served)
+    asked: list[tuple[Any, dict[str, Any]]] = [
+        (odo.laplace, {"sensitivity": 3}),
+        (odo.laplace, {"sensitivity": "1/3"}),
+        (odo.gaussian, {"sensitivity": "0.10000000000000000000001"}),
+        (odo.randomized_response, {"categories": 3}),
+        (odo.exponential, {}),
+    ]
+    for mechanism, settings in asked:
+        form = {"mechanism": mechanism.__name__, "settings": settings, "times": 20}
+        answer = attacks.post(served, f"{path}/calibrate", form)
+        found = own.calibrate(mechanism, times=20, **settings)
+        assert found is not None
+        assert (answer.status_code, answer.json()) == (200, {"account": "survey", "calibration": found.to_dict()})
+        counted = attacks.post(served, f"{path}/how-many", {"cost": found.guarantee.to_dict()})
+        assert counted.json() == {"account": "survey", "how_many": own.how_many(found.guarantee)}
+    # A JSON number that no float is, is read exactly too.
+    body = b'{"mechanism": "gaussian", "times": 20, "settings": {"sensitivity": 0.10000000000000000000001}}'
+    exact = served.post(f"{path}/calibrate", content=body, headers=attacks.JSON).json()["calibration"]
+    assert Fraction(exact["settings"]["sensitivity"]) == Fraction("0.10000000000000000000001")
+    none = attacks.post(served, f"{path}/calibrate", {"mechanism": "gaussian", "times": 10**9}).json()
+    assert none == {"account": "survey", "calibration": None}
+    assert attacks.state(served) == before
+
+
+@pytest.mark.parametrize(
+    ("form", "detail"),
+    [
+        ({"mechanism": "parallel"}, "Invalid enum value"),
+        ({"mechanism": "laplace", "times": 0}, "times"),
+        ({"mechanism": "laplace", "scale": 3}, "scale"),
+        ({"mechanism": "laplace", "settings": {"scale": 3}}, "scale must not be given (got 3)"),
+        ({"mechanism": "laplace", "settings": {"times": 3}}, "laplace has the settings sensitivity (got 'times')"),
+        ({"mechanism": "laplace", "settings": {"mechanism": 3}}, "laplace has the settings sensitivity"),
+        ({"mechanism": "laplace", "settings": {"sensitivity": 0}}, "must be from 1e-100 to 1e100 (got 0)"),
+        ({"mechanism": "laplace", "settings": {"sensitivity": "-1"}}, "must not be negative (got '-1')"),
+        ({"mechanism": "subsampled_gaussian"}, "subsampled_gaussian needs sampling_rate"),
+        ({"mechanism": "subsampled_gaussian", "settings": {"sampling_rate": 2}}, "sampling_rate must be above 0"),
+        ({"mechanism": "discrete_gaussian"}, "no theorem covers"),
+    ],
+)
+def test_a_wrong_calibration_is_refused_by_name(served: httpx.Client, form: dict[str, Any], detail: str) -> None:
+    before = attacks.state(served)
+    answer = attacks.post(served, "/v1/accounts/income/calibrate", form)
+    attacks.check_problem(answer, 422)
+    assert detail in answer.json()["detail"]
+    assert attacks.state(served) == before

@@ -79,6 +79,7 @@ def body_of(ask: Ask, name: str) -> Any:  # noqa: ANN401  JSON
         schemas.BatchForm: {"spends": items},
         schemas.QuoteForm: {"costs": [ask.cost, SMALL, ask.cost]},
         schemas.LargestForm: {"like": ask.cost, "times": 3},
+        schemas.CalibrateForm: {"mechanism": "laplace", "times": 3},
         schemas.VoidForm: {"reason": "it was not run"},
         schemas.MakeKeyForm: {"principal": "ana", "role": "analyst", "accounts": [name]},
         schemas.OpenForm: {"name": name, "policy": attacks.POLICY},

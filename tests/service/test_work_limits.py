@@ -26,6 +26,7 @@ import odograph as odo
 from odograph.core import planning as offers
 from odograph.core.gate import Totals, decide
 from odograph.core.guarantees import GDP, MOST_DIFFERENT, MOST_POINTS, Guarantee, Mechanism, Parallel, PureDP
+from odograph.core.mechanisms import NOISES
 from odograph.core.planning import largest_that
 from odograph.ledger.ledger import Ledger
 from odograph.service.endpoint import Route
@@ -122,10 +123,18 @@ def curve(value: str) -> Form:
 COSTS: Final = (parallel(MOST_DIFFERENT), parallel(MAX_TERMS), curve("9/7"), curve("0"))
 
 
+# The mechanism that takes longest to price, at rates at which it was not priced before; and long numbers.
+CALIBRATIONS: Final[list[Form]] = [
+    *({"mechanism": "subsampled_gaussian", "settings": {"sampling_rate": rate}} for rate in ("0.5", "1e-6", "1e-99")),
+    {"mechanism": "subsampled_gaussian", "settings": {"sampling_rate": "0.01"}, "times": 10**9},
+    {"mechanism": "laplace", "settings": {"sensitivity": f"1.{'7' * 70}"}, "times": 10**9},
+]
+
+
 def bodies(route: Route) -> list[Form]:  # noqa: PLR0911  a line for each
     """Return the forms to send to a route; one empty form where it takes none."""
     path = route.path.rpartition("/")[2]
-    if route.path.endswith("}/spends") or route.path.endswith("}/reservations") or path == "decide":
+    if route.path.endswith("}/spends") or route.path.endswith("}/reservations") or path in ("decide", "how-many"):
         several = path == "decide" and "{name}" not in route.path
         return [{"costs": {"r": cost}} if several else {"cost": cost} for cost in COSTS]
     if path in ("spends", "reservations"):
@@ -143,15 +152,15 @@ def bodies(route: Route) -> list[Form]:  # noqa: PLR0911  a line for each
         known: Form = {"kind": "mechanism", "name": "m", "steps": 10**12, "curve": curve("1")}
         short = {field: known["curve"][field][:MOST_POINTS] for field in ("orders", "values")}
         return [{"like": like} for like in (*COSTS, known, known | {"curve": known["curve"] | short})]
+    if path == "calibrate":
+        return CALIBRATIONS
     if route.path == "/v1/accounts":
         many = {"kind": "renyi", "orders": [[2 + i, "0.01"] for i in range(100)]}
         return [{"name": "q", "policy": {"epsilon": "1", "delta": "1e-6", "filter": [many]}}]
-    if path == "void":
-        return [{"reason": "x" * 10_000}]
     if path == "keys":
         return [{"principal": "ana", "role": "analyst", "accounts": [f"a{i}" for i in range(1000)]}]
-    if path in ("commit", "close"):
-        return [{"note": "x" * 10_000}]
+    if path in ("commit", "close", "void"):
+        return [{"reason" if path == "void" else "note": "x" * 10_000}]
     return [{}]
 
 
@@ -219,6 +228,7 @@ def test_a_service_that_takes_any_number_of_different_parts_is_caught(
         ("/v1/reservations", {"costs": {f"r{i}": parallel(500, 500) for i in range(5)}}),
         ("/v1/batches", {"spends": [{"key": f"k{i}", "costs": {"r": parallel(21, 21)}} for i in range(100)]}),
         ("/v1/accounts/r/largest", {"like": parallel(MAX_TERMS + 1)}),
+        ("/v1/accounts/r/how-many", {"cost": parallel(MAX_TERMS + 1)}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -254,6 +264,23 @@ def test_of_a_batch_the_first_refusals_have_offers_and_the_others_say_that_none_
     decisions = [result["problem"]["decision"] for result in results]
     assert [decision["largest"] is not None for decision in decisions] == [True] * 8 + [False] * 4
     assert "a smaller request was not searched for" in decisions[-1]["message"]
+
+
+def test_the_search_for_the_least_noise_prices_few_requests() -> None:
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter="renyi"))
+    for noise in NOISES.values():
+        settings = {name: "0.01" for name, needed in noise.settings.items() if needed}
+        for times in (1, 1000, 10**9, 10**30):
+            prices = 0
+
+            def admitted(cost: Guarantee, times: int = times) -> bool:
+                nonlocal prices
+                prices += 1
+                price = compiled.price(cost).times(times)
+                return decide(compiled.meters, Totals.zero(compiled.meters), price).admitted
+
+            offers.calibrate_that(offers.calibration_question(noise.mechanism, times, settings), admitted)
+            assert 10 <= prices <= 40
 
 
 def raw_request(service: Service, token: str, path: str, form: Form) -> bytes:

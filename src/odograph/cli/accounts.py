@@ -1,4 +1,4 @@
-"""Accounts and their charges: open, show, accounts, close; decide, spend, reserve, commit, void, largest."""
+"""Accounts and their charges: open, show, accounts, close; spend, reserve, commit, void; and what would fit."""
 
 from __future__ import annotations
 
@@ -24,13 +24,27 @@ from odograph.cli.options import (
 from odograph.compile import compile_policy
 from odograph.core.filters import FILTERS
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
+from odograph.core.mechanisms import NOISES
 from odograph.core.planning import used
 from odograph.core.policy import Policy
 from odograph.errors import AccountExists, InvalidArgument
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import Receipt
 
-__all__ = ["accounts", "close", "commit", "decide", "largest", "open_", "reserve", "show", "spend", "void"]
+__all__ = [
+    "accounts",
+    "calibrate",
+    "close",
+    "commit",
+    "decide",
+    "how_many",
+    "largest",
+    "open_",
+    "reserve",
+    "show",
+    "spend",
+    "void",
+]
 
 _REFUSED_EXIT_CODE: Final = 3
 
@@ -285,6 +299,52 @@ def largest(  # noqa: PLR0913  each is one option
     text = "none: no request of this kind is admitted" if found is None else str(found)
     form = {"account": account, "times": times, "largest": None if found is None else found.to_dict()}
     print_result(form, text, as_json=options.json)
+
+
+@with_options
+def calibrate(  # noqa: PLR0913  each is one option
+    account: Account,
+    mechanism: Annotated[str, typer.Argument(help=f"One of {', '.join(NOISES)}.")],
+    *,
+    options: LedgerOptions,
+    sensitivity: Annotated[
+        str | None, typer.Option(help="How far one privacy unit moves the query; by default 1.")
+    ] = None,
+    categories: Annotated[str | None, typer.Option(help="Answers of randomized_response; by default 2.")] = None,
+    sampling_rate: Annotated[str | None, typer.Option(help="Rate of subsampled_gaussian.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Steps of each subsampled_gaussian; by default 1.")] = None,
+    times: Annotated[int, typer.Option(help="The number of equal requests that must fit.")] = 1,
+) -> None:
+    """Print the least noise with which a mechanism would be admitted, once or several times.
+
+    odograph calibrate census-2030 laplace --sensitivity 3 --times 20
+    """
+    if mechanism not in NOISES:
+        raise InvalidArgument(f"MECHANISM must be one of {', '.join(NOISES)} (got {mechanism!r})")
+    given = {
+        "sensitivity": sensitivity,
+        "categories": categories,
+        "sampling_rate": sampling_rate,
+        "steps": steps,
+    }
+    settings = {name: text for name, text in given.items() if text is not None}
+    with options.ledger() as ledger:
+        found = ledger.account(account).calibrate(NOISES[mechanism].mechanism, times=times, **settings)
+    text = "none: no amount of noise is admitted" if found is None else str(found)
+    form = {"account": account, "calibration": None if found is None else found.to_dict()}
+    print_result(form, text, as_json=options.json)
+
+
+@with_options
+def how_many(account: Account, *, asked: CostOptions, options: LedgerOptions) -> None:
+    """Print how many requests of one cost would be admitted in a row, without charging.
+
+    odograph how-many census-2030 --pure 0.05
+    """
+    cost = asked.guarantee()
+    with options.ledger() as ledger:
+        count = ledger.account(account).how_many(cost)
+    print_result({"account": account, "how_many": count}, str(count), as_json=options.json)
 
 
 def _like(kind: str, delta: str | None) -> type[Guarantee] | Guarantee:

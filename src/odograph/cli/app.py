@@ -10,7 +10,20 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from odograph.cli.accounts import accounts, close, commit, decide, largest, open_, reserve, show, spend, void
+from odograph.cli.accounts import (
+    accounts,
+    calibrate,
+    close,
+    commit,
+    decide,
+    how_many,
+    largest,
+    open_,
+    reserve,
+    show,
+    spend,
+    void,
+)
 from odograph.cli.demo import demo
 from odograph.cli.records import (
     backup,
@@ -120,7 +133,7 @@ app = typer.Typer(
 )
 _PANELS: Final = {
     "Accounts": (open_, show, accounts, close),
-    "Charges": (decide, spend, reserve, commit, void, largest),
+    "Charges": (decide, spend, reserve, commit, void, largest, calibrate, how_many),
     "Records": (history, verify, checkpoint, doctor, plot, erase),
     "Copies": (backup, restore, export, import_),
     "Service": (serve,),
@@ -128,7 +141,7 @@ _PANELS: Final = {
 }
 for panel, commands in _PANELS.items():
     for command in commands:
-        app.command(command.__name__.rstrip("_"), rich_help_panel=panel)(command)
+        app.command(command.__name__.rstrip("_").replace("_", "-"), rich_help_panel=panel)(command)
 app.add_typer(keys_app, rich_help_panel="Service")
 
 

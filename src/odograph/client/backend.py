@@ -20,7 +20,16 @@ from odograph.core.fixed_point import read
 from odograph.core.gate import Decision
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.meters import Meter
-from odograph.core.planning import G, Quote, iterable_costs, largest_that
+from odograph.core.planning import (
+    Calibration,
+    CalibrationQuestion,
+    G,
+    Kind,
+    Quote,
+    iterable_costs,
+    kind_of,
+    largest_that,
+)
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountNotFound,
@@ -187,10 +196,11 @@ class RemoteBackend:
         form = {"costs": [_cost(cost) for cost in iterable_costs(costs)]}
         return quote_of(self._transport.call("POST", f"{_path(name)}/quote", form), self._meters, name)
 
-    def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
+    def largest(self, name: str, kind: Kind[G], times: int) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
         largest_that(kind, times, lambda *_: False)  # raises if the question is invalid
         form: dict[str, Any] = {"times": times}
+        kind = kind_of(kind)
         if not isinstance(kind, type):
             form["like"] = kind.to_dict()
         elif kind.kind in SIZED:
@@ -199,6 +209,18 @@ class RemoteBackend:
             return None
         found = maybe_of(self._transport.call("POST", f"{_path(name)}/largest", form), "largest", dict)
         return cast("G | None", None if found is None else understood(guarantee_from_dict)(found))
+
+    def calibrate(self, name: str, question: CalibrationQuestion) -> Calibration | None:
+        """Return the least noise with which the requests of a question are all admitted, or None."""
+        settings = dict(question.settings)
+        form = {"mechanism": question.noise.name, "settings": settings, "times": question.times}
+        found = maybe_of(self._transport.call("POST", f"{_path(name)}/calibrate", form), "calibration", dict)
+        return None if found is None else understood(question.answer)(part_of(found, "value", float))
+
+    def how_many(self, name: str, cost: Guarantee) -> int:
+        """Return how many requests of this cost are admitted in a row."""
+        form = {"cost": _cost(cost)}
+        return part_of(self._transport.call("POST", f"{_path(name)}/how-many", form), "how_many", int)
 
     def lifetime(self, name: str) -> Lifetime | None:
         """Return what an account and those linked to it promise together."""

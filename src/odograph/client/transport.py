@@ -37,7 +37,14 @@ __all__ = ["Refusal", "Transport", "quoted"]
 
 _ERRORS: Final = {cls.__name__: cls for cls in ERROR_TABLE}
 _RETRIED: Final = (429, 502, 503, 504)  # HTTP statuses
-_READS: Final = ("/decide", "/largest", "/quote", "/verify")  # the ends of paths where a POST changes nothing
+_READS: Final = (
+    "/calibrate",
+    "/decide",
+    "/how-many",
+    "/largest",
+    "/quote",
+    "/verify",
+)  # the ends of paths where a POST changes nothing
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two attempts
 _LONG_TIMEOUT: Final = 600.0  # seconds for a long answer: a policy to be solved, a ledger to be replayed
 _UNQUOTED: Final = "!#$&'()*+,/:;=?@[]"  # in a header, besides letters and digits

@@ -6,8 +6,9 @@ The Poisson-subsampled Gaussian, for private training with adaptive settings, ha
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
@@ -24,9 +25,11 @@ from odograph.core.value_iteration import Kernel, blocks_alone, spread
 from odograph.errors import InvalidArgument, InvalidGuarantee, InvalidPolicy, UnprovenComposition
 
 __all__ = [
+    "NOISES",
     "ORDERS",
     "LossDistribution",
     "MenuItem",
+    "Noise",
     "discrete_gaussian",
     "exponential",
     "exponential_zcdp",
@@ -414,6 +417,90 @@ def _subsampled_gaussian(rate: float, noise: float, steps: int) -> Mechanism:
     known = [(order, _DIGITS.create_decimal(up(value * steps))) for order, value in values if math.isfinite(value)]
     curve = RDP(tuple(order for order, _ in known), tuple(value for _, value in known))
     return Mechanism(subsampled_gaussian_name(rate, noise), steps, curve)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The one argument of a mechanism that sets its noise; its other arguments are settings, known beforehand."""
+
+    mechanism: Callable[..., Guarantee]
+    parameter: str
+    # The value at which nothing is revealed, from the settings; None where more of the parameter reveals less.
+    silent: Callable[..., Fraction] | None = None
+
+    @classmethod
+    def of(cls, mechanism: object, field: str = "mechanism") -> Noise:
+        """Return the noise of a mechanism function, or raise `InvalidArgument` if it is not one that has it."""
+        found = NOISES.get(getattr(mechanism, "__name__", ""))
+        if found is None or found.mechanism is not mechanism:
+            raise InvalidArgument(
+                f"{field} must be a function of odograph.mechanisms: {', '.join(NOISES)} (got {mechanism!r:.80})"
+            )
+        return found
+
+    @property
+    def name(self) -> str:
+        """The name of the mechanism."""
+        return self.mechanism.__name__
+
+    @property
+    def kind(self) -> type[Guarantee]:
+        """The class of guarantee that the mechanism has."""
+        kind: type[Guarantee] = inspect.signature(self.mechanism, eval_str=True).return_annotation
+        return kind
+
+    @property
+    def settings(self) -> dict[str, bool]:
+        """The arguments beside the noise, and whether each must be given."""
+        arguments = inspect.signature(self.mechanism).parameters.values()
+        return {one.name: one.default is one.empty for one in arguments if one.name != self.parameter}
+
+    def read_settings(self, given: Mapping[str, object]) -> dict[str, int | float | str]:
+        """Return the settings as they print, in the order of the mechanism; one that is wrong raises."""
+        known = self.settings
+        for name in given:
+            if name == self.parameter:
+                raise InvalidArgument(
+                    f"{name} must not be given (got {given[name]!r:.80}): it is what is searched for"
+                )
+            if name not in known:
+                has = f"has the settings {', '.join(known)}" if known else "has no settings"
+                raise InvalidArgument(f"{self.name} {has} (got {name!r:.80})")
+        for name, needed in known.items():
+            if needed and name not in given:
+                raise InvalidArgument(f"{self.name} needs {name}, such as {name}=0.01 (got {sorted(given)})")
+        settings = {name: self._read_setting(name, given[name]) for name in known if name in given}
+        self.mechanism(**{self.parameter: 0.5}, **settings)  # raises if a setting is not usable
+        return settings
+
+    def _read_setting(self, name: str, value: object) -> int | float | str:
+        exact = read(value, f"{self.name}({name})", InvalidArgument)
+        if not _SETTINGS[0] <= exact <= _SETTINGS[1]:
+            raise InvalidArgument(f"{self.name}({name}) must be from 1e-100 to 1e100 (got {value!r:.80})")
+        if exact.numerator.bit_length() + exact.denominator.bit_length() > _SETTING_BITS:
+            raise InvalidArgument(f"{self.name}({name}) must be a number of fewer digits (got {value!r:.80})")
+        if exact.denominator == 1:
+            return int(exact)
+        number = tidy(exact)
+        return number if isinstance(number, float) else str(number)
+
+
+_SETTINGS: Final = (Fraction(1, 10**100), Fraction(10**100))
+_SETTING_BITS: Final = 500  # any float in that range, and the square of its ratio to any noise is kept exactly
+
+NOISES: Final = {
+    noise.name: noise
+    for noise in (
+        Noise(laplace, "scale"),
+        Noise(laplace_zcdp, "scale"),
+        Noise(gaussian, "sigma"),
+        Noise(discrete_gaussian, "sigma"),
+        Noise(exponential, "epsilon", lambda: Fraction(0)),
+        Noise(exponential_zcdp, "epsilon", lambda: Fraction(0)),
+        Noise(randomized_response, "truth", lambda categories=2: Fraction(1, categories)),
+        Noise(subsampled_gaussian, "noise_multiplier"),
+    )
+}
 
 
 def subsampled_gaussian_divergence(order: float, rate: float, noise: float) -> float:

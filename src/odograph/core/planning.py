@@ -1,4 +1,4 @@
-"""Plan requests: decide with a counter-offer, quote several, and find the largest or how many fit.
+"""Plan requests: decide with a counter-offer, quote several, find the largest, the least noise or how many fit.
 
 Accounts form a tree: a request passes its own account's limit and every ancestor's, or none of them. So a question is
 asked of a *path*, from the account at the top down to the one that asks; of one account alone, pass its state.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -25,17 +25,25 @@ from odograph.core.guarantees import (
     Mechanism,
     Parallel,
 )
+from odograph.core.mechanisms import Noise
 from odograph.core.policy import Compiled
-from odograph.errors import InvalidArgument, UnprovenComposition
+from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 
 __all__ = [
     "AccountState",
+    "Calibration",
+    "CalibrationQuestion",
     "G",
+    "Kind",
     "Path",
     "Quote",
     "ask",
+    "calibrate",
+    "calibrate_that",
+    "calibration_question",
     "how_many",
     "iterable_costs",
+    "kind_of",
     "largest",
     "largest_that",
     "quote",
@@ -51,6 +59,11 @@ _NEARLY_ONE: Final = 1 - Fraction(1, 10**18)
 _DIGITS: Final = 12  # significant digits of an offer; more are not needed, and hard to read
 _MOST_STEPS: Final = 10**12  # that are counted
 
+_NOISE_DIGITS: Final = 4  # significant digits of a calibrated parameter
+_DECADE: Final = 9 * 10 ** (_NOISE_DIGITS - 1)  # decimals of so many digits between one power of ten and the next
+_MOST_DECADES: Final = 20  # from the start of a search: the smallest unit of every meter is nearer
+_LEAST_DIGIT: Final = Fraction(1, 10**15)  # of a value near another than 0: a float has no more of them
+
 
 class AccountState(NamedTuple):
     """One account on a path, and what it has spent."""
@@ -63,6 +76,9 @@ class AccountState(NamedTuple):
         """Return whether `times` equal requests are admitted here."""
         return decide(self.compiled.meters, self.totals, self.compiled.price(cost).times(times)).admitted
 
+
+# What the largest is searched of: a class, a guarantee whose other fields are kept, or a mechanism's function.
+Kind: TypeAlias = type[G] | Callable[..., G] | G
 
 # From the account at the top down to the one that asks; or one account alone.
 Path: TypeAlias = AccountState | Sequence[AccountState]
@@ -93,6 +109,41 @@ class Quote:
         if self.admitted:
             return f"all {len(self.decisions)} admitted; the last is {self.decisions[-1]}"
         return f"number {len(self.decisions)} is {self.decisions[-1]}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Calibration:
+    """The least noise with which `times` equal requests of a mechanism are admitted.
+
+    It prints as the call that makes the guarantee: `laplace(scale=61.3, sensitivity=3)`.
+    """
+
+    mechanism: str  # a name of `odograph.mechanisms`
+    parameter: str  # the argument that sets the noise
+    value: float  # of four significant digits
+    settings: tuple[tuple[str, int | float | str], ...]  # the other arguments, as they were given
+    times: int
+    guarantee: Guarantee  # of one request
+
+    @property
+    def arguments(self) -> dict[str, int | float | str]:
+        """All arguments of the mechanism by name."""
+        return {self.parameter: self.value, **dict(self.settings)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the calibration in plain types."""
+        return {
+            "mechanism": self.mechanism,
+            "parameter": self.parameter,
+            "value": self.value,
+            "settings": dict(self.settings),
+            "times": self.times,
+            "guarantee": self.guarantee.to_dict(),
+            "text": str(self),
+        }
+
+    def __repr__(self) -> str:
+        return f"{self.mechanism}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
 def ask(path: Path, cost: Guarantee) -> Decision:
@@ -134,16 +185,23 @@ def how_many(path: Path, cost: Guarantee) -> int:
         )
 
     # Totals only grow, so what is refused once stays refused, and bisection finds the first refusal.
-    return bisect_left(range(_MOST_STEPS), x=True, lo=1, key=is_refused) - 1
+    return bisect_left(range(_MOST_STEPS + 1), x=True, lo=1, key=is_refused) - 1
 
 
-def largest(path: Path, kind: type[G] | G, times: int = 1) -> G | None:
+def largest(path: Path, kind: Kind[G], times: int = 1) -> G | None:
     """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
 
-    An offer is always admitted: it is rounded down and passed to the gate.
+    The kind is a class, a guarantee whose other fields the offer keeps, or a function of `odograph.mechanisms`. An
+    offer is always admitted: it is rounded down and passed to the gate.
     """
     states = _states(path)
     return largest_that(kind, times, lambda cost, count: all(state.admits(cost, count) for state in states))
+
+
+def calibrate(path: Path, question: CalibrationQuestion) -> Calibration | None:
+    """Return the least noise of four digits with which the requests of a question are all admitted, or None."""
+    states, times = _states(path), question.times
+    return calibrate_that(question, lambda cost: all(state.admits(cost, times) for state in states))
 
 
 def with_offer(path: Path, refusal: Decision, name: str) -> Decision:
@@ -170,10 +228,10 @@ def _ask(states: Sequence[AccountState], cost: Guarantee) -> tuple[Decision, Seq
     return decisions[-1], after
 
 
-def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, int], bool]) -> G | None:
+def largest_that(kind: Kind[G], times: int, admitted: Callable[[Guarantee, int], bool]) -> G | None:
     """Return the largest guarantee of a kind of which `times` equal requests pass every gate on the way."""
-    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-        raise InvalidArgument(f"times must be an integer from 1 (got {times!r})")
+    _check_times(times)
+    kind = kind_of(kind)
     make = _maker(kind)
     if make is None:
         return None
@@ -186,6 +244,98 @@ def largest_that(kind: type[G] | G, times: int, admitted: Callable[[Guarantee, i
         return None
     whole = _parallel_maker(kind, whole=True) if isinstance(kind, Parallel) else make
     return None if whole is None else cast("G", whole(size))
+
+
+def kind_of(kind: Kind[G]) -> type[G] | G:
+    """Return a class or a guarantee as it is, and of a mechanism the class of its guarantee."""
+    if isinstance(kind, type | Guarantee) or not callable(kind):
+        return kind
+    noise = Noise.of(kind, "kind")
+    if noise.kind.size:
+        return cast("type[G]", noise.kind)
+    needed = ", ".join(f"{name}=..." for name, must in noise.settings.items() if must)
+    raise InvalidArgument(
+        f"kind must have a guarantee of one size (got {noise.name}): see calibrate({noise.name}, {needed}), or pass"
+        " its guarantee"
+    )
+
+
+class CalibrationQuestion(NamedTuple):
+    """A calibration that was asked for: the settings and the number of requests are valid."""
+
+    noise: Noise
+    settings: Mapping[str, int | float | str]
+    times: int
+
+    def answer(self, value: float) -> Calibration:
+        """Return the calibration with this value; one outside the mechanism's domain raises `InvalidGuarantee`."""
+        noise, settings = self.noise, self.settings
+        guarantee = noise.mechanism(**{noise.parameter: value}, **settings)
+        return Calibration(noise.name, noise.parameter, value, tuple(settings.items()), self.times, guarantee)
+
+
+def calibration_question(mechanism: object, times: int, settings: Mapping[str, object]) -> CalibrationQuestion:
+    """Ask for the noise of a mechanism with its other arguments, `settings`, `times` times; a wrong one raises."""
+    _check_times(times)
+    noise = Noise.of(mechanism)
+    return CalibrationQuestion(noise, noise.read_settings(settings), times)
+
+
+def calibrate_that(question: CalibrationQuestion, admitted: Callable[[Guarantee], bool]) -> Calibration | None:
+    """Return the answer with the least noise that passes every gate on the way, or None.
+
+    The search is over the decimals of four digits themselves, from less noise to more: so the answer was seen
+    admitted, and its neighbor with less noise refused (or outside the mechanism's domain). Nothing is rounded.
+    """
+
+    def answer(rank: int) -> Calibration | None:
+        value = _noise_of_rank(question, rank)
+        try:
+            return None if value is None else question.answer(value)
+        except InvalidGuarantee:  # the settings are valid, so this value is outside the mechanism's domain
+            return None
+
+    def fits(rank: int) -> bool:
+        found = answer(rank)
+        return found is not None and admitted(found.guarantee)
+
+    start = _start_of(question)
+    ranks = range(start, start + _MOST_DECADES * _DECADE, _DECADE)
+    rank = next(filter(fits, ranks), None)
+    if rank is None:
+        return None
+    while rank > start - _MOST_DECADES * _DECADE and fits(rank - _DECADE):
+        rank -= _DECADE
+    return answer(rank - _DECADE + 1 + bisect_left(range(rank - _DECADE + 1, rank), x=True, key=fits))
+
+
+def _start_of(question: CalibrationQuestion) -> int:
+    """Return a rank at which the noise is about as large as the sensitivity, or epsilon is 1."""
+    sensitivity = exact_of(question.settings.get("sensitivity", 1))
+    return _DECADE * math.floor(math.log10(sensitivity))
+
+
+def _noise_of_rank(question: CalibrationQuestion, rank: int) -> float | None:
+    """Return the decimal of a rank, ascending in noise; None if it is not the decimal of a float.
+
+    Where the parameter is not an amount of noise, four digits are kept of its distance from the value at which
+    nothing is revealed: a probability of 0.5001 and one of 0.5002 differ by a factor of two in epsilon.
+    """
+    silent = question.noise.silent
+    decade, digits = divmod(rank if silent is None else -rank, _DECADE)
+    unit = Fraction(10) ** (decade - _NOISE_DIGITS + 1)
+    distance = digits + 10 ** (_NOISE_DIGITS - 1)
+    if silent is None:
+        return float(distance * unit)
+    origin = silent(**question.settings)
+    if origin and unit < _LEAST_DIGIT:
+        return None
+    return float(math.floor(origin / unit + distance) * unit)
+
+
+def _check_times(times: object) -> None:
+    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise InvalidArgument(f"times must be an integer from 1 (got {times!r})")
 
 
 def standing(compiled: Compiled, totals: Totals) -> Decision:
@@ -213,7 +363,10 @@ def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
             return None
         kind = next((sized.with_size(1) for sized in SIZED.values() if sized is kind), kind)
     if not isinstance(kind, Guarantee):
-        raise InvalidArgument(f"kind must be a class such as PureDP, ZCDP or GDP, or a guarantee (got {kind!r})")
+        raise InvalidArgument(
+            f"kind must be a class such as PureDP, ZCDP or GDP, a guarantee, or a mechanism such as odograph.gaussian"
+            f" (got {kind!r})"
+        )
     if isinstance(kind, Mechanism):
         long = kind.curve is not None and len(kind.curve.orders) > MOST_POINTS
         return None if long else partial(_fewer_steps, kind)

@@ -17,7 +17,19 @@ from typing import IO, Any, Final, Protocol
 from odograph.compile import Certification, certification, compile_policy
 from odograph.core.gate import Decision, decide
 from odograph.core.guarantees import Guarantee
-from odograph.core.planning import AccountState, G, Quote, largest, quote, with_offer
+from odograph.core.planning import (
+    AccountState,
+    Calibration,
+    CalibrationQuestion,
+    G,
+    Kind,
+    Quote,
+    calibrate,
+    how_many,
+    largest,
+    quote,
+    with_offer,
+)
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountClosed,
@@ -236,8 +248,16 @@ class Backend(Protocol):
         """Decide several costs in order, all or nothing, spending nothing."""
         ...
 
-    def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
+    def largest(self, name: str, kind: Kind[G], times: int) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+        ...
+
+    def calibrate(self, name: str, question: CalibrationQuestion) -> Calibration | None:
+        """Return the least noise with which the requests of a question are all admitted, or None."""
+        ...
+
+    def how_many(self, name: str, cost: Guarantee) -> int:
+        """Return how many requests of this cost are admitted in a row."""
         ...
 
     def lifetime(self, name: str) -> Lifetime | None:
@@ -522,12 +542,26 @@ class LocalBackend:
         """Decide several costs in order, all or nothing, spending nothing."""
         return quote(self._account_states(name), costs)
 
-    def largest(self, name: str, kind: type[G] | G, times: int) -> G | None:
+    def largest(self, name: str, kind: Kind[G], times: int) -> G | None:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
         try:
             return largest(self._account_states(name), kind, times)
         except AccountClosed:
             return None
+
+    def calibrate(self, name: str, question: CalibrationQuestion) -> Calibration | None:
+        """Return the least noise with which the requests of a question are all admitted, or None."""
+        try:
+            return calibrate(self._account_states(name), question)
+        except AccountClosed:
+            return None
+
+    def how_many(self, name: str, cost: Guarantee) -> int:
+        """Return how many requests of this cost are admitted in a row."""
+        try:
+            return how_many(self._account_states(name), cost)
+        except AccountClosed:
+            return 0
 
     def _account_states(self, *names: str) -> list[AccountState]:
         """Read the paths at one moment; an account that is closed, here or above, admits nothing."""

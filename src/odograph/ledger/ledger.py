@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Final, NamedTuple, NoReturn, Self
 
 from odograph.account import Account, check_page, microseconds
+from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import Guarantee
-from odograph.core.planning import G, Quote, used
+from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question, used
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import AccountNotFound, EntryNotFound, InvalidPolicy, LedgerError, ReservationNotFound
 from odograph.ledger.backend import Backend, Opened
@@ -108,9 +109,26 @@ class LedgerAccount(Account):
         """Decide several costs in order, all or nothing, spending nothing."""
         return self._backend.quote(self.name, costs)
 
-    def largest(self, kind: type[G] | G, times: int = 1) -> G | None:
-        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
+    def largest(self, kind: Kind[G], times: int = 1) -> G | None:
+        """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
+
+        The kind is a class, a guarantee whose other fields are kept, or a mechanism such as `odograph.gaussian`.
+        """
         return self._backend.largest(self.name, kind, times)
+
+    def calibrate(
+        self, mechanism: Callable[..., Guarantee], /, *, times: int = 1, **settings: Numeric
+    ) -> Calibration | None:
+        """Return the least noise with which `times` equal requests of a mechanism are admitted, or None.
+
+        `mechanism` is a function such as `odograph.laplace`, and the settings are its arguments beside the noise. The
+        scale, sigma, epsilon or other parameter has four digits, and a value with less noise is refused.
+        """
+        return self._backend.calibrate(self.name, calibration_question(mechanism, times, settings))
+
+    def how_many(self, cost: Guarantee) -> int:
+        """Return how many requests of this cost are admitted in a row, at most 10^12; of a closed account, 0."""
+        return self._backend.how_many(self.name, cost)
 
     def history(self, first: int = 0, count: int | None = None) -> tuple[HistoryEntry, ...]:
         """Return entries from a sequence on, at most `count`; a negative `first` counts from the end.

@@ -290,6 +290,8 @@ def _describe_limits(schema: _Schema) -> str:
 
 # Values of fields that accept many, by the field's name, or by its type and name.
 _EXAMPLE_VALUES: Final[dict[str, object]] = {
+    "CalibrateForm.mechanism": "laplace",
+    "CalibrateForm.settings": {"sensitivity": "3"},
     "LargestForm.kind": "pure",
     "PolicyForm.epsilon": "1",
     "accounts": ["census"],
@@ -306,6 +308,7 @@ _EXAMPLE_VALUES: Final[dict[str, object]] = {
 _EXAMPLE_KEY_ID: Final = "0123456789ab"
 # Optional fields that the examples include.
 _EXAMPLE_OPTIONAL_FIELDS: Final = {
+    "CalibrateForm": ("settings", "times"),
     "LargestForm": ("kind", "times"),
     "MakeKeyForm": ("accounts",),
     "OpenForm": ("policy",),

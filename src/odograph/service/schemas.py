@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from odograph.core.fixed_point import Numeric
 from odograph.core.guarantees import RDP, REGISTRY, SIZED, Guarantee, Parallel
+from odograph.core.mechanisms import NOISES
 
 __all__ = [
     "MAX_ACCOUNTS",
@@ -34,6 +35,9 @@ __all__ = [
     "BatchItem",
     "BatchResult",
     "BatchResults",
+    "CalibrateForm",
+    "CalibratedForm",
+    "CalibrationForm",
     "CheckpointForm",
     "CloseForm",
     "ClosedForm",
@@ -47,6 +51,7 @@ __all__ = [
     "ErasedForm",
     "FilterForm",
     "HealthForm",
+    "HowManyForm",
     "KeyForm",
     "KeysForm",
     "LargestForm",
@@ -155,9 +160,11 @@ QUICK: Final = tuple(schema for schema, cls in _KINDS.items() if cls.size)  # to
 if TYPE_CHECKING:
     _Cost: TypeAlias = Struct
     _SizedKind: TypeAlias = str
+    _NoiseName: TypeAlias = str
 else:
     _Cost = Union[tuple(_KINDS)]  # noqa: UP007  of as many as there are
     _SizedKind = Literal[tuple(SIZED)]
+    _NoiseName = Literal[tuple(NOISES)]
 CostForm: TypeAlias = _Cost
 Costs: TypeAlias = Annotated[
     dict[str, CostForm],
@@ -315,7 +322,7 @@ class VoidForm(Struct, forbid_unknown_fields=True):
 
 
 class CostAskedForm(Struct, forbid_unknown_fields=True):
-    """Decide a cost for one account."""
+    """A cost for one account, which is not charged."""
 
     cost: CostForm
 
@@ -331,6 +338,17 @@ class LargestForm(Struct, forbid_unknown_fields=True):
 
     kind: _SizedKind | None = None
     like: CostForm | None = None
+    times: Times = 1
+
+
+class CalibrateForm(Struct, forbid_unknown_fields=True):
+    """Find the least noise of a mechanism with which `times` equal requests fit."""
+
+    mechanism: _NoiseName
+    settings: Annotated[
+        dict[str, Number],
+        Meta(max_length=10, description="The mechanism's other arguments by name, such as its sensitivity."),
+    ] = {}
     times: Times = 1
 
 
@@ -574,6 +592,32 @@ class OfferForm(Struct):
     account: str
     times: int
     largest: dict[str, Any] | None
+
+
+class CalibrationForm(Struct):
+    """The arguments of a mechanism, the guarantee that it then has, and how often that fits."""
+
+    mechanism: str
+    parameter: str
+    value: float
+    settings: dict[str, int | float | str]
+    times: int
+    guarantee: dict[str, Any]
+    text: str
+
+
+class CalibratedForm(Struct):
+    """The least noise that fits; null if no amount of noise does."""
+
+    account: str
+    calibration: CalibrationForm | None
+
+
+class HowManyForm(Struct):
+    """How many requests of one cost are admitted in a row, at most 10^12."""
+
+    account: str
+    how_many: int
 
 
 class QuotedForm(Struct):

@@ -7,9 +7,7 @@ this file can charge an account.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -26,11 +24,10 @@ from odograph.core.guarantees import (
     Guarantee,
     Mechanism,
     PureDP,
-    exact_of,
     guarantee_from_dict,
 )
 from odograph.core.mechanisms import gaussian, laplace
-from odograph.core.planning import AccountState, how_many, used
+from odograph.core.planning import used
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountClosed,
@@ -296,7 +293,6 @@ def read_citation(title: str, function: object, summary: str = "") -> Citation:
 
 
 _MAX_TIMES: Final = 10**9
-_NOISE_DIGITS: Final = 6  # significant digits of a counter-offer in terms of noise
 _MENU_PREFIX: Final = "menu:"
 
 
@@ -321,11 +317,11 @@ _QUESTION_KINDS: Final = {
 
 
 class _Question(NamedTuple):
-    """A cost and how many times it is to be spent; for noise also the name of its size, and the sensitivity."""
+    """A cost and how many times it is to be spent; for noise also the mechanism and the sensitivity."""
 
     cost: Guarantee
     times: int
-    noise: str = ""
+    mechanism: Callable[..., Guarantee] | None = None
     sensitivity: str = ""
 
 
@@ -381,7 +377,7 @@ def _read_question(query: Query, size: str) -> _Question:
     if not kind.second:
         return _Question(kind.make(size), times)
     second = query.get(kind.second, "").strip() or kind.default
-    noise = (kind.size, second) if kind.second == "sensitivity" else ("", "")
+    noise = (kind.make, second) if kind.second == "sensitivity" else ()
     return _Question(kind.make(size, second), times, *noise)
 
 
@@ -395,9 +391,7 @@ def _read_times(text: str) -> int:
 def _evaluate(ledger: Ledger, caller: Caller, account: LedgerAccount, question: _Question) -> Plan:
     cost, times = question.cost, question.times
     decision = visibility.decide_for(ledger, caller, {account.name: cost})
-    path = _account_and_ancestors(account)
-    fits = min(how_many(AccountState("", one.compiled, one.totals), cost) for one in path) if decision.admitted else 0
-    offer = account.largest(cost, times)
+    fits, offer = account.how_many(cost), account.largest(cost, times)
     spent = None
     if fits >= times:
         # One decision on the price of all of them gives the totals afterwards.
@@ -410,30 +404,18 @@ def _evaluate(ledger: Ledger, caller: Caller, account: LedgerAccount, question: 
         fits >= times,
         fits,
         None if offer is None else offer.to_dict(),
-        _least_noise(question, offer),
+        _least_noise(account, question),
         spent,
         str(decision),
     )
 
 
-def _account_and_ancestors(account: LedgerAccount) -> list[LedgerAccount]:
-    """Return the account and its ancestors: each of them is charged, so each must have room."""
-    path = [account]
-    while (above := path[-1].parent) is not None:
-        path.append(above)
-    return path
-
-
-def _least_noise(question: _Question, offer: Guarantee | None) -> str:
-    """Return an offer as the least noise that fits, rounded up, if the question was about noise."""
-    strength = offer.mu if isinstance(offer, GDP) else offer.epsilon if isinstance(offer, PureDP) else 0
-    if not question.noise or not strength:
+def _least_noise(account: LedgerAccount, question: _Question) -> str:
+    """Return the least noise that fits, if the question was about noise."""
+    if question.mechanism is None or not read(question.sensitivity, "sensitivity"):
         return ""
-    least = read(question.sensitivity, "sensitivity") / exact_of(strength)
-    if not least:
-        return ""
-    spacing = Fraction(10) ** (math.floor(math.log10(least)) + 1 - _NOISE_DIGITS)
-    return f"{question.noise} {float(math.ceil(least / spacing) * spacing):.{_NOISE_DIGITS}g}"
+    found = account.calibrate(question.mechanism, times=question.times, sensitivity=question.sensitivity)
+    return "" if found is None else f"{found.parameter} {found.value:g}"
 
 
 # The audit

@@ -120,6 +120,22 @@ ROUTES: Final = (
     ),
     Route(
         "POST",
+        f"{_ACCOUNT}/calibrate",
+        accounts.calibrate,
+        "decide",
+        schemas.CalibratedForm,
+        form=schemas.CalibrateForm,
+    ),
+    Route(
+        "POST",
+        f"{_ACCOUNT}/how-many",
+        accounts.how_many,
+        "decide",
+        schemas.HowManyForm,
+        form=schemas.CostAskedForm,
+    ),
+    Route(
+        "POST",
         f"{_ACCOUNT}/quote",
         accounts.quote,
         "decide",

@@ -1,4 +1,4 @@
-"""Accounts: open, list, show, close; decide, largest, quote; readings, entries, reservations. Nothing here spends."""
+"""Accounts: open, list, show, close; what fits; readings, entries, reservations. Nothing here spends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from msgspec import Meta, Struct
 
 from odograph.core.filters import FILTERS, Filter
 from odograph.core.guarantees import SIZED
+from odograph.core.mechanisms import NOISES
 from odograph.core.odometers import odometer_from_dict
+from odograph.core.planning import calibration_question
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidPolicy
 from odograph.ledger.entries import check_name
@@ -22,9 +24,12 @@ from odograph.service.schemas import (
     AccountForm,
     AccountRow,
     AccountsForm,
+    CalibratedForm,
+    CalibrationForm,
     ClosedForm,
     DecisionForm,
     EntriesForm,
+    HowManyForm,
     LifetimesForm,
     OfferForm,
     OpenedForm,
@@ -52,10 +57,12 @@ __all__ = [
     "Page",
     "Span",
     "balance",
+    "calibrate",
     "close",
     "decide",
     "decide_all",
     "entries",
+    "how_many",
     "largest",
     "lifetime",
     "list_accounts",
@@ -207,6 +214,18 @@ async def largest(call: Call) -> OfferForm:
     return await call.state.compute(_largest, call.state.ledger_of(call.caller), call.caller, call.path["name"], form)
 
 
+async def calibrate(call: Call) -> CalibratedForm:
+    """Find the least noise of a mechanism with which `times` equal requests would be admitted."""
+    ledger, form = call.state.ledger_of(call.caller), call.form
+    return await call.state.compute(_calibrate, ledger, call.caller, call.path["name"], form)
+
+
+async def how_many(call: Call) -> HowManyForm:
+    """Count how many requests of this cost would be admitted in a row; spend nothing."""
+    ledger, cost = call.state.ledger_of(call.caller), call.form.cost
+    return await call.state.compute(_how_many, ledger, call.caller, call.path["name"], cost)
+
+
 async def quote(call: Call) -> Json:
     """Decide several costs in order, all or nothing, spending nothing."""
     ledger, costs = call.state.ledger_of(call.caller), call.form.costs
@@ -248,6 +267,17 @@ def _largest(ledger: Ledger, caller: Caller, name: str, form: schemas.LargestFor
     like = SIZED[str(form.kind)] if form.like is None else guarantee_of(form.like)
     found = visible_account(ledger, caller, name).largest(like, form.times)
     return OfferForm(name, form.times, None if found is None else found.to_dict())
+
+
+def _calibrate(ledger: Ledger, caller: Caller, name: str, form: schemas.CalibrateForm) -> CalibratedForm:
+    visible_account(ledger, caller, name)
+    question = calibration_question(NOISES[form.mechanism].mechanism, form.times, form.settings)
+    found = ledger.backend.calibrate(name, question)
+    return CalibratedForm(name, None if found is None else CalibrationForm(**found.to_dict()))
+
+
+def _how_many(ledger: Ledger, caller: Caller, name: str, cost: schemas.CostForm) -> HowManyForm:
+    return HowManyForm(name, visible_account(ledger, caller, name).how_many(guarantee_of(cost)))
 
 
 def _quote(ledger: Ledger, caller: Caller, name: str, asked: list[schemas.CostForm]) -> Json:
