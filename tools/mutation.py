@@ -40,12 +40,22 @@ _FORKS.set_forkserver_preload(["hypothesis", "mpmath", "numpy", "psycopg", "pyte
 # The tests of a module, the quickest first.
 TESTS = {
     "core/gate.py": ("tests/core/test_decisions.py",),
-    "core/fixed_point.py": ("tests/core/test_fixed_point.py",),
+    "core/fixed_point.py": (
+        "tests/core/test_fixed_point.py",
+        "tests/core/test_prices.py",
+        "tests/core/test_conversions.py",
+        "tests/core/test_decisions.py",
+        "tests/golden/test_golden.py",
+    ),
     "core/filters/renyi.py": ("tests/core/test_policy.py",),
-    "core/filters/zcdp.py": ("tests/core/test_policy.py",),
-    "core/filters/gdp.py": ("tests/core/test_policy.py",),
-    "core/filters/paper.py": ("tests/core/test_policy.py",),
-    "ledger/engine.py": ("tests/ledger/test_fair_queue.py", "tests/ledger/crash/test_group_commit.py"),
+    "core/filters/zcdp.py": ("tests/core/test_policy.py", "tests/core/test_prices.py"),
+    "core/filters/gdp.py": ("tests/core/test_policy.py", "tests/core/test_prices.py"),
+    "core/filters/paper.py": ("tests/core/test_policy.py", "tests/core/test_prices.py"),
+    "ledger/engine.py": (
+        "tests/ledger/test_engine.py",
+        "tests/ledger/test_fair_queue.py",
+        "tests/ledger/crash/test_group_commit.py",
+    ),
     "population/gate.py": ("tests/population/test_population_gate.py",),
 }
 _SILENT = {"annotation", "returns", "decorator_list"}

@@ -194,7 +194,7 @@ def test_a_claim_that_is_refuted_is_refused_everywhere() -> None:
 def test_a_copy_with_a_refuted_claim_is_not_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     with monkeypatch.context() as careless, odo.connect("memory://") as ledger:
-        careless.setattr("odograph.core.filters.exact._is_refuted", lambda *_: False)
+        careless.setattr("odograph.core.filters.exact.is_refuted", lambda *_: False)
         ledger.open_account("claim", claiming(odo.compile_policy(menu_only()), ABSURD))
         ledger.export(text)
     text.seek(0)

@@ -51,7 +51,7 @@ __all__ = [
     "takers",
 ]
 
-FILTERS: Final[dict[str, type[Filter]]] = {cls.kind: cls for cls in (Basic, Exact, Gdp, Paper, Renyi, Smooth, Zcdp)}
+FILTERS: Final[dict[str, type[Filter]]] = {cls.kind: cls for cls in (Basic, Exact, Smooth, Gdp, Paper, Renyi, Zcdp)}
 
 METERS: Final[dict[str, type[Meter]]] = {
     cls.pricing: cls
