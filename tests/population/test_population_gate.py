@@ -344,3 +344,11 @@ def test_a_broken_kernel_is_caught_by_one_price_too(kernel: Admit) -> None:
 
     with pytest.raises(AssertionError):
         judged()
+
+
+def test_the_delta_meter_comes_first_wherever_a_policy_has_it() -> None:
+    compiled = compiled_for("zcdp")
+    moved = replace(compiled, meters=compiled.meters[::-1])
+    gate = gate_of(moved)
+    assert [moved.meters[i].counts_delta for i in gate.meters] == [True, *[False] * (len(gate.meters) - 1)]
+    assert [moved.meters[i].limit for i in gate.meters] == [*gate.limits]
