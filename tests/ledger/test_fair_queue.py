@@ -181,3 +181,17 @@ def test_a_group_is_filled_up_to_what_one_transaction_holds_unless_another_numbe
     assert group == [*range(GROUP_SIZE)]
     queue.take(group)  # it is full already
     assert (len(group), len(queue)) == (GROUP_SIZE, GROUP_SIZE)
+
+
+@pytest.mark.parametrize(("capacity", "most"), [(1, 1), (2, 1), (6, 3), (7, 4), (100, 50)])
+def test_one_client_fills_half_of_the_queue_and_others_the_rest(capacity: int, most: int) -> None:
+    queue: FairQueue[int] = FairQueue(capacity)
+    for number in range(most):
+        queue.add("ana", number)
+    with pytest.raises(LedgerBusy):
+        queue.add("ana", most)
+    for number in range(capacity - most):
+        queue.add(f"other-{number}", number)
+    with pytest.raises(LedgerBusy):
+        queue.add("ben", 0)
+    assert len(queue) == capacity
