@@ -15,17 +15,27 @@ from odograph import PureDP
 from odograph.core.fixed_point import (
     CEILING,
     DELTA_SCALE,
+    MOST_PRICED,
     SCALE,
     ceil_computed,
     ceil_sure,
     ceil_written,
     down,
     exactly,
+    float_above,
+    float_below,
     floor_units,
+    last_holding,
+    level,
     read,
     text_of,
     tidy,
+    units_computed,
+    units_squared,
+    units_written,
     up,
+    written_above,
+    written_below,
 )
 from odograph.errors import InvalidGuarantee, InvalidPolicy
 
@@ -290,3 +300,43 @@ def test_a_sure_ceiling_is_that_of_every_number_that_near(near: float, ulps: int
     # And it is found wherever no whole number is nearly that near: exact arithmetic is for the few.
     away, reach = abs(Fraction(near) - round(near)), Fraction(near) * ulps / 2**53
     assert sure is not None or near >= 1e15 or away <= reach * Fraction(101, 100)
+
+
+def test_a_positive_source_costs_at_least_a_unit_and_nothing_costs_nothing() -> None:
+    assert units_computed(0.0, Fraction(0)) == 0
+    assert units_computed(0.0, Fraction(1, 2)) == 1  # a cost that underflowed
+    assert units_computed(2.0, 1.0) == 2 * SCALE
+
+
+def test_what_is_too_large_has_no_price() -> None:
+    assert MOST_PRICED == 10**6
+    assert units_written(Fraction(10**6)) == 10**6 * SCALE
+    assert units_written(Fraction(10**6) + Fraction(1, 10**9)) is None
+    assert units_squared(Fraction(1, 3)) == math.ceil(Fraction(SCALE, 9))
+
+
+@pytest.mark.parametrize(
+    "value", [Fraction(1, 2), Fraction(1, 10), Fraction(1, 3), Fraction(2, 3), Fraction(10**17 + 1)]
+)
+def test_a_number_becomes_the_nearest_float_on_its_side(value: Fraction) -> None:
+    for below, above_it, reading in (
+        (float_below, float_above, Fraction),
+        (written_below, written_above, lambda one: Fraction(repr(one))),
+    ):
+        low, high = below(value), above_it(value)
+        assert reading(low) <= value <= reading(high)
+        assert high in (low, math.nextafter(low, math.inf))
+        if reading(float(value)) == value:  # a float that is the number stays itself
+            assert low == high == float(value)
+
+
+def test_a_delta_below_one_is_a_float_below_one() -> None:
+    assert level(1 - Fraction(1, 10**30)) < 1.0
+    assert level(Fraction(1, 4)) == 0.25
+
+
+def test_the_last_float_is_found_on_either_side_and_within_a_width() -> None:
+    assert last_holding(lambda x: x <= 0.5, -1.0, 1.0) == 0.5
+    assert last_holding(lambda x: x >= 0.5, 1.0, -1.0) == 0.5
+    assert last_holding(lambda x: x <= 0.3, 0.0, 1.0, 0.5) == 0.0  # the ends are within the width after one step
+    assert last_holding(lambda x: x <= 0.3, 0.0, 1.0, 0.4) == 0.25

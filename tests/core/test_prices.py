@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+import mpmath
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from odograph import GDP, Policy, PureDP, compile_policy, parallel
-from odograph.core.conversions import pure_to_intrinsic
-from odograph.core.filters import ExactMeter
+from odograph import GDP, ZCDP, Policy, PureDP, compile_policy, parallel
+from odograph.core.conversions import largest_mu, largest_rho, pure_to_intrinsic
+from odograph.core.filters import ExactMeter, Gdp, GdpMeter, PaperMeter, Zcdp
 from odograph.core.fixed_point import SCALE
 from odograph.core.guarantees import Parallel
 from odograph.core.planning import AccountState, largest, quote
@@ -92,3 +93,25 @@ def test_an_offer_for_parts_of_very_different_sizes_is_made_too() -> None:
     offer = largest(AccountState("", COMPILED, COMPILED.start), parts)
     assert isinstance(offer, Parallel)
     assert quote(AccountState("", COMPILED, COMPILED.start), [offer]).admitted
+
+
+@pytest.mark.parametrize("epsilon", ["0.001", "0.1", "1", "5"])
+def test_a_pure_step_costs_its_gaussian_equivalent_or_its_square(epsilon: str) -> None:
+    gdp, paper = (compile_policy(Policy(1, 1e-6, filter=name)) for name in ("gdp", "paper"))
+    with mpmath.workdps(40):
+        odds = mpmath.exp(mpmath.mpf(epsilon))
+        quantile = mpmath.sqrt(2) * mpmath.erfinv(2 * odds / (1 + odds) - 1)
+        exact = 4 * quantile**2 * SCALE
+        price = gdp.price(PureDP(epsilon)).amounts[gdp.index(GdpMeter)]
+        assert price is not None
+        assert exact <= price <= exact * (1 + mpmath.mpf(10) ** -12) + 1
+    assert paper.price(PureDP(epsilon)).amounts[paper.index(PaperMeter)] == Fraction(epsilon) ** 2 * SCALE
+    assert GdpMeter("gdp", 1).price(ZCDP("0.1")) is None
+    assert PaperMeter("paper", 1).price(GDP("0.1")) is None
+    assert GdpMeter("gdp", 1).price(PureDP(10**6)) is not None
+    assert GdpMeter("gdp", 1).price(PureDP(10**6 + 1)) is None
+
+
+def test_how_far_a_filter_reaches_is_its_limit() -> None:
+    assert Zcdp().reach(1.0, 1e-6) == pytest.approx(2 * largest_rho(1.0, 1e-6))
+    assert Gdp().reach(1.0, 1e-6) == pytest.approx(largest_mu(1.0, 1e-6) ** 2)
