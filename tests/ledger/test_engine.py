@@ -228,3 +228,33 @@ def test_a_group_has_at_most_so_many_commands() -> None:
     entries = [cast("Made", one).own[0] for one in made]
     assert all(isinstance(entry, Entry) for entry in entries)
     assert [entry.key for entry in entries] == ["0", "1", "2"]  # in the order in which they came
+
+
+def test_a_thread_that_waits_for_a_group_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_POLL_INTERVAL", 0.05)
+    desk = Desk()
+    writing, go = threading.Event(), threading.Event()
+    write = desk.store.write
+    used: list[float] = []
+
+    def slow(wants: Wants, work: Work) -> None:
+        writing.set()
+        go.wait(30)
+        write(wants, work)
+
+    def submit(key: str) -> None:
+        desk.engine.submit(desk.charge("a", key))
+        used.append(time.thread_time())  # of this thread, since it began
+
+    desk.backend.author()  # the identity is known
+    monkeypatch.setattr(desk.store, "write", slow)
+    leader = threading.Thread(target=submit, args=("first",))
+    leader.start()
+    assert writing.wait(30)
+    other = threading.Thread(target=submit, args=("second",))
+    other.start()
+    time.sleep(0.5)
+    go.set()
+    for thread in (leader, other):
+        thread.join(30)
+    assert max(used) < 0.05, used  # a loop without a pause uses as much of the half second as it can get
