@@ -1,7 +1,9 @@
-"""Solve the shipped table of exact budgets at fine resolution, and write it as JSON.
+"""Solve the shipped table of exact budgets, and write it as JSON.
 
-Each target takes about a minute. Solved targets are kept in build/table.jsonl, so an interrupted run continues
-where it stopped; `--write` only writes them to src/odograph/exact_table.json.
+Each target takes about ten seconds. There are two rows for each: what the smooth filter of a default policy needs,
+with the reserves that have an order, and what the exact filter alone needs. Solved targets are kept in
+build/table.jsonl, so an interrupted run continues where it stopped; `--write` only writes them to
+src/odograph/exact_table.json. The tables of earlier releases stay in that file as they are.
 """
 
 from __future__ import annotations
@@ -9,32 +11,62 @@ from __future__ import annotations
 import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
-from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-from odograph.core.value_iteration import FINE, VERSION, solve
+from odograph.core.filters.smooth import RESERVES, set_aside
+from odograph.core.fixed_point import text_of, tidy
+from odograph.core.policy import Need, Policy
+from odograph.core.value_iteration import COARSE, VERSION, solve_with_values
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / "build" / "table.jsonl"
 TABLE = ROOT / "src" / "odograph" / "exact_table.json"
 
-COMMON = ["1", "0.5", "2", "3", "0.1", "0.2", "4", "5", "8", "10", "20"]
-FURTHER = ["1.5", "0.3", "6", "0.25", "0.75", "15"]
-DELTAS = ["1e-6", "1e-5", "1e-9", "1e-12", "1e-8", "1e-10", "1e-7", "1e-11"]
+EPSILONS = ["0.1", "0.2", "0.25", "0.3", "0.5", "0.75", "1", "1.5", "2", "3", "4", "5", "6", "8", "10", "15", "20"]
+DELTAS = ["1e-12", "1e-11", "1e-10", "1e-9", "1e-8", "1e-7", "1e-6", "1e-5"]
+WITH_ORDER = [name for name, choice in RESERVES.items() if choice.has_order]
+
+Row = list[Any]  # epsilon, delta, units; for each reserve its name, units, order, and what it leaves
 
 
-def read_solved() -> dict[tuple[str, str], int]:
-    """Return the units of the targets that this version of the solver has solved."""
+def needs() -> list[Need]:
+    """Return what has to be solved, in the order of the table."""
+    policies = [
+        policy
+        for epsilon in EPSILONS
+        for delta in DELTAS
+        for policy in (Policy(epsilon, delta), Policy(epsilon, delta, filter="exact"))
+    ]
+    return [need for policy in policies if (need := policy.need) is not None]
+
+
+def solved() -> dict[tuple[str, str], Row]:
+    """Return the rows that this version of the solver has solved, for the present reserves, by target."""
     if not STATE.exists():
         return {}
-    rows = [json.loads(line) for line in STATE.read_text().splitlines()]
-    return {(r["epsilon"], r["delta"]): r["units"] for r in rows if (r["version"], r["fineness"]) == (VERSION, FINE)}
+    lines = [json.loads(line) for line in STATE.read_text().splitlines()]
+    return {target(line["row"]): line["row"] for line in lines if line["settings"] == settings()}
 
 
-def one(target: tuple[str, str]) -> tuple[tuple[str, str], int]:
-    """Solve one target."""
-    epsilon, delta = target
-    return target, solve(Fraction(epsilon), Fraction(delta), fineness=FINE).units
+def settings() -> str:
+    """Return what a row depends on beside its target."""
+    return repr((VERSION, COARSE, sorted(RESERVES.items())))
+
+
+def target(row: Row) -> tuple[str, str]:
+    """Return the epsilon and the delta of a row."""
+    return row[0], row[1]
+
+
+def solve_row(need: Need) -> Row:
+    """Solve one row."""
+    names = WITH_ORDER if need.reserve else []
+    beyond = max((RESERVES[name].rows(need.delta) for name in names), default=1.0)
+    budget, values = solve_with_values(need.epsilon, need.delta, takes=need.takes, fineness=COARSE, beyond=beyond)
+    reserves = [(name, set_aside(budget, name, values).reserve) for name in names]
+    found = [[name, one.units, str(one.order), one.left] for name, one in reserves if one is not None]
+    return [text_of(tidy(need.epsilon)), text_of(tidy(need.delta)), budget.units, *found]
 
 
 def main() -> None:
@@ -43,25 +75,25 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="only write the table from the solved targets")
     options = parser.parse_args()
-    done = read_solved()
-    targets = [(e, d) for names in (COMMON, FURTHER) for d in DELTAS for e in names if (e, d) not in done]
     if not options.write:
+        known = solved()
+        missing = [n for n in needs() if (text_of(tidy(n.epsilon)), text_of(tidy(n.delta))) not in known]
         STATE.parent.mkdir(exist_ok=True)
         with ProcessPoolExecutor(options.jobs) as pool:
-            for (epsilon, delta), units in pool.map(one, targets):
-                row = {
-                    "epsilon": epsilon,
-                    "delta": delta,
-                    "units": units,
-                    "version": VERSION,
-                    "fineness": FINE,
-                }
+            for row in pool.map(solve_row, missing):
                 with STATE.open("a") as state:
-                    state.write(json.dumps(row) + "\n")
-                print(f"({epsilon}, {delta}): {units} units", flush=True)
-    rows = sorted(read_solved().items(), key=lambda item: (Fraction(item[0][0]), Fraction(item[0][1])))
-    lines = ",\n".join(f"    {json.dumps([*target, units])}" for target, units in rows)
-    TABLE.write_text(f'{{\n  "solver": {VERSION},\n  "fineness": {FINE},\n  "rows": [\n{lines}\n  ]\n}}\n')
+                    state.write(json.dumps({"settings": settings(), "row": row}) + "\n")
+                print(row, flush=True)
+    earlier = [table for table in json.loads(TABLE.read_text())["tables"] if table["solver"] != VERSION]
+    tables = [{"solver": VERSION, "fineness": COARSE, "rows": [*solved().values()]}, *earlier]
+    TABLE.write_text('{\n  "tables": [\n' + ",\n".join(map(text, tables)) + "\n  ]\n}\n")
+
+
+def text(table: dict[str, Any]) -> str:
+    """Return a table as JSON, a row on each line."""
+    rows = ",\n".join(f"        {json.dumps(row)}" for row in table["rows"])
+    head = f'      "solver": {table["solver"]},\n      "fineness": {table["fineness"]},\n'
+    return f'    {{\n{head}      "rows": [\n{rows}\n      ]\n    }}'
 
 
 if __name__ == "__main__":

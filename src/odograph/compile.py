@@ -21,18 +21,19 @@ from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, Res
 from odograph.errors import InvalidArgument, InvalidPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from odograph.progress import Progress
 
 __all__ = [
     "Certification",
     "ExactTable",
+    "TableRow",
     "cache_folder",
     "certification",
     "compile_at_hand",
     "compile_policy",
-    "exact_table",
+    "exact_tables",
     "find_budget",
 ]
 
@@ -41,19 +42,55 @@ _TABLE_FILE: Final = Path(__file__).with_name("exact_table.json")
 _solved_here: dict[str, Budget] = {}  # by key; the cache folder may not be writable
 
 
-class ExactTable(NamedTuple):
-    """Certified budgets for pure and Gaussian steps of any size together: rows of epsilon, delta and the units."""
+class TableRow(NamedTuple):
+    """A certified budget for pure and Gaussian steps of any size together, and what its reserves leave of it."""
 
-    solver: int  # the version of the solver
+    epsilon: Fraction
+    delta: Fraction
+    units: int
+    reserves: Mapping[str, Reserve]  # those with an order; others follow from the units
+
+    def budget(self, table: ExactTable) -> Budget:
+        """Return the row as a budget."""
+        quantum = family_quantum(self.epsilon, self.delta, table.fineness)
+        return Budget(self.epsilon, self.delta, FAMILIES, quantum, self.units, table.fineness, version=table.solver)
+
+    def budget_for(self, need: Need, table: ExactTable) -> Budget | None:
+        """Return the row as a budget with the reserve that is needed; None if the table does not have it."""
+        budget = self.budget(table)
+        if not need.reserve:
+            return budget
+        if not RESERVES[need.reserve].has_order:
+            return set_aside(budget, need.reserve)
+        reserve = self.reserves.get(need.reserve)
+        return None if reserve is None else replace(budget, reserve=reserve)
+
+
+class ExactTable(NamedTuple):
+    """The budgets that one version of the solver certified."""
+
+    solver: int
     fineness: int  # the quantum of a row is `family_quantum` of its target at this
-    rows: tuple[tuple[str, str, int], ...]
+    rows: tuple[TableRow, ...]
 
 
 @cache
-def exact_table() -> ExactTable:
-    """Return the shipped table of budgets for common targets, which tools/build_table.py writes."""
+def exact_tables() -> tuple[ExactTable, ...]:
+    """Return the shipped tables: the present one, which tools/build_table.py writes, and that of 0.1.0.
+
+    Accounts of 0.1.0 are certified by its table; new ones are compiled with the present one.
+    """
     form = json.loads(_TABLE_FILE.read_text(encoding="utf-8"))
-    return ExactTable(form["solver"], form["fineness"], tuple((e, d, units) for e, d, units in form["rows"]))
+    return tuple(
+        ExactTable(table["solver"], table["fineness"], tuple(map(_table_row, table["rows"])))
+        for table in form["tables"]
+    )
+
+
+def _table_row(row: Sequence[Any]) -> TableRow:
+    epsilon, delta, units, *reserves = row
+    found = {name: Reserve(aside, Fraction(order), left) for name, aside, order, left in reserves}
+    return TableRow(Fraction(epsilon), Fraction(delta), units, found)
 
 
 class Certification(StrEnum):
@@ -81,15 +118,11 @@ def certification(compiled: Compiled) -> Certification:
     What a document states about its budget is not trusted. Nothing is solved; a cached budget is read in
     milliseconds. Limits that are known to be too large were refused when the document was read.
     """
-    need = compiled.policy.need
+    need = compiled.need
     if need is None:
         return Certification.CLOSED_FORM  # `check_compiled` has compared them
     meter = compiled.meter(SmoothMeter) if need.reserve else compiled.meter(ExactMeter)
-    if (
-        not need.menu
-        and not _needs_values(need)
-        and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.quantum))
-    ):
+    if not need.menu and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.quantum)):
         return Certification.TABLE
     for fineness in _FINENESSES:
         key = _key(need, fineness)
@@ -106,19 +139,22 @@ def _covers(budget: Budget, need: Need, meter: ExactMeter | SmoothMeter) -> bool
     if not target or not steps:
         return False
     if isinstance(meter, ExactMeter):
-        return (meter.limit or 0) <= budget.units
+        return meter.certified_units <= budget.units
     aside = budget.reserve
     same = aside is not None and (aside.units, aside.order) == (meter.reserve, meter.order)
     return same and aside is not None and (meter.limit or 0) <= aside.left * budget.quantum * SCALE
 
 
 def _stricter_rows(need: Need, quantum: Fraction) -> Iterator[Budget]:
-    """Yield the budgets of the table for this target or a stricter one, if they have this quantum."""
-    for row in exact_table().rows:
-        epsilon, delta = Fraction(row[0]), Fraction(row[1])
-        near = (epsilon / 100) ** 2 / exact_table().fineness
-        if epsilon <= need.epsilon and delta <= need.delta and abs(quantum / near - 1) < Fraction(1, 10**6):
-            yield _with_reserve(_budget_of_row(row), need)
+    """Yield the budgets of the tables for this target or a stricter one, if they have this quantum."""
+    for table in exact_tables():
+        for row in table.rows:
+            near = (row.epsilon / 100) ** 2 / table.fineness
+            alike = abs(quantum / near - 1) < Fraction(1, 10**6)
+            if row.epsilon <= need.epsilon and row.delta <= need.delta and alike:
+                budget = row.budget_for(need, table)
+                if budget is not None:
+                    yield budget
 
 
 def compile_policy(
@@ -126,9 +162,10 @@ def compile_policy(
 ) -> Compiled:
     """Compile a policy to its meters, once; every account keeps what it was opened with.
 
-    Targets in the shipped table are instant. Any other is solved in seconds and cached on this machine;
-    `fineness=25` makes charges as fine as the table's, in a minute or two, and `progress=odo.progress_bar` shows
-    the progress. With `solve=False` the nearest stricter target of the table is used instead, and the note says so.
+    Targets in the shipped table are instant. Any other is solved in seconds and cached on this machine; a solve of
+    more than a second reports its progress on standard error, or to `progress`. A larger `fineness` gains less than
+    a percent, in a minute or two. With `solve=False` the nearest stricter target of the table is used instead, and
+    the note says so.
     """
     need = policy.need
     if need is None:
@@ -173,20 +210,13 @@ def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
 
 
 def _table_budget(need: Need, fineness: int) -> tuple[Budget, str] | None:
-    if need.takes == FAMILIES and not need.menu and not _needs_values(need) and fineness <= exact_table().fineness:
-        for row in exact_table().rows:
-            if (Fraction(row[0]), Fraction(row[1])) == (need.epsilon, need.delta):
-                return _with_reserve(_budget_of_row(row), need), "budget from the shipped table"
+    table = exact_tables()[0]
+    if need.takes == FAMILIES and not need.menu and fineness <= table.fineness:
+        for row in table.rows:
+            if (row.epsilon, row.delta) == (need.epsilon, need.delta):
+                budget = row.budget_for(need, table)
+                return None if budget is None else (budget, "budget from the shipped table")
     return None
-
-
-def _needs_values(need: Need) -> bool:
-    """Return whether a reserve is computed from more than the units of a budget, which is all that the table has."""
-    return bool(need.reserve) and RESERVES[need.reserve].has_order
-
-
-def _with_reserve(budget: Budget, need: Need) -> Budget:
-    return set_aside(budget, need.reserve) if need.reserve else budget
 
 
 def _path(need: Need, fineness: int) -> Path:
@@ -211,26 +241,22 @@ def _solve(need: Need, fineness: int, progress: Progress | None) -> Budget:
     return solve(need.epsilon, need.delta, takes=need.takes, menu=need.menu, fineness=fineness, progress=progress)
 
 
-def _budget_of_row(row: tuple[str, str, int]) -> Budget:
-    epsilon, delta = Fraction(row[0]), Fraction(row[1])
-    quantum = family_quantum(epsilon, delta, exact_table().fineness)
-    return Budget(epsilon, delta, FAMILIES, quantum, row[2], exact_table().fineness, version=exact_table().solver)
-
-
 def _stricter_budget(need: Need) -> tuple[Budget, str]:
     """Return the best budget of a stricter target of the table: budgets grow with epsilon and with delta."""
+    table = exact_tables()[0]
     stricter = [
-        _budget_of_row(row)
-        for row in exact_table().rows
-        if Fraction(row[0]) <= need.epsilon and Fraction(row[1]) <= need.delta and not need.menu
+        row.budget_for(need, table)
+        for row in table.rows
+        if row.epsilon <= need.epsilon and row.delta <= need.delta and not need.menu
     ]
-    if not stricter or not need.takes or set(need.takes) - set(FAMILIES) or _needs_values(need):
+    known = [budget for budget in stricter if budget is not None]
+    if not known or not need.takes or set(need.takes) - set(FAMILIES):
         raise InvalidPolicy(
             "solve=False needs a target of the shipped table, or a stricter one that takes the same steps; pass"
             " solve=True"
         )
     # A budget for both families is one for either.
-    best = _with_reserve(replace(max(stricter, key=lambda budget: budget.intrinsic), takes=need.takes), need)
+    best = replace(max(known, key=lambda budget: budget.intrinsic), takes=need.takes)
     note = f"budget of the stricter target ({float(best.epsilon):g}, {float(best.delta):g}) from the shipped table"
     return best, note
 

@@ -32,14 +32,10 @@ _MOST_ORDERS: Final = 8  # of a plan: each costs the others a share of delta'
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """A compiled policy for training, and how many steps each setting would get if it were the only one used.
-
-    `blocks` says how many steps a menu charges at a time; fewer are charged as a whole block.
-    """
+    """A compiled policy for training, and how many steps each setting would get if it were the only one used."""
 
     compiled: Compiled
     steps: Mapping[Setting, int]
-    blocks: Mapping[Setting, int]
 
     @property
     def policy(self) -> Policy:
@@ -50,9 +46,7 @@ class TrainingPlan:
         policy = self.policy
         lines = [f"{policy.target} by filter {policy.filter_text!r}, steps if one setting is used alone:"]
         for (rate, noise), steps in self.steps.items():
-            block = self.blocks[rate, noise]
-            charged = f", charged by {block}" if block > 1 else ""
-            lines.append(f"  sampling rate {rate:g}, noise multiplier {noise:g}: {steps}{charged}")
+            lines.append(f"  sampling rate {rate:g}, noise multiplier {noise:g}: {steps}")
         return "\n".join(lines)
 
 
@@ -102,24 +96,18 @@ def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
             odometer=odometer,
             privacy_unit=privacy_unit,
         )
-        blocks = dict.fromkeys(settings, 1)
     else:
-        menu = subsampled_gaussian_menu(epsilon, level, settings)
         policy = Policy(
             epsilon,
             delta,
             delta_steps=delta_steps,
-            filter=Exact(takes=takes, menu=menu),
+            filter=Exact(takes=takes, menu=subsampled_gaussian_menu(epsilon, level, settings)),
             odometer=odometer,
             privacy_unit=privacy_unit,
         )
-        blocks = {setting: item.block for setting, item in zip(settings, menu, strict=True)}
     compiled = compile_policy(policy)
-    steps = {
-        s: how_many(AccountState("", compiled, compiled.start), subsampled_gaussian(*s, blocks[s])) * blocks[s]
-        for s in settings
-    }
-    return TrainingPlan(compiled, steps, blocks)
+    start = AccountState("", compiled, compiled.start)
+    return TrainingPlan(compiled, {setting: how_many(start, single[setting]) for setting in settings})
 
 
 def _settings(rates: Sequence[Numeric], noises: Sequence[Numeric]) -> list[Setting]:

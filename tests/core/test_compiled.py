@@ -15,7 +15,7 @@ from odograph.core.meters import EpsilonMeter, IntrinsicMeter, Meter
 from odograph.core.policy import Compiled
 from odograph.errors import InvalidArgument, InvalidPolicy
 
-EXACT_POLICY = Policy(1, 1e-6)
+EXACT_POLICY = Policy(1, 1e-6, filter="exact")
 CURVE = RDP((2, 8, 32), ("0.01", "0.04", "0.16"))
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import mpmath
@@ -10,7 +12,7 @@ import pytest
 import odograph as odo
 from odograph import Policy, UnprovenComposition, compile_policy
 from odograph.core.conversions import largest_mu
-from odograph.core.filters import Exact
+from odograph.core.filters import Exact, ExactMeter
 from odograph.core.guarantees import Mechanism
 from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.planning import AccountState, largest
@@ -80,12 +82,52 @@ def test_runs_of_all_items_share_one_budget() -> None:
     )
 
 
-def test_a_part_of_a_block_is_charged_as_a_block() -> None:
+def test_a_run_is_charged_its_part_of_a_block() -> None:
     item = menu()[2]
-    one, block = (over_the_menu().price(Mechanism(item.name, steps)) for steps in (1, item.block))
-    more = over_the_menu().price(Mechanism(item.name, item.block + 1))
-    assert one.amounts[3] == block.amounts[3]
-    assert more.amounts[3] == 2 * (block.amounts[3] or 0)
+    assert item.block > 1
+    one, block = (over_the_menu().price(Mechanism(item.name, steps)).amounts[3] for steps in (1, item.block))
+    more = over_the_menu().price(Mechanism(item.name, item.block + 1)).amounts[3]
+    assert one is not None
+    assert block == item.block * one
+    assert more == block + one
+
+
+def test_blocks_that_are_begun_are_within_the_certified_budget() -> None:
+    """Whatever runs of several items are admitted, the blocks that they begin are ones that were certified."""
+    meter = over_the_menu().meter(ExactMeter)
+    certified = meter.certified_units
+    rng = random.Random(7)  # noqa: S311  draws, not secrets
+    for _ in range(200):
+        runs, left = dict.fromkeys([name for name, *_ in meter.charges], 0), meter.limit or 0
+        while True:
+            name = rng.choice([*runs])
+            price = meter.price(Mechanism(name)) or 0
+            if price > left:
+                break
+            count = min(left // price, rng.randrange(1, 200))
+            runs[name] += count
+            left -= count * price
+        begun = sum(-(-runs[name] // block) * units for name, block, units in meter.charges)
+        assert begun <= certified
+    assert begun_at_most(meter) <= certified
+    # Negative control: the whole budget as a limit, with nothing taken off for blocks that are begun.
+    assert begun_at_most(replace(meter, limit=certified * meter.parts)) > certified
+
+
+def begun_at_most(meter: ExactMeter) -> int:
+    """The units of the blocks that are begun by an analyst who begins one of each item first."""
+    left = (meter.limit or 0) - sum(meter.price(Mechanism(name)) or 0 for name, *_ in meter.charges)
+    name, block, units = meter.charges[0]
+    runs = left // (meter.price(Mechanism(name)) or 1)
+    return sum(units for *_, units in meter.charges[1:]) + -(-(runs + 1) // block) * units
+
+
+def test_a_meter_of_0_1_0_charges_whole_blocks() -> None:
+    item = menu()[2]
+    old = replace(over_the_menu().meter(ExactMeter), parts=1)
+    one, block, more = (old.price(Mechanism(item.name, runs)) for runs in (1, item.block, item.block + 1))
+    assert one == block
+    assert more == 2 * (block or 0)
 
 
 @pytest.mark.parametrize("request_", [odo.PureDP(0.1), odo.GDP(0.1), Mechanism("another"), odo.ZCDP(0.01)], ids=repr)

@@ -85,7 +85,7 @@ def test_names_and_order_do_not_matter() -> None:
 
 def test_a_part_without_a_price_on_a_meter_leaves_the_step_without_one() -> None:
     """A Gaussian has no epsilon: the maximum of what is known would be too low."""
-    policy = compile_policy(Policy(1, "1e-6"))
+    policy = compile_policy(Policy(1, "1e-6", filter="exact"))
     cost = costs(policy, parallel([PureDP(0.1), GDP(0.001)]))
     assert cost["epsilon"] is None
     alone = policy.price(PureDP(0.1)).amounts[3]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy
 from odograph.core.conversions import largest_rho
-from odograph.core.filters import FILTERS, Exact, ExactMeter, Renyi, RenyiMeter, Target
-from odograph.core.fixed_point import CEILING, SCALE
+from odograph.core.filters import FILTERS, Exact, Renyi, RenyiMeter, Smooth, Target
+from odograph.core.fixed_point import CEILING, SCALE, float_below
 from odograph.core.guarantees import Mechanism
 from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import Meter
@@ -125,10 +125,11 @@ def test_the_steps_deltas_share_one_limit(rule: str) -> None:
 def test_shares_of_delta_add_up_and_each_alternative_has_its_own() -> None:
     half = Policy(1, "2e-6", filter={"exact": "1/2", "zcdp": "1/2"})
     assert half.delta_filter == Fraction(2, 10**6)
+    assert sum(target.delta for _, target in half.targets()) + half.tolerance == half.delta_filter
     both = {meter.name: meter.limit for meter in compile_policy(half).meters}
-    alone = {meter.name: meter.limit for meter in compile_policy(Policy(1, 1e-6, filter="zcdp")).meters}
+    half_alone = Policy(1, Fraction(1, 10**6) + Fraction(5, 10**13), filter="zcdp")  # the tolerance is paid once
+    alone = {meter.name: meter.limit for meter in compile_policy(half_alone).meters}
     assert both["zcdp"] == alone["zcdp"]
-    assert both["exact"] == compile_policy(Policy(1, 1e-6)).meter(ExactMeter).limit
     full = {meter.name: meter.limit for meter in compile_policy(Policy(1, "2e-6", filter="zcdp")).meters}
     assert both["zcdp"] is not None
     assert full["zcdp"] is not None
@@ -139,7 +140,7 @@ def test_every_policy_has_basic_composition_as_an_alternative() -> None:
     for rule in TAKES:
         compiled = made(rule)
         assert [meter.name for meter in compiled.meters[:3]] == ["delta", "epsilon", "intrinsic"]
-        assert compiled.meters[1].limit == 10**15
+        assert compiled.meters[1].limit == (10**15 if rule == "basic" else 10**15 + 1000)
         assert compiled.meters[2].limit is None
         assert all(meter.limit is None or meter.limit <= CEILING for meter in compiled.meters)
 
@@ -168,7 +169,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"filter": "best"}, "filter must be one of basic, exact, .*got 'best'"),
     ({"filter": {}}, "filter must be a name"),
     ({"filter": ["exact"]}, "filter must be a name"),
-    ({"filter": None}, "filter must be a name"),
+    ({"filter": ()}, "filter must be a name"),
+    ({"reserve": "large"}, "reserve must be one of .*mixed.*got 'large'"),
+    ({"reserve": "pure", "filter": "zcdp"}, "reserve must be left out where filter is given"),
+    ({"odometer": "best"}, "odometer must be one of lines, filter, mixture, stitched .got 'best'"),
     ({"filter": {"exact": 0.5, "zcdp": 0.4}}, "sum to 1"),
     ({"filter": {"exact": 0.9, "zcdp": 0.2}}, "sum to 1"),
     ({"filter": {"exact": 1, "zcdp": 0}}, "positive"),
@@ -251,7 +255,10 @@ def test_the_options_of_a_filter_are_checked() -> None:
 
 
 def test_a_filter_is_given_by_name_as_an_object_or_by_shares_of_either() -> None:
-    assert Policy(1, 1e-6) == Policy(1, 1e-6, filter="exact") == Policy(1, 1e-6, filter=Exact())
+    assert Policy(1, 1e-6, filter="exact") == Policy(1, 1e-6, filter=Exact())
+    smooth = Policy(1, 1e-6).filters[1]
+    assert smooth == (Smooth(reserve="mixed"), Fraction(49, 50))
+    assert Policy(1, 1e-6) == Policy(1, 1e-6, reserve="mixed") != Policy(1, 1e-6, reserve="pure")
     pairs = Policy(1, 1e-6, filter=[(Renyi({4: 1}), "0.1"), ("exact", "0.9")])
     assert pairs == Policy(1, 1e-6, filter={Exact(): "0.9", Renyi([(4, 1)]): "0.1"})
     assert pairs.filter_text == "exact 0.9, renyi 0.1"
@@ -287,13 +294,16 @@ def test_a_policy_of_0_1_0_is_read_as_it_was_meant() -> None:
         form = through_json(policy.to_form_1())
         assert form["form"] == 1
         assert {"rule", "takes", "menu", "orders", "unit", "neighbours"} < set(form)
+        if "filter" in form:  # a policy that 0.1.0 could not make; the form then only tells requests apart
+            assert any(isinstance(one, Smooth) for one, _ in policy.filters)
+            continue
         assert Policy.from_dict(form) == policy
     assert policies[-1].to_form_1()["menu"] == [
         {"name": "m", "block": 1, "neighbours": "add-remove", "oriented": False, "digest": "0" * 64}
     ]
 
 
-EXACT_1 = Policy(1, 1e-6).to_form_1()
+EXACT_1 = Policy(1, 1e-6, filter="exact").to_form_1()
 DAMAGE_1: list[tuple[str, Any]] = [
     ("rule", "best"), ("rule", None), ("rule", []), ("rule", {"exact": "1/2"}), ("takes", "pure"),
     ("takes", ["laplace"]), ("takes", 5), ("menu", None), ("menu", ["m"]), ("menu", [{}]),
@@ -527,7 +537,9 @@ def test_a_limit_keeps_the_promise_and_a_millionth_more_would_not(
     (meter,) = alternatives(rule, epsilon, delta)
     with mpmath.workdps(40):
         limit = mpmath.mpf(meter.limit) / SCALE
-        assert reached(limit, epsilon) <= mpmath.log(delta) < reached(limit * (1 + mpmath.mpf("1e-6")), epsilon)
+        left = mpmath.mpf(delta) * mpmath.mpf("0.9999")  # at most a ten-thousandth pays for the tolerance
+        assert reached(limit, epsilon) <= mpmath.log(delta)
+        assert mpmath.log(left) < reached(limit * (1 + mpmath.mpf("1e-6")), epsilon)
 
 
 @given(st.integers(1, 1000 * 2**10), st.integers(1, 100))
@@ -535,8 +547,9 @@ def test_the_papers_limit_is_the_last_float_before_its_root(numerator: int, powe
     """For targets that are floats; any other target is understated to one."""
     epsilon, delta = Fraction(numerator, 2**10), Fraction(1, 2**power)
     (meter,) = alternatives("paper", epsilon, delta)
+    left = float_below(delta - min(Fraction(1, 10**12), delta / 10**4))  # the tolerance of the plain sum has the rest
     with mpmath.workdps(40):
-        twice_ell = 2 * power * mpmath.log(2)
+        twice_ell = -2 * mpmath.log(mpmath.mpf(left))
         root = (mpmath.sqrt(twice_ell + 2 * mpmath.mpf(float(epsilon))) - mpmath.sqrt(twice_ell)) ** 2
         near = float(root)
         before = near if near < root else math.nextafter(near, 0.0)
@@ -567,7 +580,7 @@ def test_the_standard_orders_share_all_of_delta_around_the_order_that_is_best_fo
             for order, meter in zip(orders, meters, strict=True)
         ]
     assert orders == pytest.approx([1 + (float(best) - 1) * part for part in kept], rel=1e-4)
-    assert reached == pytest.approx([shares[part] for part in kept], rel=1e-6)
+    assert reached == pytest.approx([shares[part] for part in kept], rel=1.1e-4)
     assert sum(reached) <= 1
 
 

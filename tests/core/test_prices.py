@@ -18,7 +18,7 @@ from odograph.core.fixed_point import SCALE
 from odograph.core.guarantees import Parallel
 from odograph.core.planning import AccountState, largest, quote
 
-COMPILED = compile_policy(Policy(1, 1e-6))
+COMPILED = compile_policy(Policy(1, 1e-6, filter="exact"))
 EXACT = COMPILED.meter(ExactMeter)
 UNIT = EXACT.quantum
 

@@ -257,10 +257,10 @@ def test_a_pure_price_grows_with_epsilon_and_falls_as_the_reserve_grows(
 
 
 def test_from_one_float_to_the_next_a_price_never_falls() -> None:
-    ratio = FINE.as_integer_ratio()
+    pricing = smooth_prices._pricing(FINE, RESERVE, None, pure_certified=True)  # noqa: SLF001
     for start in np.linspace(0.0005, 0.024, 40):
         epsilons = list(itertools.accumulate(range(100), lambda e, _: math.nextafter(e, 1.0), initial=float(start)))
-        times = [smooth_prices._pure.__wrapped__(e, *ratio, RESERVE, True)[0] for e in epsilons]  # noqa: FBT003, SLF001
+        times = [smooth_prices._pure.__wrapped__(e, pricing)[0] for e in epsilons]  # noqa: SLF001
         assert times == sorted(times, key=lambda time: time or 0.0)
 
 
@@ -274,7 +274,8 @@ def below_reference(price: Callable[[float], float]) -> int:
 def test_a_price_without_padding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def price(epsilon: float) -> float:
         smooth_prices._rest.cache_clear()  # noqa: SLF001
-        found = smooth_prices._pure.__wrapped__(epsilon, *FINE.as_integer_ratio(), RESERVE, True)[0]  # noqa: SLF001, FBT003
+        pricing = smooth_prices._pricing.__wrapped__(FINE, RESERVE, None, pure_certified=True)  # noqa: SLF001
+        found = smooth_prices._pure.__wrapped__(epsilon, pricing)[0]  # noqa: SLF001
         assert found is not None
         return found
 
@@ -947,7 +948,7 @@ def test_an_adversary_that_is_charged_as_zcdp_up_to_the_limit_stays_below_delta(
 def test_an_adversary_that_is_charged_by_one_renyi_order_up_to_its_limit_stays_below_delta(
     epsilon: Fraction, delta: Fraction
 ) -> None:
-    budget, (rows,) = solve_with_values(epsilon, delta, fineness=1)
+    budget, (rows,) = solve_with_values(epsilon, delta, fineness=1, beyond=1.8)
     quantum = budget.quantum
     order = round(Fraction(1, 2) + Fraction(37, 20) * epsilon / (budget.units * quantum), 3)
     reserve = max(4, math.ceil(1 / (2 * order * (order - 1) * quantum)))

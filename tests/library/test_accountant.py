@@ -682,7 +682,7 @@ def test_decide_quote_and_spend_say_the_same_where_one_account_refuses_and_anoth
 
 
 def test_no_theorem_for_the_parent_is_no_charge_for_the_child() -> None:
-    top = Accountant(Policy(1, 1e-6))
+    top = Accountant(Policy(1, 1e-6, filter="exact"))
     child = Accountant(Policy(1, 1e-6, filter="zcdp"), name="ana", parent=top)
     for action in (child.spend, child.decide, lambda cost: child.quote([cost]), child.largest):
         with pytest.raises(UnprovenComposition, match="'exact'"):

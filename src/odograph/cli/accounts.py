@@ -67,14 +67,28 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     options: LedgerOptions,
     epsilon: Annotated[str, typer.Option(help="Epsilon of the promise, read exactly as typed.", show_default=False)],
     delta: Annotated[str, typer.Option(help="Delta of the promise, read exactly as typed.", show_default=False)],
+    reserve: Annotated[
+        str | None,
+        typer.Option(help="What the default filter favors: mixed (every kind of step), pure, or training."),
+    ] = None,
     filter_: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--filter", help=f"One of {', '.join(sorted(FILTERS))}; or shares of delta, such as exact=0.9,zcdp=0.1."
+            "--filter",
+            help=f"Instead of the default, which takes every kind of step: one of {', '.join(sorted(FILTERS))}, or"
+            " shares of delta, such as smooth=0.9,zcdp=0.1.",
         ),
-    ] = "exact",
+    ] = None,
     delta_steps: Annotated[
         str | None, typer.Option(help="The part of delta reserved for the deltas of the steps.")
+    ] = None,
+    odometer: Annotated[
+        str | None,
+        typer.Option(help="The odometer that is read, instead of the default: filter, lines, mixture or stitched."),
+    ] = None,
+    slack: Annotated[
+        str | None,
+        typer.Option(help="What readings add to the loss, so that they cover steps with a delta (Theorem 6)."),
     ] = None,
     privacy_unit: Annotated[str, typer.Option(help="Whom or what the promise protects.")] = "person",
     neighbors: Annotated[str, typer.Option(help="Neighboring relation: add-remove or replace-one.")] = "add-remove",
@@ -106,7 +120,10 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
         epsilon,
         delta,
         delta_steps=delta_steps,
-        filter=_parse_filter(filter_),
+        filter=None if filter_ is None else _parse_filter(filter_),
+        reserve=reserve,
+        odometer=odometer,
+        slack=slack,
         privacy_unit=privacy_unit,
         neighbors=neighbors,
     )

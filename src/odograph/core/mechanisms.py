@@ -177,7 +177,7 @@ class MenuItem:
         }
 
     def runs(self, steps: int) -> Mechanism:
-        """Return the cost of `steps` runs of this mechanism; blocks are charged whole."""
+        """Return the cost of `steps` runs of this mechanism."""
         return Mechanism(self.name, steps)
 
     def __eq__(self, other: object) -> bool:

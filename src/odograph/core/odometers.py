@@ -30,6 +30,7 @@ from odograph.core.meters import DriftMeter, Meter, MomentMeter, distinguish_nam
 from odograph.errors import InvalidArgument, InvalidPolicy, explain
 
 __all__ = [
+    "ODOMETER_NAMES",
     "BestOf",
     "DiscreteMixture",
     "FilterOdometer",
@@ -50,6 +51,7 @@ __all__ = [
     "mixture",
     "mixture_one_sided",
     "mixture_one_sided_closed",
+    "odometer_by_name",
     "odometer_from_dict",
     "odometer_to_dict",
     "rogers",
@@ -72,7 +74,7 @@ _STATEMENT: Final = (
 )
 _EARLIEST: Final = 400.0  # of the default odometer: how much earlier than the filter's stop it is still tight
 _EARLY_LINES: Final = 8
-_ORDERS_AROUND: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
+_ORDERS_AROUND: Final = (0.5, 1.0, 2.0, 8.0)  # each is a meter in every entry
 _UNCOVERED: Final = (
     "Informational: not covered by the guarantee. The policy fixed another odometer, and picking the least afterwards"
     " is not safe."
@@ -409,7 +411,8 @@ def odometer_to_dict(odometer: Odometer) -> dict[str, Any]:
             "kind": "best-of",
             "parts": [[share, odometer_to_dict(part)] for share, part in odometer.parts],
         }
-    return {"kind": odometer.kind, **asdict(odometer)}
+    values = {name: [*v] if isinstance(v, tuple) else v for name, v in asdict(odometer).items()}
+    return {"kind": odometer.kind, **values}
 
 
 def odometer_from_dict(form: Mapping[str, Any]) -> Odometer:
@@ -427,13 +430,13 @@ def default_odometer(time: float, delta: float, *, curves: bool = False) -> Best
     """Return the default odometer: tightest where a filter that admits `time` stops, and nearly as tight before.
 
     Half of delta' pays for the line that is tightest at `time`, half for 8 lines from time/400 to time/2. With
-    `curves`, for policies that take steps with a Rényi curve and no intrinsic time, these share one half, and the
-    other pays for a Rényi odometer at orders around the one that is best at `time`.
+    `curves`, for policies that take steps with a Rényi curve and no intrinsic time, each has two fifths, and the rest
+    pays for a Rényi odometer at orders around the one that is best at `time`.
 
     Theorem: best of several boundaries; none is needed for the tuning, any is valid.
     Assumes: time > 0 and delta were fixed before the first step.
     """
-    share = 0.25 if curves else 0.5
+    share = 0.4 if curves else 0.5
     # The filter whose line is tightest at `time` stops where that line is this loss.
     stop = math.sqrt(2.0 * -math.log(share * delta) * time) + time / 2.0
     parts: list[tuple[float, Odometer]] = [
@@ -441,9 +444,10 @@ def default_odometer(time: float, delta: float, *, curves: bool = False) -> Best
         (share, DiscreteMixture(time / _EARLIEST, time / 2.0, _EARLY_LINES)),
     ]
     if curves:
-        best = math.sqrt(2.0 * -math.log(0.5 * delta) / time)  # its order less 1, for Gaussians
-        orders = sorted({2.0, *(max(1.001, float(f"{1.0 + best * factor:.6g}")) for factor in _ORDERS_AROUND)})
-        parts.append((0.5, RenyiOdometer(tuple(orders), (1.0 / len(orders),) * len(orders))))
+        rest = 0.2
+        best = math.sqrt(2.0 * -math.log(rest * delta) / time)  # its order less 1, for Gaussians
+        orders = sorted({max(1.001, float(f"{1.0 + best * factor:.6g}")) for factor in _ORDERS_AROUND})
+        parts.append((rest, RenyiOdometer(tuple(orders), (1.0 / len(orders),) * len(orders))))
     return BestOf(tuple(parts))
 
 
@@ -451,6 +455,20 @@ def standard_odometer(epsilon: float, delta: float) -> DiscreteMixture:
     """Return a general-purpose odometer: 16 lines over six decades of time, up to 8 times where a filter stops."""
     high = 8.0 * filter_time(epsilon, delta)
     return DiscreteMixture(high * 1e-6, high)
+
+
+ODOMETER_NAMES: Final = ("lines", "filter", "mixture", "stitched")  # of `standard_odometers`
+
+
+def odometer_by_name(name: str, epsilon: float, delta: float) -> Odometer:
+    """Return the standard odometer of a name, tuned to a target; an unknown name raises `InvalidPolicy`.
+
+    Theorem: none is needed for the tuning, any is valid.
+    Assumes: the target was fixed before the first step.
+    """
+    if name not in ODOMETER_NAMES:
+        raise InvalidPolicy(f"odometer must be one of {', '.join(ODOMETER_NAMES)} (got {name!r})")
+    return standard_odometers(epsilon, delta)[ODOMETER_NAMES.index(name)]
 
 
 def standard_odometers(epsilon: float, delta: float) -> tuple[Odometer, ...]:

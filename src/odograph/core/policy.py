@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Never, TypeAlias, TypeVar
@@ -16,12 +16,14 @@ from odograph.core.filters import (
     Filter,
     Paper,
     Renyi,
+    Smooth,
     Target,
     filter_from_dict,
     meter_from_dict,
     takers,
 )
 from odograph.core.filters.exact import Need
+from odograph.core.filters.renyi import best_order
 from odograph.core.fixed_point import (
     CEILING,
     DELTA_SCALE,
@@ -29,6 +31,7 @@ from odograph.core.fixed_point import (
     Number,
     Numeric,
     exact_of,
+    float_below,
     floor_units,
     level,
     read,
@@ -48,6 +51,7 @@ from odograph.core.odometers import (
     RenyiOdometer,
     Spent,
     default_odometer,
+    odometer_by_name,
     odometer_from_dict,
     odometer_to_dict,
     standard_odometer,
@@ -79,6 +83,12 @@ _M = TypeVar("_M", bound=Meter)
 _LEAST_EPSILON: Final = Fraction(1, 10**9)
 _LEAST_DELTA: Final = Fraction(1, 10**300)  # floats must hold it, and shares of it
 _NEIGHBORS: Final = ("add-remove", "replace-one")
+_TOLERANCE: Final = Fraction(1, 10**12)  # at most: enough for a thousand parts
+
+# Of the default policy: what of delta is for the steps' own deltas, and what of the rest for steps that are too large
+# for the reserve.
+_STEPS_SHARE: Final = Fraction(1, 50)
+_LARGE_SHARE: Final = Fraction(1, 50)
 
 # The present names of the arguments of 0.1.0.
 _NEW_WORDS: Final = {
@@ -95,11 +105,17 @@ _NEW_WORDS: Final = {
 class Policy:
     """The promise (epsilon, delta)-DP for the whole interaction, and every choice that keeps it.
 
-    `delta_steps` (delta'') is set aside for the steps' own deltas; the rest (delta') pays for the filter. `filter` is
-    a name ("exact"), a filter with options (`filters.Exact(menu=items)`, `filters.Renyi(orders=...)`), or shares of
-    delta' ({"exact": 0.9, "zcdp": 0.1}). `odometer` is the one whose readings the guarantee covers; with a `slack`
-    (t of Theorem 6) it also reads (epsilon, delta)-DP steps. `privacy_unit` names whom the promise protects, and
-    `neighbors` what differs between two neighboring datasets: "add-remove" or "replace-one".
+    By default every kind of guarantee is taken, in any mix: by the smooth filter with the `reserve` named "mixed"
+    ("pure" leaves more to pure and Gaussian steps, "training" to subsampled Gaussians with little noise), and beside
+    it, for steps that are large, by a Rényi filter with a fiftieth of delta'. `filter` chooses others: a name
+    ("zcdp"), a filter with options (`filters.Smooth(menu=items)`, `filters.Renyi(orders=...)`), or shares of delta'
+    ({"smooth": 0.9, "zcdp": 0.1}). `delta_steps` (delta'') is set aside for the steps' own deltas, by default a
+    fiftieth of delta, or nothing if `filter` was chosen; the rest (delta') pays for the filters.
+
+    `odometer` is the one whose readings the guarantee covers: one of `odograph.odometers`, or the name of one that is
+    tuned to the target ("filter", "mixture", "stitched", "lines"). With a `slack` (t of Theorem 6) it also reads
+    (epsilon, delta)-DP steps. `privacy_unit` names whom the promise protects, and `neighbors` what differs between
+    two neighboring datasets: "add-remove" or "replace-one".
     """
 
     epsilon: Number
@@ -117,8 +133,9 @@ class Policy:
         delta: Numeric,
         *,
         delta_steps: Numeric | None = None,
-        filter: Shares = "exact",  # noqa: A002  the word of the field
-        odometer: Odometer | None = None,
+        filter: Shares | None = None,  # noqa: A002  the word of the field
+        reserve: str | None = None,
+        odometer: Odometer | str | None = None,
         slack: Numeric | None = None,
         privacy_unit: str = "person",
         neighbors: str = "add-remove",
@@ -127,19 +144,16 @@ class Policy:
         refuse_old_words("Policy", old)
         exact_epsilon = read(epsilon, "Policy.epsilon", InvalidPolicy)
         exact_delta = read(delta, "Policy.delta", InvalidPolicy)
-        filters = _shares_of(filter)
-        basic = isinstance(filters[0][0], Basic)
-        # Under basic composition alone nothing has to pay for concentration: the steps have the whole delta.
-        aside = read(
-            (delta if basic else 0) if delta_steps is None else delta_steps,
-            "Policy.delta_steps",
-            InvalidPolicy,
+        _check_arguments(exact_epsilon, exact_delta, filter, reserve)
+        chosen = None if filter is None else _shares_of(filter)
+        basic = chosen is not None and isinstance(chosen[0][0], Basic)
+        aside = (
+            _default_delta_steps(exact_delta, chosen)
+            if delta_steps is None
+            else read(delta_steps, "Policy.delta_steps", InvalidPolicy)
         )
-        if not _LEAST_EPSILON <= exact_epsilon <= 1000:
-            raise InvalidPolicy(f"Policy.epsilon must be from 1e-9 to 1000 (got {epsilon!r})")
-        if exact_delta >= 1:
-            raise InvalidPolicy(f"Policy.delta must be below 1 (got {delta!r})")
         _check_split(exact_delta, aside, basic=basic)
+        filters = chosen or _default_filters(exact_epsilon, exact_delta - aside, reserve or "mixed")
         if not isinstance(privacy_unit, str) or not privacy_unit:
             raise InvalidPolicy(f"privacy_unit must name what is protected, such as 'person' (got {privacy_unit!r})")
         if neighbors not in _NEIGHBORS:
@@ -148,8 +162,10 @@ class Policy:
             one.check_neighbors(neighbors)
         if odometer is None:
             odometer = _default_odometer(float(exact_epsilon), exact_delta - aside, filters, neighbors)
+        elif isinstance(odometer, str):
+            odometer = odometer_by_name(odometer, float(exact_epsilon), level(exact_delta - aside))
         if not isinstance(odometer, Odometer):
-            raise InvalidPolicy(f"odometer must be one of odograph.odometers (got {odometer!r})")
+            raise InvalidPolicy(f"odometer must be one of odograph.odometers, or a name (got {odometer!r})")
         exact_slack = None if slack is None else float(read(slack, "Policy.slack", InvalidPolicy))
         if exact_slack == 0.0:
             raise InvalidPolicy(f"Policy.slack must be above 0 (got {slack!r})")
@@ -198,27 +214,52 @@ class Policy:
             return self.filters[0][0].kind
         return ", ".join(f"{one.kind} {float(share):g}" for one, share in self.filters)
 
-    def targets(self, budget: Budget | None = None) -> Iterator[tuple[Filter, Target]]:
-        """Yield the filters, each with the target that it has to keep; `budget` is that of the exact filter."""
-        epsilon, delta = exact_of(self.epsilon), self.delta_filter
+    @property
+    def tolerance(self) -> Fraction:
+        """What the plain sum of the epsilons may exceed epsilon by, so that k equal parts of epsilon fit.
+
+        A price is rounded up to units, so that three thirds would exceed the whole by two of them.
+
+        Theorem: a loss of at most epsilon + t is (epsilon, 1 - e^-t)-DP, and 1 - e^-t <= t: so basic composition up
+            to epsilon + t is an alternative with a share t of delta' (Lemma 3), and the others have the rest.
+        Assumes: as basic composition. Alone it has no delta' to pay with, and no tolerance.
+        """
+        return Fraction(0) if self.is_basic else min(_TOLERANCE, self.delta_filter / 10**4)
+
+    def targets(
+        self, budget: Budget | None = None, tolerance: Fraction | None = None
+    ) -> Iterator[tuple[Filter, Target]]:
+        """Yield the filters, each with the target that it has to keep; `budget` is that of the exact filter.
+
+        `tolerance` is that of an account, if it has another one: in 0.1.0 there was none.
+        """
+        delta = self.delta_filter - (self.tolerance if tolerance is None else tolerance)
         for one, share in self.filters:
-            yield one, Target(epsilon, delta * share, budget)
+            yield one, Target(exact_of(self.epsilon), delta * share, budget)
 
     @property
     def need(self) -> Need | None:
         """The budget that has to be certified before the policy can be compiled; None without an exact filter."""
-        return next((one.need(target) for one, target in self.targets() if isinstance(one, Exact)), None)
+        return _need(self.targets())
 
     def with_first_default(self) -> Policy | None:
-        """Return the policy that 0.1.0 made of the same arguments; None where the odometer is not the default one.
+        """Return the policy that 0.1.0 made of the same arguments; None where it cannot have been left to default.
 
-        The default odometer was different then, and a repeated request to open the account must still match.
+        The default filter and odometer were different then, and a repeated request to open the account must still
+        match.
         """
         default = _default_odometer(float(self.epsilon), self.delta_filter, self.filters, self.neighbors)
         if self.odometer != default:
             return None
-        first = standard_odometer(float(self.epsilon), 1e-6 if self.is_basic else float(self.delta_filter))
-        return Policy.from_dict(self.to_dict() | {"odometer": odometer_to_dict(first)})
+        form = self.to_dict()
+        delta = self.delta_filter
+        if self.filters == _default_filters(exact_of(self.epsilon), delta, "mixed"):
+            form |= {"filter": [Exact().to_dict() | {"share": "1"}]}
+            if exact_of(self.delta_steps) == _default_delta_steps(exact_of(self.delta), None):
+                delta = exact_of(self.delta)
+                form |= {"delta_steps": "0"}
+        first = standard_odometer(float(self.epsilon), 1e-6 if self.is_basic else float(delta))
+        return Policy.from_dict(form | {"odometer": odometer_to_dict(first)})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the versioned form that `Policy.from_dict` reads."""
@@ -238,7 +279,8 @@ class Policy:
         exact = next((one for one, _ in self.filters if isinstance(one, Exact)), Exact())
         renyi = next((one for one, _ in self.filters if isinstance(one, Renyi)), Renyi())
         menu = [item.to_dict() for item in exact.menu]
-        return {
+        unknown = {} if not isinstance(exact, Smooth) else {"filter": self.to_dict()["filter"]}
+        return unknown | {
             "form": 1,
             **self._numbers(),
             "rule": self.filter_text if single else [[one.kind, text_of(tidy(share))] for one, share in self.filters],
@@ -336,6 +378,37 @@ def _default_odometer(
     return default_odometer(reach, level(delta), curves=any(one.takes_curves(neighbors) for one, _ in filters))
 
 
+def _check_arguments(epsilon: Fraction, delta: Fraction, filters: object, reserve: object) -> None:
+    if not _LEAST_EPSILON <= epsilon <= 1000:
+        raise InvalidPolicy(f"Policy.epsilon must be from 1e-9 to 1000 (got {tidy(epsilon)!r})")
+    if delta >= 1:
+        raise InvalidPolicy(f"Policy.delta must be below 1 (got {tidy(delta)!r})")
+    if filters is not None and reserve is not None:
+        raise InvalidPolicy(
+            f"reserve must be left out where filter is given (got {reserve!r}): pass"
+            f" filter=filters.Smooth(reserve={reserve!r})"
+        )
+
+
+def _default_delta_steps(delta: Fraction, filters: Sequence[tuple[Filter, Fraction]] | None) -> Fraction:
+    """Return what is set aside for the steps' own deltas where a policy does not say."""
+    if filters is None:
+        return delta * _STEPS_SHARE
+    # Under basic composition alone nothing has to pay for concentration: the steps have the whole delta.
+    return delta if isinstance(filters[0][0], Basic) else Fraction(0)
+
+
+def _default_filters(epsilon: Fraction, delta: Fraction, reserve: str) -> tuple[tuple[Filter, Fraction], ...]:
+    """Return the filters of a policy that names none: smooth, and one Rényi order for what has no price there."""
+    best = best_order(float_below(epsilon), float_below(delta * _LARGE_SHARE))
+    order = f"{best:.6g}"  # any order is valid, and a short one can be read
+    return (Renyi({order: 1}), _LARGE_SHARE), (Smooth(reserve=reserve), 1 - _LARGE_SHARE)
+
+
+def _need(targets: Iterable[tuple[Filter, Target]]) -> Need | None:
+    return next((one.need(target) for one, target in targets if isinstance(one, Exact)), None)
+
+
 def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:
     if not basic and delta == 0:
         raise InvalidPolicy("delta must be positive, except under basic composition (got 0); pass filter='basic'")
@@ -396,6 +469,17 @@ class Compiled:
     policy: Policy
     meters: tuple[Meter, ...]
     note: str = ""
+
+    @property
+    def tolerance(self) -> Fraction:
+        """What the plain sum of the epsilons may exceed epsilon by: that of the policy, or none, as in 0.1.0."""
+        common = _common_meters(self.policy, Fraction(0))
+        return Fraction(0) if self.meters[: len(common)] == common else self.policy.tolerance
+
+    @property
+    def need(self) -> Need | None:
+        """The budget that its limit has to be certified for; None without an exact filter."""
+        return _need(self.policy.targets(tolerance=self.tolerance))
 
     @property
     def start(self) -> Totals:
@@ -548,11 +632,11 @@ class Compiled:
 def check_compiled(compiled: Compiled) -> None:
     """Raise `InvalidPolicy` unless the meters are those of the policy, and no limit is known to be too large."""
     policy = compiled.policy
-    common = _common_meters(policy)
+    common = _common_meters(policy, compiled.tolerance)
     if compiled.meters[: len(common)] != common:
         raise InvalidPolicy("the delta and epsilon limits of a compiled policy must be those of its policy")
     rest: Sequence[Meter] = compiled.meters[len(common) :]
-    for one, target in policy.targets():
+    for one, target in policy.targets(tolerance=compiled.tolerance):
         rest = one.check_stored(rest, target)
     if rest != policy.odometer.meters(latent=policy.slack is not None):
         raise InvalidPolicy(
@@ -567,18 +651,18 @@ def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "")
     Theorem: Lemma 3: one limit on the sum of deltas, tested first, and any one alternative, each at its share.
     Assumes: nothing about the target, the split or the filters changes after the first step.
     """
-    meters = [*_common_meters(policy)]
+    meters = [*_common_meters(policy, policy.tolerance)]
     for one, target in policy.targets(budget):
         meters += one.alternatives(target)
     meters += policy.odometer.meters(latent=policy.slack is not None)
     return Compiled(policy, tuple(meters), note)
 
 
-def _common_meters(policy: Policy) -> tuple[Meter, ...]:
+def _common_meters(policy: Policy, tolerance: Fraction) -> tuple[Meter, ...]:
     """The meters of every policy: delta, epsilon (basic composition), and intrinsic time for the odometer."""
     return (
         DeltaMeter("delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
-        EpsilonMeter("epsilon", min(CEILING, floor_units(exact_of(policy.epsilon), SCALE))),
+        EpsilonMeter("epsilon", min(CEILING, floor_units(exact_of(policy.epsilon) + tolerance, SCALE))),
         IntrinsicMeter("intrinsic", None),
     )
 

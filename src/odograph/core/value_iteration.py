@@ -67,10 +67,11 @@ Row: TypeAlias = NDArray[np.float64]
 
 _THIN: Final = 4  # a coarse step is worked out at every fourth point
 
-VERSION: Final = 1  # of the solver: a stored budget says which one certified it
+VERSION: Final = 2  # of the solver: a stored budget says which one certified it
 
-# How many units a step of epsilon/100 is charged. COARSE is solved on request in seconds; FINE is what the
-# shipped table holds: rounding a charge up then costs at most 4% at epsilon/100 and 1% at epsilon/50.
+# How many units a step of epsilon/100 is charged. COARSE is solved on request in seconds, and is what the shipped
+# table holds. FINE takes a minute or two, and with a reserve, under which charges need not be whole units, it gains
+# less than a percent.
 COARSE: Final = 4
 FINE: Final = 25
 
@@ -90,7 +91,6 @@ _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fa
 _SLACK: Final = 0.03  # see _bands
 _LEAST_SLACK: Final = 4e-4  # keeps a solve short where delta is large, at some cost in the budget
 _CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
-_BEYOND: Final = 1.8  # how far the values go on, as a multiple of the units: a reserve's tail is negligible there
 _TRUNCATE: Final = 10.0  # standard deviations of a Gaussian kernel that are kept
 
 
@@ -426,8 +426,9 @@ def solve_with_values(  # noqa: PLR0913  as solve
     menu: Sequence[MenuItem] = (),
     fineness: int = COARSE,
     progress: Progress | None = None,
+    beyond: float,
 ) -> tuple[Budget, list[list[float]]]:
-    """Return the certified budget, and upper bounds of Phi(1, n) for n up to almost twice its units.
+    """Return the certified budget, and upper bounds of Phi(1, n) for n up to `beyond` times its units.
 
     There is a list of values for each direction in which the menu was solved, or one.
 
@@ -435,7 +436,7 @@ def solve_with_values(  # noqa: PLR0913  as solve
     Assumes: as `solve`; at least one family is taken.
     """
     families = tuple(sorted(set(takes)))
-    return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress, beyond=_BEYOND)
+    return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress, beyond=beyond)
 
 
 def _solve_families(  # noqa: PLR0913  as solve

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from odograph.account import Account
+from odograph.core.filters import ExactMeter
 from odograph.core.fixed_point import Numeric, read
 from odograph.core.guarantees import Mechanism
 from odograph.core.mechanisms import subsampled_gaussian
@@ -60,15 +61,18 @@ def charge_before_step(
 class FilterAccountant(_accountants.IAccountant):  # type: ignore[misc, name-defined]  # untyped library
     """An Opacus accountant over an Odograph account: set `engine.accountant` to it before `make_private`.
 
-    `history` holds the charges in Opacus's form: (noise multiplier, sampling rate, steps). A policy with a menu is
-    charged for several steps of one setting at a time, before they are taken; `len()` is the number of steps taken.
+    `history` holds the charges in Opacus's form: (noise multiplier, sampling rate, steps); `len()` is the number of
+    steps taken. An account of 0.1.0 whose policy has a menu is charged for several steps of one setting at a time,
+    before they are taken.
     """
 
     def __init__(self, account: Account) -> None:
         self.account = account
         self.history: list[tuple[float, float, int]] = []
         self._prepaid: Counter[tuple[float, float]] = Counter()
-        self._batch_sizes = {item.name: item.block for item in account.policy.menu}
+        # Accounts of 0.1.0 are charged whole blocks of a menu; others are charged step by step.
+        meters = [meter for meter in account.compiled.meters if isinstance(meter, ExactMeter) and meter.parts == 1]
+        self._batch_sizes = {name: block for meter in meters for name, block, _ in meter.charges}
         self._steps_taken = 0
         self._step_charged = False  # whether a step was charged that Opacus has not reported yet
 

@@ -229,6 +229,7 @@ class FilterForm(Struct, forbid_unknown_fields=True):
     kind: str
     share: Number = 1
     takes: list[str] | None = None
+    reserve: str | None = None
     orders: Annotated[list[tuple[Number, Number]], Meta(max_length=100)] = []
     menu: Annotated[list[Any], Meta(max_length=0)] = []
 
@@ -239,8 +240,9 @@ class PolicyForm(Struct, forbid_unknown_fields=True):
     epsilon: Number
     delta: Number
     delta_steps: Number | None = None
-    filter: str | list[tuple[str, Number] | FilterForm] = "exact"
-    odometer: dict[str, Any] | None = None
+    filter: str | list[tuple[str, Number] | FilterForm] | None = None
+    reserve: str | None = None
+    odometer: str | dict[str, Any] | None = None
     slack: Number | None = None
     privacy_unit: Annotated[str, Meta(min_length=1, max_length=100)] = "person"
     neighbors: Literal["add-remove", "replace-one"] = "add-remove"

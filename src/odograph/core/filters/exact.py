@@ -31,9 +31,30 @@ from odograph.core.theory import kov_delta
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, MOST_BLOCKS
 from odograph.errors import InvalidPolicy
 
-__all__ = ["Exact", "ExactMeter", "Need", "is_refuted", "read_charges", "read_items", "read_quantum"]
+__all__ = [
+    "Exact",
+    "ExactMeter",
+    "Need",
+    "is_refuted",
+    "read_charges",
+    "read_items",
+    "read_quantum",
+    "started_units",
+]
 
+_MOST_PARTS: Final = 10**9  # of a unit
 _MOST_STEPS: Final = 10**6  # that a refutation composes: its work grows as their square root
+
+
+def started_units(charges: Sequence[tuple[str, int, int]]) -> Fraction:
+    """Return the units by which blocks that are begun can exceed what their runs are charged.
+
+    Theorem: n runs of an item whose blocks of b cost m units use ceil(n/b) m <= n m/b + m (1 - 1/b) units. A block
+        is drawn from its dominating pair when its first run starts; runs that come later, in between other steps,
+        are revealed from it (interactive postprocessing).
+    Assumes: each run is dominated by the item's pair whatever was released before it, as for a menu at all.
+    """
+    return sum((units * Fraction(block - 1, block) for _, block, units in charges), Fraction(0))
 
 
 def read_quantum(value: object) -> Fraction:
@@ -62,7 +83,8 @@ class ExactMeter(Meter):
     """Units of a certified budget: multiples of `quantum`, for the families in `takes` and a menu's `charges`.
 
     A charge is a name, the runs in a block, and the units that a block costs. A menu alone counts in blocks, which
-    have no quantum (0).
+    have no quantum (0). Each unit is counted in `parts`, so that a run is charged its part of a block; accounts of
+    0.1.0 have no parts, and are charged whole blocks.
     """
 
     pricing: ClassVar[str] = "exact"
@@ -70,11 +92,13 @@ class ExactMeter(Meter):
         "quantum": read_quantum,
         "takes": read_items,
         "charges": read_charges,
+        "parts": int,
     }
 
     quantum: Fraction
     takes: tuple[str, ...]
     charges: tuple[tuple[str, int, int], ...] = ()
+    parts: int = 1
     units_in_one: float = field(default=0.0, init=False, repr=False, compare=False)  # 1/quantum, nearly
 
     def __post_init__(self) -> None:
@@ -84,14 +108,22 @@ class ExactMeter(Meter):
     @property
     def scale(self) -> Fraction:
         """Units per 1 of intrinsic time; for a menu alone, per block."""
-        return 1 / self.quantum if self.quantum else Fraction(1)
+        return self.parts / self.quantum if self.quantum else Fraction(self.parts)
+
+    @property
+    def certified_units(self) -> int:
+        """The units that a budget must have been certified for, if charges may total the limit."""
+        started = started_units(self.charges) if self.parts > 1 else 0
+        return math.ceil(Fraction(self.limit or 0, self.parts) + started)
 
     @property
     def has_sound_options(self) -> bool:
         """Whether a budget can have been certified with these options."""
         counts = self.quantum > 0 or (self.quantum == 0 and not self.takes)
         known = set(self.takes) <= set(FAMILIES) and bool(self.takes or self.charges)
-        return counts and known and all(min(block, units) >= 1 for _, block, units in self.charges)
+        return (
+            counts and known and self.parts >= 1 and all(min(block, units) >= 1 for _, block, units in self.charges)
+        )
 
     def price(self, guarantee: Guarantee) -> int | None:
         """Integer units of the certified value-function budget.
@@ -100,8 +132,20 @@ class ExactMeter(Meter):
         Assumes: the step is of a family the budget was certified with, or on its menu; charges predictable.
         """
         if isinstance(guarantee, Mechanism):
-            charge = {name: (block, units) for name, block, units in self.charges}.get(guarantee.name)
-            return None if charge is None else -(-guarantee.steps // charge[0]) * charge[1]
+            return self._price_runs(guarantee)
+        units = self._price_family(guarantee)
+        return None if units is None else units * self.parts
+
+    def _price_runs(self, guarantee: Mechanism) -> int | None:
+        charge = {name: (block, units) for name, block, units in self.charges}.get(guarantee.name)
+        if charge is None:
+            return None
+        block, units = charge
+        if self.parts == 1:
+            return -(-guarantee.steps // block) * units
+        return -(-guarantee.steps * units * self.parts // block)
+
+    def _price_family(self, guarantee: Guarantee) -> int | None:
         if isinstance(guarantee, GDP) and "gaussian" in self.takes:
             mu = number_of(guarantee.mu)
             if mu > MOST_PRICED:
@@ -193,8 +237,10 @@ class Exact(Filter):
                 "the exact filter needs a budget certified for this target or a stricter one; compile the policy with"
                 " compile_policy"
             )
-        limit = min(CEILING, budget.units)
-        return (ExactMeter("exact", limit, budget.quantum, budget.takes, budget.charges),)
+        parts = min(_MOST_PARTS, math.lcm(*(block for _, block, _ in budget.charges)))
+        started = started_units(budget.charges) if parts > 1 else 0
+        limit = min(CEILING, max(0, math.floor((budget.units - started) * parts)))
+        return (ExactMeter("exact", limit, budget.quantum, budget.takes, budget.charges, parts),)
 
     def check_stored(self, meters: Sequence[Meter], target: Target) -> Sequence[Meter]:
         """Check that stored meters begin with one of this filter, not known to be too large; return the others."""
@@ -234,7 +280,7 @@ def is_refuted(epsilon: Fraction, delta: Fraction, meter: ExactMeter) -> bool:
         have the divergence of optimal composition (Kairouz, Oh and Viswanath 2015).
     Assumes: the steps are charged as by `solve`; what a menu's mechanisms lose is not known from a document.
     """
-    limit, quantum = meter.limit or 0, meter.quantum
+    limit, quantum = meter.certified_units, meter.quantum
     # Charges are rounded so that an item gets at most three times the blocks that it gets alone.
     if any(limit // charge > 4 * MOST_BLOCKS for _, _, charge in meter.charges):
         return True

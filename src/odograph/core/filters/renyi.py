@@ -15,7 +15,7 @@ from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism
 from odograph.core.meters import WITH_EPSILON, Filter, Meter, OrderMeter, Target, distinguish_names, renyi_units
 from odograph.errors import InvalidPolicy
 
-__all__ = ["Renyi", "RenyiMeter"]
+__all__ = ["Renyi", "RenyiMeter", "best_order"]
 
 # Around the order a* that is best for zCDP steps; a* itself gets most of delta'.
 _SPREAD: Final = ("1/4", "1/2", "2/3", "2", "4", "16", "64", "256")
@@ -112,15 +112,15 @@ def _read_orders(orders: object) -> list[tuple[Fraction, Fraction]]:
 
 def _standard_orders(target: Target) -> list[tuple[Fraction, Fraction]]:
     epsilon, delta = float_below(target.epsilon), float_below(target.delta)
-    best = Fraction(round(_best_order(epsilon, delta), 6))  # any order is valid; a short one can be read
+    best = Fraction(round(best_order(epsilon, delta), 6))  # any order is valid; a short one can be read
     others = [1 + (best - 1) * Fraction(factor) for factor in _SPREAD]
     # An order that even all of delta' cannot pay for would waste its share.
     others = [Fraction(round(float(o), 6)) for o in others if largest_rdp(float(o), epsilon, delta) > 0.0]
     return [(best, _BEST_SHARE), *((order, (1 - _BEST_SHARE) / len(others)) for order in others)]
 
 
-def _best_order(epsilon: float, delta: float) -> float:
-    """The order at which rho*-zCDP meets the target: the root of (2a-1) rho = epsilon - log(1-1/a)."""
+def best_order(epsilon: float, delta: float) -> float:
+    """Return the order at which rho*-zCDP meets the target: the root of (2a-1) rho = epsilon - log(1-1/a)."""
     rho = largest_rho(epsilon, delta)
 
     def below(excess: float) -> bool:

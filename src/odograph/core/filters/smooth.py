@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
@@ -32,7 +32,16 @@ from operator import mul
 from typing import Any, ClassVar, Final, NamedTuple
 
 from odograph.core.conversions import intrinsic_to_pure, pure_to_intrinsic
-from odograph.core.filters.exact import Exact, ExactMeter, Need, is_refuted, read_charges, read_items, read_quantum
+from odograph.core.filters.exact import (
+    Exact,
+    ExactMeter,
+    Need,
+    is_refuted,
+    read_charges,
+    read_items,
+    read_quantum,
+    started_units,
+)
 from odograph.core.fixed_point import (
     CEILING,
     MOST_PRICED,
@@ -62,6 +71,7 @@ __all__ = [
     "RESERVES",
     "Smooth",
     "SmoothMeter",
+    "effective_reserve",
     "set_aside",
     "smooth_limit_units",
     "smooth_limit_with_order",
@@ -85,42 +95,86 @@ _LARGEST_EXPONENT: Final = 700.0  # of a Rényi moment; such a step has no price
 _LARGEST_RENYI_PRICE: Final = 1.0
 _LARGEST_ZCDP_RESERVE: Final = 6  # w; the proof ends there
 _LARGEST_OSCILLATION: Final = 1e-3
+_LARGEST_RATIO: Final = 20.0  # of w to twice the square of the tail's length; beyond it the tail hardly helps
 _ROW_PAD: Final = 1.0 + 2.0**-30  # of a sum over rows: far more than the rounding of its terms
 
 
-class _Constants(NamedTuple):
-    """What all prices of one quantum and reserve have in common."""
+def effective_reserve(quantum: Fraction, reserve: int, order: Fraction | None = None) -> float:
+    """Return a w for which the log-density of the reserve curves by at most 1/w, rounded down; at least that of G_w.
 
+    Theorem: the density of log W in symmetric form is q(y) = E_T phi_(w+T)(y) with T exponential of rate l^2/2,
+        l = a - 1/2. Given y, T has a density in proportion to e^(-l^2 T/2 - y^2/(2 (w+T))) (w+T)^(-1/2), so
+        -(log q)'' = E(1/(w+T) | y) - y^2 Var(1/(w+T) | y) <= E(1/(w+T) | y), which falls as y^2 grows, because
+        larger T become likelier. At y = 0 it is l^2 (e^-r/(sqrt(pi r) erfc(sqrt r)) - 1), r = w l^2/2. So q'' >= -q
+        times that, which is all that Theorem A asks of W, and Theorem B asks of it beside tails of e^(-l |y|).
+    Assumes: `order` is the one that the account's limit was computed with (`smooth_limit_with_order`).
+    """
+    w = down(float(reserve * quantum))  # a smaller reserve prices higher
+    if order is None:
+        return w
+    decay = float_below(order - Fraction(1, 2))
+    ratio = 0.5 * w * decay * decay
+    if ratio > _LARGEST_RATIO:
+        return w
+    root = math.sqrt(ratio)
+    excess = math.exp(-ratio) / (math.sqrt(math.pi) * root * math.erfc(root)) - 1.0
+    # The difference is at least a fortieth, so what its terms are off by grows by at most forty.
+    return max(w, down(1.0 / (up(decay, 64) ** 2 * excess), 2048.0))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Pricing:
+    """What all prices of one quantum, reserve and order have in common. Compared by identity, as a key of caches."""
+
+    top: int  # of the quantum
+    bottom: int
     unit: float
     units_in_one: float
     root: float  # sqrt(w)
     slope: float  # 2/(1/4 + 1/w)
+    pure_certified: bool
 
 
 @lru_cache(maxsize=1024)
-def _constants(top: int, bottom: int, reserve: int) -> _Constants:
-    quantum = Fraction(top, bottom)
-    w = down(float(reserve * quantum))  # a smaller reserve prices higher
-    return _Constants(float(quantum), float(1 / quantum), math.sqrt(w), 2.0 / (0.25 + 1.0 / w))
+def _pricing(quantum: Fraction, reserve: int, order: Fraction | None, *, pure_certified: bool) -> _Pricing:
+    w = effective_reserve(quantum, reserve, order)
+    top, bottom = quantum.as_integer_ratio()
+    return _Pricing(
+        top, bottom, float(quantum), float(1 / quantum), math.sqrt(w), 2.0 / (0.25 + 1.0 / w), pure_certified
+    )
 
 
-def smooth_price_pure(epsilon: Number, quantum: Fraction, reserve: int, *, pure_certified: bool = True) -> int | None:
+def smooth_price_pure(
+    epsilon: Number,
+    quantum: Fraction,
+    reserve: int,
+    *,
+    order: Fraction | None = None,
+    pure_certified: bool = True,
+) -> int | None:
     """Return the units of 1e-15 that an epsilon-DP step costs: at most what whole units of the quantum would cost.
 
     The price grows with epsilon and is never below its intrinsic time c(epsilon) = 2 epsilon tanh(epsilon/2).
 
     Theorem: Theorem A (randomized response under a reserve whose q'' >= -q/w), and its composite form: for any e_m
-        <= epsilon that m units buy, m u + s(epsilon) - s(e_m) dominates the step in put order.
+        <= epsilon that m units buy, m u + s(epsilon) - s(e_m) dominates the step in put order. w is the
+        `effective_reserve`.
     Assumes: the step is (epsilon, delta)-DP; the budget was certified with "pure" too, or `pure_certified` is False:
         then neither whole units nor composites with m >= 1 are proven, and only s(epsilon) itself is charged.
     """
     if epsilon > MOST_PRICED:
         return None
-    return _pure(float(epsilon), *quantum.as_integer_ratio(), reserve, pure_certified)[1] if epsilon else 0
+    pricing = _pricing(quantum, reserve, order, pure_certified=pure_certified)
+    return _pure(float(epsilon), pricing)[1] if epsilon else 0
 
 
 def smooth_time_pure(
-    epsilon: Number, quantum: Fraction, reserve: int, *, pure_certified: bool = True
+    epsilon: Number,
+    quantum: Fraction,
+    reserve: int,
+    *,
+    order: Fraction | None = None,
+    pure_certified: bool = True,
 ) -> float | None:
     """Return the intrinsic time that `smooth_price_pure` rounds up to units.
 
@@ -129,54 +183,46 @@ def smooth_time_pure(
     """
     if epsilon > MOST_PRICED:
         return None
-    return _pure(float(epsilon), *quantum.as_integer_ratio(), reserve, pure_certified)[0] if epsilon else 0.0
+    pricing = _pricing(quantum, reserve, order, pure_certified=pure_certified)
+    return _pure(float(epsilon), pricing)[0] if epsilon else 0.0
 
 
-# Keyed by all that a price depends on. Integers, because hashing a Fraction takes longer than computing the price.
 @lru_cache(maxsize=4096)
-def _pure(
-    epsilon: float,
-    top: int,
-    bottom: int,
-    reserve: int,
-    pure_certified: bool,  # noqa: FBT001  part of the key
-) -> tuple[float | None, int | None]:
+def _pure(epsilon: float, pricing: _Pricing) -> tuple[float | None, int | None]:
     """Return the price of a positive epsilon as intrinsic time, and in units."""
-    constants = _constants(top, bottom, reserve)
-    smooth = _theorem_a(epsilon, constants) * (1.0 + _PAD)
-    if not pure_certified:
+    smooth = _theorem_a(epsilon, pricing) * (1.0 + _PAD)
+    if not pricing.pure_certified:
         return (None, None) if math.isinf(smooth) else (above(smooth), units_computed(above(smooth), epsilon))
     time = pure_to_intrinsic(epsilon)
-    sure = ceil_sure(time * constants.units_in_one, 4)
-    units = max(1, math.ceil(exactly(time) / Fraction(top, bottom)) if sure is None else sure)
-    whole = -(-units * top * SCALE // bottom)
+    sure = ceil_sure(time * pricing.units_in_one, 4)
+    units = max(1, math.ceil(exactly(time) * pricing.bottom / pricing.top) if sure is None else sure)
+    whole = -(-units * pricing.top * SCALE // pricing.bottom)
     if math.isinf(smooth):
-        return up(units * constants.unit), whole
+        return up(units * pricing.unit), whole
     # One unit less than whole units is the largest number of them that is below the intrinsic time.
-    composite = above(_rest(units - 1, top, bottom, reserve) + smooth)
-    return min(up(units * constants.unit), composite), min(whole, units_computed(composite, epsilon))
+    composite = above(_rest(units - 1, pricing) + smooth)
+    return min(up(units * pricing.unit), composite), min(whole, units_computed(composite, epsilon))
 
 
 @lru_cache(maxsize=65536)
-def _rest(units: int, top: int, bottom: int, reserve: int) -> float:
+def _rest(units: int, pricing: _Pricing) -> float:
     """Return m u - s(e_m), which is at most 0, for the largest epsilon e_m, rounded down, that m units buy."""
     if not units:
         return 0.0
-    constants = _constants(top, bottom, reserve)
-    bought = intrinsic_to_pure(down(units * constants.unit))
-    return units * constants.unit - _theorem_a(bought, constants)
+    bought = intrinsic_to_pure(down(units * pricing.unit))
+    return units * pricing.unit - _theorem_a(bought, pricing)
 
 
-def _theorem_a(epsilon: float, constants: _Constants) -> float:
+def _theorem_a(epsilon: float, pricing: _Pricing) -> float:
     """Return s(epsilon) = 2 (log cosh(epsilon/2) - log cos(epsilon/sqrt(w)))/(1/4 + 1/w), not padded."""
-    angle = epsilon / constants.root
+    angle = epsilon / pricing.root
     if angle > _LARGEST_ANGLE or epsilon > _LARGEST_EPSILON:
         return math.inf
     # One logarithm of a ratio whose terms are positive: cosh = 1 + 2 sinh^2 and cos = 1 - 2 sin^2 of half the angle.
     # Every operation is monotone (sin, sinh and log1p of the C library too, as tested), so the price never falls.
     rise, fall = math.sinh(0.25 * epsilon), math.sin(0.5 * angle)
     lost = 2.0 * fall * fall
-    return constants.slope * math.log1p((2.0 * rise * rise + lost) / (1.0 - lost))
+    return pricing.slope * math.log1p((2.0 * rise * rise + lost) / (1.0 - lost))
 
 
 def smooth_price_gaussian(mu: Number) -> int | None:
@@ -253,12 +299,16 @@ def smooth_time_renyi(divergence: Number, order: Fraction, quantum: Fraction, re
     Theorem: as `smooth_price_renyi`.
     Assumes: as `smooth_price_renyi`.
     """
+    return _renyi_time(divergence, order, down(float(reserve * quantum)))
+
+
+def _renyi_time(divergence: Number, order: Fraction, w: float) -> float | None:
+    """Return the intrinsic time of a step under a reserve whose log-density curves by at most 1/w."""
     if not divergence:
         return 0.0
     moment = (order - 1) * exact_of(divergence)
     if moment > _LARGEST_EXPONENT:
         return None
-    w = down(float(reserve * quantum))
     ratio = above(math.expm1(float_above(moment)) / float((order - 1) * order), 8.0)
     price = 2.0 * ratio
     while price <= _LARGEST_RENYI_PRICE:
@@ -343,18 +393,30 @@ def smooth_limit_with_order(
 
 
 class _Choice(NamedTuple):
-    """How a reserve is chosen: its variance as a share of the budget, and whether it has a Rényi order."""
+    """How a reserve is chosen: its Gaussian part w, and the mean of its exponential tail, as shares of the budget."""
 
-    share: Fraction
-    has_order: bool
+    gaussian: Fraction
+    tail: Fraction | None = None  # None: no tail, and no price for steps that are known by a Rényi curve alone
+
+    @property
+    def has_order(self) -> bool:
+        """Whether steps with a Rényi curve have a price."""
+        return self.tail is not None
+
+    def rows(self, delta: Fraction) -> float:
+        """Return how many rows its limit is computed from, as a multiple of the budget's units."""
+        if self.tail is None:
+            return 1.0
+        # The tail beyond the last row is counted as a reveal: here it is a few thousandths of delta.
+        return 1.0 + float(self.gaussian) + float(self.tail) * (6.0 - math.log(delta))
 
 
-# By name. A reserve of one half of a percent leaves most to pure and Gaussian steps; one with an order prices every
-# kind of small step, and a larger one prices training with little noise.
+# By name. A reserve of one half of a percent leaves most to pure and Gaussian steps; one with a tail prices every
+# kind of small step, and a longer tail prices training with little noise.
 RESERVES: Final[dict[str, _Choice]] = {
-    "mixed": _Choice(Fraction(2, 100), has_order=True),
-    "pure": _Choice(Fraction(1, 200), has_order=False),
-    "training": _Choice(Fraction(5, 100), has_order=True),
+    "mixed": _Choice(Fraction(13, 1000), Fraction(11, 1000)),
+    "pure": _Choice(Fraction(5, 1000)),
+    "training": _Choice(Fraction(10, 1000), Fraction(40, 1000)),
 }
 _ORDER_DIGITS: Final = 3  # of a Rényi order; any order is valid, and a short one can be read
 
@@ -366,7 +428,13 @@ def solve_reserve(need: Need, fineness: int, progress: Progress | None = None) -
     Assumes: the reserve and its order are fixed before the first step; the budget takes Gaussian steps.
     """
     budget, values = solve_with_values(
-        need.epsilon, need.delta, takes=need.takes, menu=need.menu, fineness=fineness, progress=progress
+        need.epsilon,
+        need.delta,
+        takes=need.takes,
+        menu=need.menu,
+        fineness=fineness,
+        progress=progress,
+        beyond=RESERVES[need.reserve].rows(need.delta),
     )
     return set_aside(budget, need.reserve, values)
 
@@ -377,16 +445,16 @@ def set_aside(budget: Budget, name: str, values: Sequence[Sequence[float]] = ())
     Theorem: as `solve_reserve`.
     Assumes: as `solve_reserve`.
     """
-    share, has_order = RESERVES[name]
-    if not has_order:
-        units = max(LEAST_GAUSSIAN, round(share * budget.units))
-        return replace(budget, reserve=Reserve(units, None, smooth_limit_units(budget.units, units)))
-    # The variance of the reserve is w + tau with w = tau/4, and tau = 2/(a (a-1)) for the order a.
-    mean = float(share * budget.units * budget.quantum) / 1.25
+    choice = RESERVES[name]
+    units = max(LEAST_GAUSSIAN, round(choice.gaussian * budget.units))
+    started = math.ceil(started_units(budget.charges))
+    if choice.tail is None:
+        left = max(0, smooth_limit_units(budget.units, units) - started)
+        return replace(budget, reserve=Reserve(units, None, left))
+    mean = float(choice.tail * budget.units * budget.quantum)  # 2/(a (a-1)) for the order a
     order = Fraction(round(0.5 + math.sqrt(0.25 + 2.0 / mean), _ORDER_DIGITS)).limit_denominator(10**_ORDER_DIGITS)
-    units = max(LEAST_GAUSSIAN, math.ceil(2 / (order * (order - 1)) / (4 * budget.quantum)))
     left = min(smooth_limit_with_order(row, units, order, budget.quantum, budget.delta) for row in values)
-    return replace(budget, reserve=Reserve(units, order, left))
+    return replace(budget, reserve=Reserve(units, order, max(0, left - started)))
 
 
 def _read_order(value: object) -> Fraction | None:
@@ -417,18 +485,23 @@ class SmoothMeter(Meter):
     order: Fraction | None
     takes: tuple[str, ...]
     charges: tuple[tuple[str, int, int], ...] = ()
+    pure: _Pricing | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.quantum and self.reserve > 0:
+            pure = "pure" in self.takes
+            found = _pricing(self.quantum, self.reserve, self.order, pure_certified=pure)
+            object.__setattr__(self, "pure", found)
 
     @property
     def has_sound_options(self) -> bool:
         """Whether a budget can have been certified with these options, and the limit leaves the reserve out."""
         certified = ExactMeter("exact", self.units, self.quantum, self.takes, self.charges)
-        most = smooth_limit_units(self.units, self.reserve) * self.quantum * SCALE
-        return (
-            certified.has_sound_options
-            and "gaussian" in self.takes
-            and (self.order is None or self.order > 1)
-            and (self.limit or 0) <= most
-        )
+        if not certified.has_sound_options:
+            return False
+        most = (smooth_limit_units(self.units, self.reserve) - started_units(self.charges)) * self.quantum * SCALE
+        within = self.limit == 0 or (self.limit or 0) <= most
+        return within and "gaussian" in self.takes and (self.order is None or self.order > 1)
 
     def price(self, guarantee: Guarantee) -> int | None:
         """Return the intrinsic time that a step is charged under the reserve.
@@ -438,24 +511,40 @@ class SmoothMeter(Meter):
             charges predictable; a step's own delta is counted on the delta meter.
         """
         if isinstance(guarantee, WITH_EPSILON):
-            pure = "pure" in self.takes
-            return smooth_price_pure(number_of(guarantee.epsilon), self.quantum, self.reserve, pure_certified=pure)
+            epsilon = number_of(guarantee.epsilon)
+            if not epsilon or epsilon > MOST_PRICED or self.pure is None:
+                return None if epsilon else 0
+            return _pure(float(epsilon), self.pure)[1]
         if isinstance(guarantee, GDP):
             return smooth_price_gaussian(number_of(guarantee.mu))
         if isinstance(guarantee, ZCDP):
-            return smooth_price_zcdp(number_of(guarantee.rho), self.quantum, self.reserve)
+            return self._price_zcdp(number_of(guarantee.rho))
         if isinstance(guarantee, Mechanism):
-            for name, batch, units in self.charges:
-                if name == guarantee.name:
-                    return math.ceil(-(-guarantee.steps // batch) * units * self.quantum * SCALE)
-            return None if guarantee.curve is None else self._price_curve(guarantee.curve)
+            return self._price_mechanism(guarantee)
         return self._price_curve(guarantee) if isinstance(guarantee, RDP) else None
+
+    def _price_mechanism(self, guarantee: Mechanism) -> int | None:
+        """Return what a mechanism's runs cost by the menu, a part of a batch each, or by their curve."""
+        for name, batch, units in self.charges:
+            if name == guarantee.name:
+                return math.ceil(Fraction(guarantee.steps * units, batch) * self.quantum * SCALE)
+        return None if guarantee.curve is None else self._price_curve(guarantee.curve)
+
+    def _price_zcdp(self, rho: Number) -> int | None:
+        """Return the least of the prices that are proven for zCDP: by its own theorem, and by one Rényi order."""
+        prices = [smooth_price_zcdp(rho, self.quantum, self.reserve)]
+        if self.order is not None:
+            prices.append(self._price_divergence(self.order * exact_of(rho)))
+        return min((price for price in prices if price is not None), default=None)
 
     def _price_curve(self, curve: RDP) -> int | None:
         divergence = None if self.order is None else curve.at(self.order)
-        if self.order is None or divergence is None:
-            return None
-        return smooth_price_renyi(divergence, self.order, self.quantum, self.reserve)
+        return None if divergence is None else self._price_divergence(divergence)
+
+    def _price_divergence(self, divergence: Fraction) -> int | None:
+        assert self.order is not None  # noqa: S101  callers ask
+        time = _renyi_time(divergence, self.order, effective_reserve(self.quantum, self.reserve, self.order))
+        return None if time is None else units_computed(time, divergence)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -484,7 +573,8 @@ class Smooth(Exact):
     def accepts(self, guarantee: Guarantee, neighbors: str) -> bool:
         """Return whether a theorem covers the guarantee under this filter."""
         if isinstance(guarantee, Mechanism) and not Exact.accepts(self, guarantee, neighbors):
-            return guarantee.curve is not None and self.takes_curves(neighbors)
+            # A curve does not state its neighbors; the known ones are for adding or removing a person.
+            return guarantee.curve is not None and neighbors == "add-remove" and RESERVES[self.reserve].has_order
         if isinstance(guarantee, RDP):
             return RESERVES[self.reserve].has_order
         return isinstance(guarantee, self.guarantees)

@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from msgspec.json import encode
 
 from odograph.core.filters import FILTERS, Basic
+from odograph.core.filters.smooth import RESERVES
 from odograph.core.fixed_point import read
 from odograph.core.gate import Totals, decide
 from odograph.core.guarantees import (
@@ -27,6 +28,7 @@ from odograph.core.guarantees import (
     guarantee_from_dict,
 )
 from odograph.core.mechanisms import gaussian, laplace
+from odograph.core.odometers import ODOMETER_NAMES
 from odograph.core.planning import used
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
@@ -457,7 +459,10 @@ _DEFAULT_FIELDS: Final = {
     "name": "",
     "epsilon": "1",
     "delta": "1e-6",
-    "filter": "exact",
+    "filter": "default",
+    "reserve": "mixed",
+    "odometer": "default",
+    "slack": "",
     "delta_steps": "",
     "privacy_unit": "person",
     "neighbors": "add-remove",
@@ -477,19 +482,28 @@ def open_account_page(
     names = [row.name for row in visibility.visible_rows(ledger, caller)]
     status, message = (200, "") if problem is None else (problem.status, problem.detail)
     key = (typed or {}).get("key") or new_secret()
-    context = {"typed": fields, "message": message, "filters": sorted(FILTERS), "names": names, "key": key}
-    representation = {"fields": fields, "filters": sorted(FILTERS), "message": message}
+    choices = {
+        "filters": ["default", *sorted(FILTERS)],
+        "reserves": [*RESERVES],
+        "odometers": ["default", *ODOMETER_NAMES],
+    }
+    context = choices | {"typed": fields, "message": message, "names": names, "key": key}
+    representation = choices | {"fields": fields, "message": message}
     return Page("open.html", "Open an account", representation, context, status)
 
 
 def policy_from_form(typed: Mapping[str, str]) -> Policy:
     """Return the policy of a sent form, with numbers read exactly; raise if it or the account's name is invalid."""
     check_name(typed.get("name", "").strip())
+    chosen = None if typed.get("filter", "default") == "default" else typed["filter"]
     return Policy(
         typed.get("epsilon", "").strip(),
         typed.get("delta", "").strip(),
         delta_steps=typed.get("delta_steps", "").strip() or None,
-        filter=typed.get("filter", "exact"),
+        filter=chosen,
+        reserve=(typed.get("reserve") or None) if chosen is None else None,
+        odometer=None if typed.get("odometer", "default") == "default" else typed["odometer"],
+        slack=typed.get("slack", "").strip() or None,
         privacy_unit=typed.get("privacy_unit", "").strip(),
         neighbors=typed.get("neighbors", ""),
     )

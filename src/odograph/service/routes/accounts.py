@@ -96,9 +96,9 @@ class Span(Struct, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
-def _filters_of(given: str | list[tuple[str, Any] | schemas.FilterForm]) -> Any:  # noqa: ANN401  as a policy takes it
-    """Return a filter by name, or filters with their options and their shares of delta."""
-    if isinstance(given, str):
+def _filters_of(given: str | list[tuple[str, Any] | schemas.FilterForm] | None) -> Any:  # noqa: ANN401  as a policy takes it
+    """Return a filter by name, or filters with their options and their shares of delta; None for the default."""
+    if given is None or isinstance(given, str):
         return given
     return [(_filter_of(one), one.share) if isinstance(one, schemas.FilterForm) else one for one in given]
 
@@ -108,6 +108,8 @@ def _filter_of(form: schemas.FilterForm) -> str | Filter:
     options: dict[str, Any] = {}
     if form.takes is not None:
         options["takes"] = form.takes
+    if form.reserve is not None:
+        options["reserve"] = form.reserve
     if form.orders:
         options["orders"] = form.orders
     cls = FILTERS.get(form.kind)
@@ -120,18 +122,17 @@ def _filter_of(form: schemas.FilterForm) -> str | Filter:
 
 def policy_of(form: schemas.PolicyForm) -> Policy:
     """Return the policy of a request, with the defaults of the library."""
-    chosen: dict[str, Any] = {}
-    if form.odometer is not None:
-        chosen["odometer"] = odometer_from_dict(form.odometer)
+    odometer = odometer_from_dict(form.odometer) if isinstance(form.odometer, dict) else form.odometer
     return Policy(
         form.epsilon,
         form.delta,
         delta_steps=form.delta_steps,
         filter=_filters_of(form.filter),
+        reserve=form.reserve,
+        odometer=odometer,
         slack=form.slack,
         privacy_unit=form.privacy_unit,
         neighbors=form.neighbors,
-        **chosen,
     )
 
 
