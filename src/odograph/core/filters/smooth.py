@@ -51,7 +51,7 @@ from odograph.core.fixed_point import (
     units_written,
     up,
 )
-from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, number_of
+from odograph.core.guarantees import GDP, RDP, ZCDP, DiscreteGaussian, Guarantee, Mechanism, number_of
 from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import WITH_EPSILON, Meter, Target
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, Budget, Reserve, solve_with_values
@@ -85,6 +85,7 @@ _LARGEST_EXPONENT: Final = 700.0  # of a Rényi moment; such a step has no price
 _LARGEST_RENYI_PRICE: Final = 1.0
 _LARGEST_ZCDP_RESERVE: Final = 6  # w; the proof ends there
 _LARGEST_OSCILLATION: Final = 1e-3
+_STEEPEST: Final = 100  # times 2 pi^2, of an oscillation: e to the minus that is below every float
 _ROW_PAD: Final = 1.0 + 2.0**-30  # of a sum over rows: far more than the rounding of its terms
 
 
@@ -290,7 +291,9 @@ def smooth_price_discrete_gaussian(
     square = exact_of(sensitivity) ** 2
     if variance == 0 or w + square / variance > 1:
         return None
-    exponent = down(2.0 * math.pi**2 * float(variance * variance * w / (square + variance * w)))
+    # On a lattice as fine as that of floats the exponent would be above every float; a smaller one prices higher.
+    steepness = min(variance * variance * w / (square + variance * w), _STEEPEST)
+    exponent = down(2.0 * math.pi**2 * float(steepness))
     # The rounding of a large exponent is that of the amplitude, relative.
     amplitude = above(2.0 * math.exp(-exponent), 16.0 + 16.0 * exponent)
     if amplitude > _LARGEST_OSCILLATION:
@@ -449,7 +452,14 @@ class SmoothMeter(Meter):
                 if name == guarantee.name:
                     return math.ceil(-(-guarantee.steps // batch) * units * self.quantum * SCALE)
             return None if guarantee.curve is None else self._price_curve(guarantee.curve)
-        return self._price_curve(guarantee) if isinstance(guarantee, RDP) else None
+        return self._price_curve(guarantee) if isinstance(guarantee, RDP) else self._price_noise(guarantee)
+
+    def _price_noise(self, noise: Guarantee) -> int | None:
+        if not isinstance(noise, DiscreteGaussian):
+            return None
+        grid = exact_of(noise.grid)  # the theorem is for integers: multiples of the grid, counted
+        sigma, sensitivity = exact_of(noise.sigma) / grid, exact_of(noise.sensitivity) / grid
+        return smooth_price_discrete_gaussian(sigma, sensitivity, noise.dimension, self.quantum, self.reserve)
 
     def _price_curve(self, curve: RDP) -> int | None:
         divergence = None if self.order is None else curve.at(self.order)
@@ -466,7 +476,7 @@ class Smooth(Exact):
     """
 
     kind: ClassVar[str] = "smooth"
-    guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, ZCDP, RDP, Mechanism)
+    guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, ZCDP, DiscreteGaussian, RDP, Mechanism)
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {**Exact.options, "reserve": str}
 
     reserve: str
