@@ -64,8 +64,12 @@ GUARANTEES: st.SearchStrategy[Guarantee] = st.one_of(
     st.builds(ProbDP, numbers(), positive(1)),
     st.builds(ZCDP, numbers(), numbers(1)),
     st.builds(GDP, numbers()),
-    st.builds(DiscreteGaussian, positive(10**9), numbers(10**9), st.integers(1, 10**20), positive(10**9)).filter(
-        lambda noise: noise.mu < 10**90
+    st.builds(
+        DiscreteGaussian,
+        positive(10**9).filter(lambda sigma: Fraction(sigma) > Fraction(1, 10**100)),
+        numbers(10**9),
+        st.integers(1, 10**20),
+        positive(10**9),
     ),
     st.builds(RDP, st.just((2, 3)), st.tuples(numbers(), numbers()), numbers(1)),
     st.builds(Mechanism, st.text(min_size=1, max_size=20), st.integers(1, 10**20), st.sampled_from([None, CURVE])),
@@ -192,9 +196,9 @@ def test_discrete_noise_is_above_nothing() -> None:
             DiscreteGaussian(zero)
         with pytest.raises(InvalidGuarantee, match="grid must be above 0"):
             DiscreteGaussian(1, 1, 1, zero)
-    with pytest.raises(InvalidGuarantee, match="at least 1e-100 of the sensitivity"):
-        DiscreteGaussian("1e-60", "1e41")
-    assert DiscreteGaussian("1e-60", "1e40").mu == 10**100
+    with pytest.raises(InvalidGuarantee, match="at least 1e-150 of the sensitivity"):
+        DiscreteGaussian("1e-60", "1e91")
+    assert DiscreteGaussian("1e-60", "1e90").mu == 10**150
 
 
 def test_discrete_noise_implies_the_zcdp_of_its_theorem() -> None:

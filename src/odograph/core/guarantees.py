@@ -49,9 +49,7 @@ __all__ = [
 _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
 _OFFER_DIGITS: Final = 12  # significant digits of an offered sigma
-_LARGEST_RATIO: Final = (
-    10**100
-)  # sensitivity over sigma: there is no privacy long before that, and its square is a float
+_LARGEST_RATIO: Final = 10**150  # sensitivity over sigma: its square is a float; there is no privacy long before
 _MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
 MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
 MOST_POINTS: Final = 200  # of the curve of a `Mechanism` for which fewer steps are searched and offered
@@ -277,7 +275,7 @@ class DiscreteGaussian(Guarantee):
             )
         if self.mu > _LARGEST_RATIO:
             raise InvalidGuarantee(
-                f"DiscreteGaussian.sigma must be at least 1e-100 of the sensitivity (got {self!r})"
+                f"DiscreteGaussian.sigma must be at least 1e-150 of the sensitivity (got {self!r})"
             )
         coordinates = read(self.dimension, "DiscreteGaussian.dimension")
         if coordinates < 1 or coordinates.denominator != 1:

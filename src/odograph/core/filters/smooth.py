@@ -85,7 +85,7 @@ _LARGEST_EXPONENT: Final = 700.0  # of a Rényi moment; such a step has no price
 _LARGEST_RENYI_PRICE: Final = 1.0
 _LARGEST_ZCDP_RESERVE: Final = 6  # w; the proof ends there
 _LARGEST_OSCILLATION: Final = 1e-3
-_STEEPEST: Final = 100  # times 2 pi^2, of an oscillation: e to the minus that is below every float
+_STEEPEST: Final = Fraction(100)  # times 2 pi^2, of an oscillation: e to the minus that is below every float
 _ROW_PAD: Final = 1.0 + 2.0**-30  # of a sum over rows: far more than the rounding of its terms
 
 
