@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from odograph.account import Account, check_account
-from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP
+from odograph.core.guarantees import ZCDP, ApproxDP, DiscreteGaussian, Guarantee, PureDP
 from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.integrations import cost_of, is_interactive, name_of, states_cost
 from odograph.ledger.results import Reservation
@@ -335,6 +335,8 @@ def _covers(account: Account | None, given: Guarantee, own: Guarantee) -> bool:
 
 def _as_written(cost: Guarantee) -> Guarantee:
     """Return a cost with its numbers as the floats that people copy, which are then read as decimals."""
+    if isinstance(cost, DiscreteGaussian):
+        (cost,) = cost.implies()  # what a map prints of such noise is its rho
     if isinstance(cost, PureDP | ApproxDP | ZCDP):
         return type(cost)(*(float(getattr(cost, name)) for name in cost.__match_args__))
     return cost

@@ -20,11 +20,14 @@ from odograph.core.fixed_point import (
     ceil_computed,
     ceil_sure,
     ceil_written,
+    decimal_above,
     down,
+    exact_of,
     exactly,
     float_above,
     float_below,
     floor_units,
+    kept_above,
     last_holding,
     level,
     read,
@@ -328,6 +331,25 @@ def test_a_number_becomes_the_nearest_float_on_its_side(value: Fraction) -> None
         assert high in (low, math.nextafter(low, math.inf))
         if reading(float(value)) == value:  # a float that is the number stays itself
             assert low == high == float(value)
+
+
+@given(st.fractions(min_value=Fraction(1, 10**30), max_value=10**30), st.integers(1, 20))
+def test_a_number_is_rounded_up_to_a_few_digits(value: Fraction, digits: int) -> None:
+    found = decimal_above(value, digits)
+    unit = Fraction(10) ** (len(str(int(found * 10**60))) - 60 - digits)
+    assert value <= found < value + unit
+    assert (found / unit).denominator == 1
+
+
+def test_a_number_is_kept_exactly_as_long_as_it_can_be() -> None:
+    assert kept_above(Fraction(1, 4)) == 0.25
+    last = Fraction(1, 2**1298)
+    assert kept_above(last) == last  # 1300 bits with its numerator
+    assert exact_of(kept_above(last)) == last
+    longer = Fraction(2**1300 + 1, 2**1299)
+    near = kept_above(longer)
+    assert isinstance(near, float)
+    assert longer <= exact_of(near) <= longer * (1 + Fraction(1, 2**52))
 
 
 def test_a_delta_below_one_is_a_float_below_one() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, ProbDP, PureDP
-from odograph.core.guarantees import Mechanism, exact_of, guarantee_from_dict
+from odograph.core.guarantees import DiscreteGaussian, Mechanism, exact_of, guarantee_from_dict
 from odograph.errors import InvalidGuarantee
 
 
@@ -36,6 +36,8 @@ SAMPLES: list[Guarantee] = [
     ZCDP(0.05, 1e-9),
     ZCDP(0, 0),
     GDP(0.04),
+    DiscreteGaussian(10),
+    DiscreteGaussian("1/3", 0.25, 7, "0.01"),
     CURVE,
     RDP((2,), (0.1,), 1e-9),
     Mechanism("a name with 'quotes' and \u00e9"),
@@ -62,6 +64,13 @@ GUARANTEES: st.SearchStrategy[Guarantee] = st.one_of(
     st.builds(ProbDP, numbers(), positive(1)),
     st.builds(ZCDP, numbers(), numbers(1)),
     st.builds(GDP, numbers()),
+    st.builds(
+        DiscreteGaussian,
+        positive(10**9).filter(lambda sigma: Fraction(sigma) > Fraction(1, 10**100)),
+        numbers(10**9),
+        st.integers(1, 10**20),
+        positive(10**9),
+    ),
     st.builds(RDP, st.just((2, 3)), st.tuples(numbers(), numbers()), numbers(1)),
     st.builds(Mechanism, st.text(min_size=1, max_size=20), st.integers(1, 10**20), st.sampled_from([None, CURVE])),
 )
@@ -123,6 +132,10 @@ FIELDS: list[tuple[str, Callable[[Any], Guarantee]]] = [
     ("ZCDP.rho", ZCDP),
     ("ZCDP.delta", lambda x: ZCDP(1, x)),
     ("GDP.mu", GDP),
+    ("DiscreteGaussian.sigma", DiscreteGaussian),
+    ("DiscreteGaussian.sensitivity", lambda x: DiscreteGaussian(1, x)),
+    ("DiscreteGaussian.dimension", lambda x: DiscreteGaussian(1, 1, x)),
+    ("DiscreteGaussian.grid", lambda x: DiscreteGaussian(1, 1, 1, x)),
     ("RDP.orders[0]", lambda x: RDP((x,), (1,))),
     ("RDP.values[1]", lambda x: RDP((2, 3), (1, x))),
     ("RDP.delta", lambda x: RDP((2,), (1,), x)),
@@ -168,6 +181,47 @@ def test_a_curve_has_ascending_orders_above_one_and_as_many_values(orders: Any, 
 def test_a_mechanism_is_a_name_and_whole_steps(name: Any, steps: Any, curve: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidGuarantee, match="Mechanism"):
         Mechanism(name, steps, curve)
+
+
+@pytest.mark.parametrize("dimension", [0, 1.5, "2/3", "0"])
+def test_a_query_has_whole_coordinates(dimension: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidGuarantee, match="dimension must be an integer from 1"):
+        DiscreteGaussian(1, 1, dimension)
+    assert DiscreteGaussian(1, 1, "3") == DiscreteGaussian(1, 1, 3.0)  # type: ignore[arg-type]  # as options are typed
+
+
+def test_discrete_noise_is_above_nothing() -> None:
+    for zero in (0, 0.0, "0"):
+        with pytest.raises(InvalidGuarantee, match="without noise there is no privacy"):
+            DiscreteGaussian(zero)
+        with pytest.raises(InvalidGuarantee, match="grid must be above 0"):
+            DiscreteGaussian(1, 1, 1, zero)
+    with pytest.raises(InvalidGuarantee, match="at least 1e-150 of the sensitivity"):
+        DiscreteGaussian("1e-60", "1e91")
+    assert DiscreteGaussian("1e-60", "1e90").mu == 10**150
+
+
+def test_discrete_noise_implies_the_zcdp_of_its_theorem() -> None:
+    """Canonne, Kamath, Steinke 2020: sensitivity^2 over twice sigma^2, exactly; grid and dimension do not matter."""
+    assert DiscreteGaussian(10, 2).implies() == (ZCDP("0.02"),)
+    assert DiscreteGaussian(3, "1/7", 5, "0.01").implies() == (ZCDP(Fraction(1, 882)),)
+    # Numbers whose squares are too long to be kept: rounded up, by less than the last digit of a float.
+    long = DiscreteGaussian("1." + "3" * 190, "0." + "7" * 190)
+    (implied,) = long.implies()
+    assert isinstance(implied, ZCDP)
+    assert isinstance(implied.rho, float)
+    assert long.mu**2 / 2 <= exact_of(implied.rho) <= long.mu**2 / 2 * (1 + Fraction(1, 2**52))
+
+
+def test_another_size_of_discrete_noise_is_another_sigma_rounded_up() -> None:
+    assert DiscreteGaussian.with_size("0.1") == DiscreteGaussian(10)
+    assert DiscreteGaussian(1, 3, 4, "0.5").resize("0.3") == DiscreteGaussian(10, 3, 4, "0.5")
+    third = DiscreteGaussian(1, 2).resize(3)
+    assert third == DiscreteGaussian("0.666666666667", 2)
+    assert third.mu <= 3
+    assert DiscreteGaussian(5, 0).resize(3) == DiscreteGaussian(5, 0)  # reveals nothing, whatever its noise
+    with pytest.raises(InvalidGuarantee, match="mu must be above 0"):
+        DiscreteGaussian(1).resize(0)
 
 
 @pytest.mark.parametrize("guarantee", SAMPLES, ids=lambda g: repr(g)[:40])

@@ -37,7 +37,9 @@ def test_sensitivity_over_noise_is_exact() -> None:
     assert odo.laplace(scale="0.3", sensitivity=1) == odo.PureDP(Fraction(10, 3))
     assert odo.gaussian(sigma=25) == odo.GDP("0.04")
     assert odo.gaussian(sigma=3, sensitivity=Decimal("0.5")) == odo.GDP(Fraction(1, 6))
-    assert odo.mechanisms.discrete_gaussian(sigma=10, sensitivity=2) == odo.ZCDP("0.02")
+    noise = odo.mechanisms.discrete_gaussian(sigma=10, sensitivity=2, dimension=4, grid="0.5")
+    assert noise == odo.guarantees.DiscreteGaussian(10, 2, 4, "0.5")
+    assert noise.implies() == (odo.ZCDP("0.02"),)
     assert odo.exponential("0.1") == odo.PureDP(0.1)
 
 

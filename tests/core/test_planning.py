@@ -124,6 +124,8 @@ def questions(draw: st.DrawFn) -> CalibrationQuestion:
     values = {
         "sensitivity": st.integers(1, 10**6) | st.fractions("1/1000", 1000) | st.sampled_from(["1e-30", 3, "1e30"]),
         "categories": st.integers(2, 1000),
+        "dimension": st.integers(1, 1000),
+        "grid": st.sampled_from([1, "0.01", "1/3"]),
     }
     settings = {name: draw(values[name]) for name in noise.settings if draw(st.booleans())}
     return calibration_question(noise.mechanism, draw(st.integers(1, 30) | st.integers(1, 10**7)), settings)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import mpmath
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +20,7 @@ from odograph.compile import Certification, certification
 from odograph.core.conversions import gdp_to_dp_delta, largest_mu
 from odograph.core.filters.smooth import RESERVES, Smooth, SmoothMeter
 from odograph.core.fixed_point import SCALE
-from odograph.core.guarantees import Mechanism
+from odograph.core.guarantees import DiscreteGaussian, Mechanism, Parallel, exact_of
 from odograph.core.mechanisms import subsampled_gaussian, subsampled_gaussian_menu
 from odograph.core.planning import AccountState, how_many
 from odograph.core.policy import Compiled
@@ -182,3 +185,131 @@ def test_wrong_options_are_named() -> None:
     with pytest.raises(InvalidPolicy, match="'gaussian'"):
         Smooth(takes=("pure",))
     assert filters.FILTERS["smooth"] is Smooth
+
+
+# Discrete Gaussian noise: composed exactly, by convolving what a sequence of answers is under one neighbor.
+
+
+def noise_sum(sigma: int, steps: int) -> tuple[int, np.ndarray[Any, Any]]:
+    """The law of the sum of so many values of noise: its smallest value, and the masses from there."""
+    points = np.arange(-14 * sigma, 14 * sigma + 1)
+    one = np.exp(-(points**2) / (2.0 * sigma**2))
+    law = functools.reduce(np.convolve, [one / one.sum()] * steps, np.ones(1))
+    return -14 * sigma * steps, law
+
+
+def discrete_divergence(counts: dict[int, int], epsilon: float) -> float:
+    """The hockey-stick divergence of runs of discrete Gaussian noise, by sigma, on counts that differ by one.
+
+    The loss of a value x is (1 - 2 x)/(2 sigma^2), so that of all of them follows from the sum for each sigma.
+    """
+    losses, masses = np.zeros(1), np.ones(1)
+    for sigma, steps in counts.items():
+        first, law = noise_sum(sigma, steps)
+        kept = law > 1e-20  # the rest is far below any delta here
+        own = (steps - 2.0 * (first + np.arange(law.size)[kept])) / (2.0 * sigma**2)
+        losses = np.add.outer(losses, own).ravel()
+        masses = np.multiply.outer(masses, law[kept]).ravel()
+    return float(np.sum(masses * np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - losses)))))
+
+
+def test_the_exact_composition_is_that_of_the_definition() -> None:
+    """One answer, and two, by enumeration with many digits."""
+    with mpmath.workdps(40):
+        weights = {x: mpmath.exp(-mpmath.mpf(x * x) / 18) for x in range(-60, 61)}
+        total = mpmath.fsum(weights.values())
+        law = {x: w / total for x, w in weights.items()}
+        bound = mpmath.exp("0.4")
+        one = mpmath.fsum(max(0, p - bound * law.get(x - 1, 0)) for x, p in law.items())
+        two = mpmath.fsum(
+            max(0, p * q - bound * law.get(x - 1, 0) * law.get(y - 1, 0))
+            for x, p in law.items()
+            for y, q in law.items()
+        )
+    assert discrete_divergence({3: 1}, 0.4) == pytest.approx(float(one), rel=1e-9)
+    assert discrete_divergence({3: 2}, 0.4) == pytest.approx(float(two), rel=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [7, 8, 10, 20, 30])
+def test_equal_discrete_gaussians_that_are_admitted_are_within_the_target(sigma: int) -> None:
+    noise = odo.mechanisms.discrete_gaussian(sigma)
+    price = PURE.price(noise).amounts[PURE.index(SmoothMeter)]
+    assert price is not None
+    # Its variance, and a correction that is small where the noise is a few times the grid.
+    assert Fraction(SCALE, sigma**2) < price < Fraction(SCALE, sigma**2) * (1 + Fraction(1, 1000))
+    count = steps(PURE, noise)
+    assert discrete_divergence({sigma: count}, 1.0) <= 1e-6
+    # Negative control: at half the price there would be twice as many.
+    assert discrete_divergence({sigma: 2 * count + 1}, 1.0) > 1e-6
+
+
+def test_discrete_gaussians_of_several_sizes_are_within_the_target() -> None:
+    account = odo.Accountant(PURE)
+    counts = {8: 0, 20: 0}
+    for sigma in (8, 20, 20, 8, *[20] * 100):
+        if account.decide(odo.mechanisms.discrete_gaussian(sigma)).admitted:
+            account.spend(odo.mechanisms.discrete_gaussian(sigma))
+            counts[sigma] += 1
+    assert min(counts.values()) > 0
+    assert discrete_divergence(counts, 1.0) <= 1e-6
+    assert discrete_divergence({sigma: 2 * count for sigma, count in counts.items()}, 1.0) > 1e-6
+
+
+def test_a_vector_costs_what_its_coordinates_do() -> None:
+    """Three counts that change by one each are three steps, and a sensitivity of the square root of three."""
+    together = odo.mechanisms.discrete_gaussian(20, "1.7320508075688773", 3)
+    count = steps(PURE, together)
+    assert steps(PURE, odo.mechanisms.discrete_gaussian(20)) == 3 * count
+    assert discrete_divergence({20: 3 * count}, 1.0) <= 1e-6
+
+
+def test_a_grid_is_a_unit() -> None:
+    cents = odo.mechanisms.discrete_gaussian("0.07", "0.02", 3, "0.01")
+    assert PURE.price(cents) == PURE.price(odo.mechanisms.discrete_gaussian(7, 2, 3))
+    # On the integers that noise would be far too little.
+    assert PURE.price(replace(cents, grid=1)).amounts[PURE.index(SmoothMeter)] is None
+    # On the grid of all floats there is nothing to correct, whatever the number of coordinates.
+    floats = odo.mechanisms.discrete_gaussian(3, "0.01", 10**12, Fraction(1, 2**1074))
+    price = PURE.price(floats).amounts[PURE.index(SmoothMeter)]
+    assert price is not None
+    assert Fraction(SCALE, 90_000) < price <= Fraction(SCALE, 90_000) + 2
+
+
+def test_each_meter_charges_discrete_noise_by_itself_or_by_its_zcdp() -> None:
+    index, noise = PURE.index(SmoothMeter), odo.mechanisms.discrete_gaussian
+    own, implied = (PURE.price(cost).amounts for cost in (noise(20), ZCDP(Fraction(1, 800))))
+    assert implied[index] is None  # too large for the reserve as zCDP
+    assert own[:index] == implied[:index]
+    assert own[index + 1 :] == implied[index + 1 :]
+    # Noise below the grid has no price of its own, and that of zCDP.
+    assert meter_of(PURE).price(noise("0.7", "0.007")) is None
+    assert PURE.price(noise("0.7", "0.007")) == PURE.price(ZCDP("0.00005"))
+    for rule in ("zcdp", "renyi"):
+        compiled = compile_policy(Policy(*TARGET, filter=rule))
+        assert compiled.price(noise(20)) == compiled.price(ZCDP(Fraction(1, 800)))
+    for rule in ("exact", "gdp", "paper", "basic"):
+        with pytest.raises(UnprovenComposition):
+            compile_policy(Policy(*TARGET, filter=rule)).price(noise(20))
+
+
+def test_a_refusal_offers_more_discrete_noise() -> None:
+    account = odo.Accountant(PURE)
+    asked = odo.mechanisms.discrete_gaussian(5, 2, 3)
+    decision = account.decide(asked)
+    assert not decision.admitted
+    offer = decision.largest
+    assert isinstance(offer, DiscreteGaussian)
+    assert (offer.sensitivity, offer.dimension, offer.grid) == (2, 3, 1)
+    assert account.decide(offer).admitted
+    # A little less noise than offered is refused.
+    assert not account.decide(replace(offer, sigma=exact_of(offer.sigma) * (1 - Fraction(1, 10**9)))).admitted
+    least = account.largest(DiscreteGaussian)
+    assert least == account.largest(odo.mechanisms.discrete_gaussian)
+    assert isinstance(least, DiscreteGaussian)
+    calibrated = account.calibrate(odo.mechanisms.discrete_gaussian)
+    assert calibrated is not None
+    assert float(least.sigma) <= calibrated.value <= float(least.sigma) * 1.001
+    two = odo.parallel([asked, odo.mechanisms.discrete_gaussian(4)])
+    halves = account.largest(two)
+    assert isinstance(halves, Parallel)
+    assert account.decide(halves).admitted

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from charge_history import charges
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import odograph as odo
 from odograph.core.conversions import gdp_to_dp_delta
-from odograph.core.guarantees import exact_of
+from odograph.core.guarantees import DiscreteGaussian, exact_of
 from odograph.core.mechanisms import ORDERS
 from odograph.errors import InvalidArgument
 from odograph.integrations import is_interactive
@@ -26,6 +27,7 @@ dp.enable_features("contrib", "honest-but-curious")
 ROWS = dp.vector_domain(dp.atom_domain(T=int)), dp.symmetric_distance()
 COUNT = dp.atom_domain(T=int), dp.absolute_distance(T=int)
 VECTOR = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
+NOISE = odo.mechanisms.discrete_gaussian
 DATA = [3, 5, 20]
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 
@@ -52,9 +54,10 @@ def test_max_divergence_is_pure() -> None:
     assert cost_of(clamped_sum(20.0)) == odo.PureDP(0.5)  # sensitivity 10 over scale 20
 
 
-def test_concentrated_is_zcdp_and_never_gdp() -> None:
-    assert cost_of(dp.m.make_gaussian(*COUNT, scale=2.0), d_in=1) == odo.ZCDP(0.125)
-    assert cost_of(dp.m.make_gaussian(*VECTOR, scale=2.0), d_in=1.0) == odo.ZCDP(0.125)
+def test_concentrated_is_zcdp_or_discrete_noise_and_never_gdp() -> None:
+    assert cost_of(custom(dp.zero_concentrated_divergence(), lambda d: 0.125 * d)) == odo.ZCDP(0.125)
+    assert cost_of(dp.m.make_gaussian(*COUNT, scale=2.0), d_in=1) == NOISE(2)
+    assert cost_of(dp.m.make_gaussian(*VECTOR, scale=2.0), d_in=1.0) == NOISE(2)
     approximate = dp.c.make_approximate(dp.m.make_gaussian(*COUNT, scale=2.0))
     assert cost_of(approximate, d_in=1) == odo.ZCDP(0.125, 0)
     assert cost_of(custom(dp.approximate(dp.zero_concentrated_divergence()), lambda d: (0.25 * d, 2.0**-20))) == (
@@ -63,7 +66,7 @@ def test_concentrated_is_zcdp_and_never_gdp() -> None:
 
 
 def test_a_discrete_gaussian_is_no_gaussian() -> None:
-    """The reason for zCDP: at the same scale the discrete Gaussian leaks more than the Gaussian at some epsilon."""
+    """The reason for a kind of its own: at some epsilon it leaks more than the Gaussian of the same scale."""
     sigma = 0.5
     weights = {x: math.exp(-x * x / (2 * sigma**2)) for x in range(-40, 41)}
     total = math.fsum(weights.values())
@@ -75,7 +78,148 @@ def test_a_discrete_gaussian_is_no_gaussian() -> None:
     leaks = {epsilon: delta / gdp_to_dp_delta(1 / sigma, epsilon) for epsilon, delta in deltas.items()}
     assert max(leaks.values()) > 1.05
     cost = cost_of(dp.m.make_gaussian(*COUNT, scale=sigma), d_in=1)
-    assert isinstance(cost, odo.ZCDP)
+    assert isinstance(cost, DiscreteGaussian)
+    assert cost.implies() == (odo.ZCDP(2),)
+    # No filter takes it for a Gaussian: those for Gaussians have no theorem, and the smooth one no price.
+    for rule in ("exact", "gdp"):
+        with pytest.raises(odo.UnprovenComposition):
+            odo.Accountant(odo.Policy(8, 1e-3, filter=rule)).spend(cost)
+    with pytest.raises(odo.BudgetExceeded):
+        odo.Accountant(odo.Policy(1, 1e-6, filter="smooth")).spend(cost)
+
+
+# Gaussians whose noise is known.
+
+
+def test_noise_over_integers_is_discrete() -> None:
+    assert cost_of(dp.m.make_gaussian(*COUNT, scale=20.0), d_in=3) == NOISE(20, 3)
+    assert cost_of(dp.m.make_gaussian(*COUNT, scale=20.0, k=0), d_in=3) == NOISE(20, 3)
+    assert cost_of(dp.m.make_gaussian(*COUNT, scale=0.1), d_in=1) == NOISE(Fraction(0.1))  # the binary number
+    for kind in ("i64", "u32", "u64"):
+        space = dp.atom_domain(T=kind), dp.absolute_distance(T=kind)
+        assert cost_of(dp.m.make_gaussian(*space, scale=20.0), d_in=3) == NOISE(20, 3)
+    # At most nine counts differ if the sum of their squared changes is at most nine; else as many as there are.
+    assert cost_of(dp.m.make_gaussian(*VECTOR, scale=20.0), d_in=3.0) == NOISE(20, 3, 9)
+    five = dp.vector_domain(dp.atom_domain(T=int), size=5), dp.l2_distance(T=float)
+    assert cost_of(dp.m.make_gaussian(*five, scale=20.0), d_in=3.0) == NOISE(20, 3, 5)
+
+
+FLOAT = dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float)
+FLOATS = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l2_distance(T=float)
+FOUR = dp.vector_domain(dp.atom_domain(T=float, nan=False), size=4), dp.l2_distance(T=float)
+SINGLE = dp.atom_domain(T="f32", nan=False), dp.absolute_distance(T="f32")
+
+
+def test_noise_over_floats_is_discrete_on_its_grid() -> None:
+    smallest = Fraction(1, 2**1074)
+    assert Fraction(math.ulp(0.0)) == smallest
+    plain = cost_of(dp.m.make_gaussian(*FLOAT, scale=20.0), d_in=0.25)
+    assert plain == NOISE(20, "0.25", 1, smallest)
+    assert odo.guarantees.guarantee_from_dict(plain.to_dict()) == plain
+    assert str(plain) == "DiscreteGaussian(20.0, 0.25, 1, 4.9406564584124654e-324)"
+    assert cost_of(dp.m.make_gaussian(*SINGLE, scale=20.0), d_in=0.25) == NOISE(20, "0.25", 1, Fraction(1, 2**149))
+    assert cost_of(dp.m.make_gaussian(*FOUR, scale=20.0), d_in=0.25) == NOISE(20, "0.25", 4, smallest)
+    # Almost as fine a grid: the sensitivity is rounded up to a float.
+    nearly = cost_of(dp.m.make_gaussian(*FLOAT, scale=20.0, k=-1073), d_in=0.25)
+    assert nearly == NOISE(20, Fraction(math.nextafter(0.25, 1)), 1, 2 * smallest)
+    # Of a vector of unknown length nothing bounds the number of coordinates that differ.
+    assert isinstance(cost_of(dp.m.make_gaussian(*FLOATS, scale=20.0), d_in=0.25), odo.ZCDP)
+
+
+@pytest.mark.parametrize("k", [-50, -10, -1, 0, 2, 5])
+def test_rounding_to_the_grid_is_part_of_the_sensitivity(k: int) -> None:
+    """Two numbers at a distance d are, once rounded, at most d and the grid apart; in four coordinates twice that."""
+    grid = Fraction(2) ** k
+    assert cost_of(dp.m.make_gaussian(*FLOAT, scale=20.0, k=k), d_in=0.25) == NOISE(
+        20, grid + Fraction(1, 4), 1, grid
+    )
+    found = cost_of(dp.m.make_gaussian(*FOUR, scale=20.0, k=k), d_in=0.25)
+    assert found == NOISE(20, 2 * grid + Fraction(1, 4), 4, grid)
+
+
+@given(
+    scale=st.floats(1e-3, 1e6),
+    d_in=st.floats(1e-6, 1e6),
+    k=st.one_of(st.none(), st.integers(-1074, 10)),
+    size=st.integers(1, 40),
+)
+def test_noise_that_is_known_has_the_rho_of_the_map(scale: float, d_in: float, k: int | None, size: int) -> None:
+    space = dp.vector_domain(dp.atom_domain(T=float, nan=False), size=size), dp.l2_distance(T=float)
+    measurement = dp.m.make_gaussian(*space, scale=scale, k=k)
+    cost, stated = cost_of(measurement, d_in=Fraction(d_in)), Fraction(measurement.map(d_in))
+    if isinstance(cost, DiscreteGaussian):
+        rho = cost.mu**2 / 2
+        assert stated / (1 + Fraction(1, 10**6)) <= rho <= stated * (1 + Fraction(1, 10**9))
+    else:
+        assert cost == odo.ZCDP(stated)
+
+
+def test_transformations_and_postprocessing_keep_the_noise() -> None:
+    total = ROWS >> dp.t.then_clamp((0, 10)) >> dp.t.then_sum() >> dp.m.then_gaussian(scale=50.0)
+    assert cost_of(total) == NOISE(50, 10)
+    assert cost_of(total, neighbors="replace-one") == NOISE(50, 20)
+    assert cost_of(total, d_in=3) == NOISE(50, 30)
+    assert cost_of(total >> (lambda answer: answer // 2)) == NOISE(50, 10)
+    clamped = ROWS >> dp.t.then_clamp((0, 10))
+    apart = dp.t.make_sum(*clamped.output_space) >> dp.m.then_gaussian(scale=50.0)
+    assert cost_of(clamped >> apart) == NOISE(50, 10)
+    counts = ROWS >> dp.t.then_count_by_categories([1, 2, 3], MO="L2Distance<f64>") >> dp.m.then_gaussian(scale=5.0)
+    assert cost_of(counts) == NOISE(5)
+    assert cost_of(counts, neighbors="replace-one") == NOISE(5, 2, 4)
+
+
+def test_what_is_not_known_stays_what_the_map_says() -> None:
+    count = ROWS >> dp.t.then_count() >> dp.m.then_gaussian(scale=5.0)
+    generic = ROWS >> dp.t.then_count() >> dp.m.make_noise(*COUNT, dp.zero_concentrated_divergence(), scale=5.0)
+    for other in (dp.c.make_composition([count]), dp.c.make_approximate(count), generic):
+        assert cost_of(other) == odo.ZCDP(cost_of(dp.c.make_composition([count])).rho)  # type: ignore[attr-defined]
+    assert not isinstance(cost_of(dp.c.make_zCDP_to_approxDP(count), delta=1e-6), DiscreteGaussian)
+
+
+@pytest.mark.parametrize("scale", [2.0, 4.999, 5.001, 50.0])
+def test_a_record_that_does_not_lead_to_the_rho_of_the_map_is_not_believed(scale: float) -> None:
+    count = dp.m.make_gaussian(*COUNT, scale=5.0)
+    assert isinstance(cost_of(count, d_in=1), DiscreteGaussian)
+    count.__opendp_dict__["__kwargs__"]["scale"] = scale
+    assert cost_of(count, d_in=1) == odo.ZCDP(Fraction(count.map(1)))
+
+
+def rounded_divergence(scale: float, k: int, d_in: float, steps: int, epsilon: float) -> float:
+    """The hockey-stick divergence of steps of a Gaussian over floats: the worst of the inputs at that distance.
+
+    Inputs are rounded to multiples of 2^k: what can differ is a whole number of them.
+    """
+    sigma, most = scale / 2.0**k, math.ceil(d_in / 2.0**k)
+    reach = math.ceil(12 * sigma)
+    points = np.arange(-reach, reach + 1)
+    one = np.exp(-(points**2) / (2 * sigma**2))
+    law = functools.reduce(np.convolve, [one / one.sum()] * steps)
+    sums = np.arange(-reach * steps, reach * steps + 1)
+    losses = most * (steps * most - 2.0 * sums) / (2 * sigma**2)
+    return float(np.sum(law * np.maximum(0.0, -np.expm1(np.minimum(0.0, epsilon - losses)))))
+
+
+@pytest.mark.parametrize(
+    ("scale", "k", "d_in"), [(10.0, 0, 1), (8.0, 0, 0.25), (0.75, -4, 0.01), (40.0, 1, 1.5), (9.0, None, 1)]
+)
+def test_what_a_smooth_budget_admits_is_within_the_target(scale: float, k: int | None, d_in: float) -> None:
+    space = COUNT if k is None else FLOAT
+    measurement = dp.m.make_gaussian(*space, scale=scale, k=k)
+    account = odo.Accountant(odo.Policy(1, 1e-6, filter="smooth"))
+    count = account.how_many(cost_of(measurement, d_in=d_in))
+    assert count > 0
+    with odo.session(account) as s:
+        for _ in range(count):
+            s.run(measurement, 17 if k is None else 0.5, d_in=d_in)
+        with pytest.raises(odo.BudgetExceeded, match="DiscreteGaussian"):
+            s.run(measurement, 17 if k is None else 0.5, d_in=d_in)
+    assert rounded_divergence(scale, k or 0, d_in, count, 1.0) <= 1e-6
+    # Negative control: at half the price the account would have gone on to more than twice as many of the largest.
+    grid = 2.0 ** (k or 0)
+    change = d_in if k is None else d_in + grid
+    largest = math.ceil(d_in / grid) * grid
+    twice = math.ceil(2 * count * (change / largest) ** 2) + 2
+    assert rounded_divergence(scale, k or 0, d_in, twice, 1.0) > 1e-6
 
 
 def test_fixed_deltas_are_approximate() -> None:
@@ -545,9 +689,8 @@ def test_what_is_taken_charges_no_meter_less(cost: odo.Guarantee, scale: float, 
             return
         except odo.UnprovenComposition:
             return  # the policy takes no cost of this kind
-        assert isinstance(own, odo.PureDP | odo.ZCDP)
-        size = own.epsilon if isinstance(own, odo.PureDP) else own.rho
-        assert not charges_less(rules, cost, own) or not charges_less(rules, cost, type(own)(float(size)))
+        written = odo.PureDP(float(own.epsilon)) if isinstance(own, odo.PureDP) else odo.ZCDP(measurement.map(1))
+        assert not charges_less(rules, cost, own) or not charges_less(rules, cost, written)
         # The negative control: what is trusted is charged, and the same check sees that it is less.
         s.run(measurement, DATA, cost=odo.PureDP(1e-9), trust_cost=True)
         assert charges_less(rules, odo.PureDP(1e-9), own)

@@ -90,8 +90,9 @@ class Gaussian(Laplace):
         noise = discrete(self.scale, 2)
         shift = here - there
         terms = (p * (math.log(p) - math.log(noise[x + shift])) for x, p in noise.items() if noise.get(x + shift))
-        assert isinstance(cost, odo.ZCDP)
-        return float(cost.rho) >= math.fsum(terms) * (1 - 1e-6)
+        assert isinstance(cost, odo.ZCDP | odo.guarantees.DiscreteGaussian)
+        rho = cost.rho if isinstance(cost, odo.ZCDP) else cost.mu**2 / 2
+        return float(rho) >= math.fsum(terms) * (1 - 1e-6)
 
 
 class Threshold(Laplace):

@@ -104,14 +104,14 @@ def test_closed_forms_and_the_table_need_nothing_solved() -> None:
 
 
 def test_neither_a_larger_limit_nor_finer_units_nor_a_looser_target_is_covered_by_the_table() -> None:
-    compiled = odo.compile_policy(odo.Policy(1, 1e-6))
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter="exact"))
     exact = compiled.meter(ExactMeter)
     assert exact.limit is not None
     assert certification(of_document(claiming(compiled, exact.limit - 5))) is Certification.TABLE
     assert certification(of_document(claiming(compiled, exact.limit + 1))) is Certification.NONE
     finer = claiming(compiled, 2 * exact.limit, quantum=exact.quantum / 2)
     assert certification(of_document(finer)) is Certification.NONE
-    stricter = replace(compiled, policy=odo.Policy("0.99", 1e-6, odometer=compiled.policy.odometer))
+    stricter = replace(compiled, policy=odo.Policy("0.99", 1e-6, filter="exact", odometer=compiled.policy.odometer))
     assert certification(stricter) is Certification.NONE
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from population_helpers import RULES, compiled_for
 
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Prices, ProbDP, PureDP
-from odograph.core.guarantees import exact_of
+from odograph.core.guarantees import DiscreteGaussian, exact_of
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.population.gate import SPENT, gate_of
 from odograph.population.prices import price_table
@@ -164,6 +164,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: Prices.of(ApproxDP, [MARK]), "kind"),
     (lambda: Prices.of(ProbDP, [MARK]), "kind"),
     (lambda: Prices.of(RDP, [MARK]), "kind"),
+    (lambda: Prices.of(DiscreteGaussian, [MARK]), "kind"),  # a sigma that is rounded up would cost less
     (lambda: Prices.of(float, [MARK]), "kind"),  # type: ignore[arg-type]
     (lambda: Prices.of(PureDP(1), [MARK]), "kind"),  # type: ignore[arg-type]
     (lambda: Prices.of(PureDP, [MARK], bits=0), "bits"),

@@ -132,6 +132,20 @@ def test_several_implied_guarantees_with_a_delta_are_refused(
         odo.Accountant(POLICY).spend(bounded_range("0.1"))  # type: ignore[call-arg]
 
 
+def test_the_delta_of_what_is_implied_is_charged(
+    bounded_range: type[Guarantee], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guarantee itself has none: its own price, which no filter has a theorem for, must not count."""
+    implied = ApproxDP("0.1", "1e-9")
+    monkeypatch.setattr(bounded_range, "implies", lambda _: (implied,))
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter="smooth", delta_steps="1e-7"), fineness=1)
+    cost = bounded_range("0.1")  # type: ignore[call-arg]
+    assert compiled.price(cost) == compiled.price(implied)
+    assert compiled.price(cost).amounts[0] == 10**9
+    # Negative control: the delta meter itself reads none.
+    assert compiled.meters[0].price(cost) == 0
+
+
 def test_a_kind_is_registered_once() -> None:
     with pytest.raises(InvalidGuarantee, match="'pure'"):
         register(type("Other", (Guarantee,), {"kind": "pure"}))

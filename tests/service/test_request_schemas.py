@@ -35,6 +35,8 @@ COSTS: Final[list[Any]] = [
     {"kind": "prob", "epsilon": 1, "delta": 0},
     {"kind": "zcdp", "rho": "1/3", "delta": 0},
     {"kind": "gdp", "mu": 0.2},
+    {"kind": "discrete_gaussian", "sigma": 10},
+    {"kind": "discrete_gaussian", "sigma": "1/3", "sensitivity": 2, "dimension": 7, "grid": "0.01", "form": 1},
     {"kind": "rdp", "orders": [2, "4"], "values": [0.1, 0.2], "delta": 0},
     {"kind": "mechanism", "name": "m", "steps": 3, "curve": {"kind": "rdp", "orders": [2], "values": [0.1]}},
     {"kind": "parallel", "parts": [{"kind": "pure", "epsilon": "0.1"}, {"kind": "gdp", "mu": 1}]},

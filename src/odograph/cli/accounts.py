@@ -327,6 +327,10 @@ def calibrate(  # noqa: PLR0913  each is one option
     sensitivity: Annotated[
         str | None, typer.Option(help="How far one privacy unit moves the query; by default 1.")
     ] = None,
+    dimension: Annotated[
+        str | None, typer.Option(help="Coordinates of discrete_gaussian's query; by default 1.")
+    ] = None,
+    grid: Annotated[str | None, typer.Option(help="Grid of discrete_gaussian's values; by default 1.")] = None,
     categories: Annotated[str | None, typer.Option(help="Answers of randomized_response; by default 2.")] = None,
     sampling_rate: Annotated[str | None, typer.Option(help="Rate of subsampled_gaussian.")] = None,
     steps: Annotated[str | None, typer.Option(help="Steps of each subsampled_gaussian; by default 1.")] = None,
@@ -340,6 +344,8 @@ def calibrate(  # noqa: PLR0913  each is one option
         raise InvalidArgument(f"MECHANISM must be one of {', '.join(NOISES)} (got {mechanism!r})")
     given = {
         "sensitivity": sensitivity,
+        "dimension": dimension,
+        "grid": grid,
         "categories": categories,
         "sampling_rate": sampling_rate,
         "steps": steps,

@@ -211,7 +211,12 @@ class _Spelling(NamedTuple):
         )
 
 
-_NOISE_OPTIONS: Final = {"gaussian_sigma": "gaussian", "laplace_scale": "laplace"}
+# The options beside which --sensitivity may stand, and the kind of each.
+_NOISE_OPTIONS: Final = {
+    "gaussian_sigma": "gaussian",
+    "laplace_scale": "laplace",
+    "discrete_gaussian": "discrete_gaussian",
+}
 _NOISE: Final = {
     "gaussian": _Spelling(gaussian, ("SIGMA", "SENSITIVITY"), 1),
     "laplace": _Spelling(laplace, ("SCALE", "SENSITIVITY"), 1),
@@ -311,9 +316,10 @@ class CostOptions(_Options):
         if option == "json_cost":
             return guarantee_from_json(text)
         if self.sensitivity is not None:
-            if option not in _NOISE_OPTIONS:
+            if option not in _NOISE_OPTIONS or "," in text:
                 raise InvalidArgument(
-                    f"--sensitivity is for --gaussian-sigma and --laplace-scale only (got {_flag(option)})"
+                    "--sensitivity is for --gaussian-sigma, --laplace-scale and --discrete-gaussian only, with one"
+                    f" number (got {_flag(option)} {text})"
                 )
             text = f"{text},{self.sensitivity}"
         return _make_guarantee(_NOISE_OPTIONS.get(option, option), text, _flag(option))

@@ -14,7 +14,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
 from typing import Final, TypeAlias
 
@@ -34,12 +34,14 @@ __all__ = [
     "ceil_computed",
     "ceil_sure",
     "ceil_written",
+    "decimal_above",
     "down",
     "exact_of",
     "exactly",
     "float_above",
     "float_below",
     "floor_units",
+    "kept_above",
     "last_holding",
     "level",
     "limit_units",
@@ -233,6 +235,18 @@ def written_above(value: Fraction) -> float:
     """Return a float that is at least the number when it is read as a decimal, as guarantees read it."""
     near = float(value)
     return near if exact_of(near) >= value else math.nextafter(near, math.inf)
+
+
+def decimal_above(value: Fraction, digits: int) -> Fraction:
+    """Return the least number of so many decimal digits that is at least a positive number."""
+    rounding = Context(prec=digits, rounding=ROUND_CEILING)
+    return Fraction(rounding.divide(Decimal(value.numerator), Decimal(value.denominator)))
+
+
+def kept_above(value: Fraction) -> Number:
+    """Return a number as guarantees keep it: exactly, or rounded up to a float where it has too many digits."""
+    bits = value.numerator.bit_length() + value.denominator.bit_length()
+    return tidy(value) if bits <= _LONGEST_BITS else written_above(value)
 
 
 def level(delta: Fraction) -> float:

@@ -18,7 +18,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-from odograph.core.fixed_point import Number, Numeric, exact_of, read, text_of, tidy
+from odograph.core.fixed_point import Number, Numeric, decimal_above, exact_of, kept_above, read, text_of, tidy
 from odograph.errors import InvalidGuarantee
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "SIZED",
     "ZCDP",
     "ApproxDP",
+    "DiscreteGaussian",
     "Guarantee",
     "Mechanism",
     "Parallel",
@@ -47,6 +48,8 @@ __all__ = [
 
 _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
+_OFFER_DIGITS: Final = 12  # significant digits of an offered sigma
+_LARGEST_RATIO: Final = 10**150  # sensitivity over sigma: its square is a float; there is no privacy long before
 _MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
 MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
 MOST_POINTS: Final = 200  # of the curve of a `Mechanism` for which fewer steps are searched and offered
@@ -69,8 +72,8 @@ def read_probability(guarantee: object, field: str) -> None:
 class Guarantee:
     """The base of every kind. A subclass is a frozen dataclass with `kind`, decorated with `register`.
 
-    `kind` is the name of the kind in documents, requests and options. `size` is the field that makes a guarantee of
-    the kind larger or smaller, for kinds whose fields are all numbers; "" for other kinds.
+    `kind` is the name of the kind in documents, requests and options. `size` is the field or property that makes a
+    guarantee of the kind larger or smaller, for kinds whose fields are all numbers; "" for other kinds.
     """
 
     kind: ClassVar[str]
@@ -241,6 +244,70 @@ class GDP(Guarantee):
 
     def __post_init__(self) -> None:
         read_number(self, "mu")
+
+
+@register
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class DiscreteGaussian(Guarantee):
+    """Discrete Gaussian noise of parameter sigma, on the integers or on the multiples of a grid.
+
+    The query has its values on the grid, in `dimension` coordinates, and changes by at most `sensitivity` in L2
+    between neighbors. It is not a Gaussian: at some epsilon it is easier to tell apart than GDP of the same ratio.
+    """
+
+    kind: ClassVar[str] = "discrete_gaussian"
+    size: ClassVar[str] = "mu"
+    sigma: Numeric
+    sensitivity: Numeric = 1
+    dimension: int = 1
+    grid: Numeric = 1
+
+    def __post_init__(self) -> None:
+        for name in ("sigma", "sensitivity", "grid"):
+            read_number(self, name)
+        if self.sigma == 0:
+            raise InvalidGuarantee(
+                f"DiscreteGaussian.sigma must be above 0 (got {self.sigma!r}): without noise there is no privacy"
+            )
+        if self.grid == 0:
+            raise InvalidGuarantee(
+                f"DiscreteGaussian.grid must be above 0 (got {self.grid!r}), such as 1 for integers"
+            )
+        if self.mu > _LARGEST_RATIO:
+            raise InvalidGuarantee(
+                f"DiscreteGaussian.sigma must be at least 1e-150 of the sensitivity (got {self!r})"
+            )
+        coordinates = read(self.dimension, "DiscreteGaussian.dimension")
+        if coordinates < 1 or coordinates.denominator != 1:
+            raise InvalidGuarantee(f"DiscreteGaussian.dimension must be an integer from 1 (got {self.dimension!r})")
+        object.__setattr__(self, "dimension", int(coordinates))
+
+    @property
+    def mu(self) -> Fraction:
+        """The sensitivity over sigma."""
+        return exact_of(self.sensitivity) / exact_of(self.sigma)
+
+    def implies(self) -> tuple[Guarantee, ...]:
+        """Return what meters charge that have no price of their own for it.
+
+        Theorem: Canonne, Kamath, Steinke 2020, Theorem 14: (sensitivity^2 / (2 sigma^2))-zCDP.
+        Assumes: the query has its values on the grid, and the sensitivity bounds its L2 change between neighbors.
+        """
+        return (ZCDP(kept_above(self.mu**2 / 2)),)
+
+    @classmethod
+    def with_size(cls, size: Numeric) -> Self:
+        """Return noise on the integers for a sensitivity of 1."""
+        return cls(1).resize(size)
+
+    def resize(self, size: Numeric) -> Self:
+        """Return the same query with other noise; sigma is rounded up, so that `mu` is at most the size."""
+        if self.sensitivity == 0:
+            return self  # it reveals nothing, whatever its noise
+        mu = read(size, "DiscreteGaussian.mu")
+        if mu == 0:
+            raise InvalidGuarantee(f"DiscreteGaussian.mu must be above 0 (got {size!r}): no sigma is that large")
+        return replace(self, sigma=decimal_above(exact_of(self.sensitivity) / mu, _OFFER_DIGITS))
 
 
 @register

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from odograph.core.conversions import laplace_to_zcdp, largest_mu
 from odograph.core.fixed_point import Numeric, read, tidy, up
-from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, Parallel, PureDP
+from odograph.core.guarantees import GDP, RDP, ZCDP, DiscreteGaussian, Guarantee, Mechanism, Parallel, PureDP
 from odograph.core.value_iteration import Kernel, blocks_alone, spread
 from odograph.errors import InvalidArgument, InvalidGuarantee, InvalidPolicy, UnprovenComposition
 
@@ -318,14 +318,19 @@ def gaussian(sigma: Numeric, sensitivity: Numeric = 1) -> GDP:
     return GDP(_ratio(sensitivity, sigma, "gaussian(sensitivity)", "gaussian(sigma)"))
 
 
-def discrete_gaussian(sigma: Numeric, sensitivity: Numeric = 1) -> ZCDP:
+def discrete_gaussian(
+    sigma: Numeric, sensitivity: Numeric = 1, dimension: int = 1, grid: Numeric = 1
+) -> DiscreteGaussian:
     """Return the guarantee of discrete Gaussian noise; it is not a Gaussian, so no GDP value.
 
+    The smooth filter charges about (sensitivity / sigma)^2 of intrinsic time where the noise is a few times the grid;
+    other filters charge by zCDP. `grid` is the distance of neighboring values, such as 0.01 for money in cents.
+
     Theorem: Canonne, Kamath, Steinke 2020, Theorem 14: (sensitivity^2 / (2 sigma^2))-zCDP.
-    Assumes: an integer-valued query whose change between neighbors is at most `sensitivity`.
+    Assumes: a query of `dimension` coordinates whose values are multiples of `grid`, as the noise is, and whose L2
+        change between neighbors is at most `sensitivity`.
     """
-    ratio = _ratio(sensitivity, sigma, "discrete_gaussian(sensitivity)", "discrete_gaussian(sigma)")
-    return ZCDP(tidy(read(ratio, "discrete_gaussian") ** 2 / 2))
+    return DiscreteGaussian(sigma, sensitivity, dimension, grid)
 
 
 def exponential(epsilon: Numeric) -> PureDP:

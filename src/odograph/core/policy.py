@@ -516,17 +516,20 @@ class Compiled:
         return Price(tuple([meter.price(guarantee) for meter in self.meters]))
 
     def _price_implied(self, guarantee: Guarantee, implied: Sequence[Guarantee]) -> Price:
-        """Price a guarantee by those that follow from it: on each meter the cheapest.
+        """Price a guarantee by what follows from it, and by itself if a filter takes it: on each meter the cheapest.
 
-        Theorem: every implied guarantee bounds the step, so each meter may charge by any of them.
-        Assumes: a single one is implied, or all are without delta: else one meter could charge by a guarantee whose
-            delta the delta meter does not count.
+        Theorem: the guarantee itself and every implied one bound the step, so each meter may charge by any of them.
+        Assumes: a single one is charged by, or all are without delta: else one meter could charge by a guarantee
+            whose delta the delta meter does not count.
         """
         if REGISTRY.get(guarantee.kind) is not type(guarantee):
             raise InvalidGuarantee(
                 f"cost must be of a registered kind (got {guarantee}): decorate its class with register"
             )
         prices: list[Price] = []
+        # A kind that no filter names has no price of its own: its meters would read a delta of 0 from it.
+        if any(one.accepts(guarantee, self.policy.neighbors) for one, _ in self.policy.filters):
+            prices.append(Price(tuple([meter.price(guarantee) for meter in self.meters])))
         for one in implied:
             try:
                 prices.append(self.price(one))

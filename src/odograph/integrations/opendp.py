@@ -1,18 +1,29 @@
 """OpenDP: the guarantee of a measurement, by its own privacy map. `session.run(measurement, data)` charges it first.
 
-No measurement is read as Gaussian DP. OpenDP's Gaussian is a discrete Gaussian on a fine grid, and at some epsilon a
-discrete Gaussian is easier to distinguish than the Gaussian of the same scale; zCDP is what is proven for it.
+No measurement is read as Gaussian DP. OpenDP's Gaussian is a discrete Gaussian on a grid, and at some epsilon a
+discrete Gaussian is easier to distinguish than the Gaussian of the same scale. It is read as what it is,
+`DiscreteGaussian`, where all of its numbers are known and lead to the rho of its map, and otherwise as that zCDP.
+They are known of `make_gaussian`, alone, after transformations or before postprocessing:
+
+- Over integers the noise is on the integers, and the sensitivity is the distance that the transformations lead to.
+- Over floats OpenDP rounds the input to multiples of 2^k, adds discrete Gaussian noise there, and rounds the sum to a
+  float. Without a k they are the multiples of the smallest float, and the input is one already; with one, rounding
+  moves two inputs apart by less than 2^k in each coordinate, which is added to the sensitivity as in OpenDP's map.
+- A vector of integers of unknown length changes in at most sensitivity^2 coordinates. One of floats may change in any
+  number of them: it stays zCDP, unless its domain has a size.
+
+Compositions, `make_noise`, frames and casts of the measure are not taken apart: they stay what their map says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read
-from odograph.core.guarantees import RDP, ZCDP, ApproxDP, Guarantee, PureDP
+from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read, up
+from odograph.core.guarantees import RDP, ZCDP, ApproxDP, DiscreteGaussian, Guarantee, PureDP
 from odograph.core.mechanisms import ORDERS
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
@@ -53,6 +64,13 @@ _THRESHOLDS: Final = {"make_gaussian_threshold", "make_laplace_threshold", "make
 
 _ROUNDING: Final = 1 + Fraction(1, 10**6)  # far more than OpenDP's rounding of a loss
 
+_BITS: Final = (8, 16, 32, 64, 128, "size")
+_INTEGERS: Final = {f"{sign}{bits}" for sign in "iu" for bits in _BITS}
+_SMALLEST: Final = {"f32": -149, "f64": -1074}  # the exponent of the smallest positive float: k, where none is given
+_GAUSSIANS: Final = {("AtomDomain", "AbsoluteDistance"), ("VectorDomain", "L2Distance")}
+_MOST_COORDINATES: Final = 10**12  # that a request to a service may name
+_SAME: Final = 1 + Fraction(1, 10**9)  # far more than the rounding of a rho that two ways lead to
+
 
 def cost_of(
     measurement: Any,  # noqa: ANN401  untyped library
@@ -72,6 +90,8 @@ def cost_of(
     datasets differ by one record, so OpenDP's map is 0 there), unknown domains and metrics, amplification by
     sampling, thresholds on integers, a cost of zero, and a loss that grows too fast from one record to two.
 
+    A Gaussian is a `DiscreteGaussian`, or zCDP where not all of its numbers are known.
+
     Theorem: the measurement's privacy map, with OpenDP's proof of it.
     Assumes: maps written by users are right; the measurement answers once, and its answer cannot be queried further.
     """
@@ -85,7 +105,7 @@ def cost_of(
         )
     if _type_name(measurement.input_metric) in _DATASETS:
         _check_growth(measurement, distance, delta, cost)
-    return cost
+    return _as_noise(measurement, distance, cost) if isinstance(cost, ZCDP) else cost
 
 
 def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped library
@@ -332,6 +352,62 @@ def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guaran
         f"OpenDP's measure {measure} is not covered by any theorem here; pass cost= with trust_cost=True if you know"
         " the cost"
     )
+
+
+def _as_noise(measurement: Any, distance: Any, cost: ZCDP) -> Guarantee:  # noqa: ANN401  untyped library
+    """Return the cost of a Gaussian as that of its noise, if its numbers are known and lead to the rho of its map."""
+    made = getattr(measurement, "__opendp_dict__", {})
+    while made.get("__function__") in {"make_chain_mt", "make_chain_pm"}:
+        parts = made["__kwargs__"]
+        if "transformation0" in parts:
+            distance = parts["transformation0"].map(distance)
+        measurement = parts["measurement1" if "transformation0" in parts else "measurement0"]
+        made = getattr(measurement, "__opendp_dict__", {})
+    if made.get("__function__") != "make_gaussian" or cost.delta:
+        return cost
+    noise = _noise(measurement, Fraction(distance), made["__kwargs__"])
+    stated = exact_of(cost.rho)
+    return noise if noise is not None and stated / _ROUNDING <= noise.mu**2 / 2 <= stated * _SAME else cost
+
+
+def _noise(
+    measurement: Any,  # noqa: ANN401  untyped library
+    distance: Fraction,
+    settings: Mapping[str, Any],
+) -> DiscreteGaussian | None:
+    """Return the noise of a measurement that `make_gaussian` made; None where a number of it is not known.
+
+    Theorem: rounding two vectors to multiples of 2^k changes each coordinate's difference by less than 2^k, and
+        rounding the answer is postprocessing.
+    Assumes: the inputs are at most the distance apart; OpenDP samples the discrete Gaussian exactly.
+    """
+    domain, k = measurement.input_domain, settings["k"]
+    names = _type_name(domain), _type_name(measurement.input_metric)
+    number = str(domain.carrier_type).removeprefix("Vec<").removesuffix(">")
+    size = domain.size if names[0] == "VectorDomain" else 1
+    if names not in _GAUSSIANS or size == 0:
+        return None
+    if number in _INTEGERS and not k:
+        grid = Fraction(1)
+        size = size or max(1, math.floor(distance**2))
+    elif number in _SMALLEST and size is not None:
+        k = _SMALLEST[number] if k is None else k
+        grid = Fraction(2) ** k
+        if k > _SMALLEST[number]:
+            distance = exactly(float_above(distance + grid * _root_above(size)))
+    else:
+        return None
+    if size > _MOST_COORDINATES:
+        return None
+    try:
+        return DiscreteGaussian(exactly(float(settings["scale"])), distance, size, grid)
+    except InvalidGuarantee:  # numbers too long to be kept, or hardly any noise
+        return None
+
+
+def _root_above(size: int) -> Fraction:
+    root = math.isqrt(size)
+    return Fraction(root) if root * root == size else exactly(up(math.sqrt(size)))
 
 
 def _profile(profile: Any, delta: Numeric | None) -> ApproxDP:  # noqa: ANN401  untyped library

@@ -72,7 +72,9 @@ class Prices:
         Each size is rounded up to `bits` binary digits, so that there are few distinct guarantees to price. With 12
         bits a charge is at most one part in two thousand too large.
         """
-        if kind not in SIZED.values() or kind.kind in ("approx", "prob"):
+        # A size that is no field is not what the class takes first: a larger sigma would cost less.
+        sized = kind in SIZED.values() and kind.size in kind.__match_args__
+        if not sized or kind.kind in ("approx", "prob"):
             raise InvalidGuarantee(f"kind must be PureDP, ZCDP or GDP, which have one size (got {kind!r})")
         if not isinstance(bits, int) or not 1 <= bits <= _MAX_BITS:
             raise InvalidArgument(f"bits must be from 1 to {_MAX_BITS} (got {bits!r})")

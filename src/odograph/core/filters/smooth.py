@@ -60,7 +60,7 @@ from odograph.core.fixed_point import (
     units_written,
     up,
 )
-from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, number_of
+from odograph.core.guarantees import GDP, RDP, ZCDP, DiscreteGaussian, Guarantee, Mechanism, number_of
 from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import WITH_EPSILON, Meter, Target
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, Budget, Reserve, solve_with_values
@@ -96,6 +96,7 @@ _LARGEST_RENYI_PRICE: Final = 1.0
 _LARGEST_ZCDP_RESERVE: Final = 6  # w; the proof ends there
 _LARGEST_OSCILLATION: Final = 1e-3
 _LARGEST_RATIO: Final = 20.0  # of w to twice the square of the tail's length; beyond it the tail hardly helps
+_STEEPEST: Final = Fraction(100)  # times 2 pi^2, of an oscillation: e to the minus that is below every float
 _ROW_PAD: Final = 1.0 + 2.0**-30  # of a sum over rows: far more than the rounding of its terms
 
 
@@ -340,7 +341,9 @@ def smooth_price_discrete_gaussian(
     square = exact_of(sensitivity) ** 2
     if variance == 0 or w + square / variance > 1:
         return None
-    exponent = down(2.0 * math.pi**2 * float(variance * variance * w / (square + variance * w)))
+    # On a lattice as fine as that of floats the exponent would be above every float; a smaller one prices higher.
+    steepness = min(variance * variance * w / (square + variance * w), _STEEPEST)
+    exponent = down(2.0 * math.pi**2 * float(steepness))
     # The rounding of a large exponent is that of the amplitude, relative.
     amplitude = above(2.0 * math.exp(-exponent), 16.0 + 16.0 * exponent)
     if amplitude > _LARGEST_OSCILLATION:
@@ -521,7 +524,14 @@ class SmoothMeter(Meter):
             return self._price_zcdp(number_of(guarantee.rho))
         if isinstance(guarantee, Mechanism):
             return self._price_mechanism(guarantee)
-        return self._price_curve(guarantee) if isinstance(guarantee, RDP) else None
+        return self._price_curve(guarantee) if isinstance(guarantee, RDP) else self._price_noise(guarantee)
+
+    def _price_noise(self, noise: Guarantee) -> int | None:
+        if not isinstance(noise, DiscreteGaussian):
+            return None
+        grid = exact_of(noise.grid)  # the theorem is for integers: multiples of the grid, counted
+        sigma, sensitivity = exact_of(noise.sigma) / grid, exact_of(noise.sensitivity) / grid
+        return smooth_price_discrete_gaussian(sigma, sensitivity, noise.dimension, self.quantum, self.reserve)
 
     def _price_mechanism(self, guarantee: Mechanism) -> int | None:
         """Return what a mechanism's runs cost by the menu, a part of a batch each, or by their curve."""
@@ -555,7 +565,7 @@ class Smooth(Exact):
     """
 
     kind: ClassVar[str] = "smooth"
-    guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, ZCDP, RDP, Mechanism)
+    guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, ZCDP, DiscreteGaussian, RDP, Mechanism)
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {**Exact.options, "reserve": str}
 
     reserve: str
