@@ -336,7 +336,7 @@ def test_pure_steps_are_spent_one_by_one() -> None:
 
 def test_mixed_events_need_no_common_curve() -> None:
     """As one step it would be a curve, which the exact rule does not take; in parts it takes both."""
-    acc = account()
+    acc = account(filter="exact")
     mixed = repeated(both(dpe.LaplaceDpEvent(80.0), dpe.GaussianDpEvent(80.0)), 2)
     with pytest.raises(odo.UnprovenComposition):
         acc.spend(cost_of(mixed))
@@ -364,7 +364,7 @@ def test_it_reports_the_promise_and_nothing_else() -> None:
 
 
 def test_support_is_the_policy_s_and_asks_for_nothing() -> None:
-    exact, renyi = account(), account(filter="renyi")
+    exact, renyi = account(filter="exact"), account(filter="renyi")
     assert PrivacyAccountant(exact).supports(GAUSS)
     assert PrivacyAccountant(exact).supports(dpe.LaplaceDpEvent(0.1))  # too dear, and yet supported
     assert not PrivacyAccountant(exact).supports(SAMPLED)  # not on the menu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +27,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import odograph as odo
+from odograph.core.filters import ExactMeter
 from odograph.errors import InvalidArgument
 from odograph.integrations.opacus import FilterAccountant, charge_before_step, cost_of, sampling_rate
 
@@ -192,10 +194,26 @@ def test_a_scheduler_is_charged_for_the_noise_of_each_step(draws: list[float]) -
     ]
 
 
-def test_a_menu_charges_a_block_before_its_first_step(draws: list[float]) -> None:
+def test_a_menu_charges_step_by_step(draws: list[float]) -> None:
     plan = odo.dpsgd_policy(1, 1e-6, sample_rates=[RATE], noise_multipliers=[4.0, 12.0])
     own, training = odo.Accountant(plan.compiled), Training(noise=12.0)
-    block = plan.blocks[RATE, 12.0]
+    record = charge_before_step(training.optimizer, own, training.loader, batch_size=36)
+    batches = training.batches()
+    for n in range(1, 6):
+        training.step(next(batches))
+        assert own.totals.steps == n == len(draws)
+    assert record.history == [(12.0, RATE, 1)] * 5
+
+
+def test_a_menu_of_0_1_0_charges_a_block_before_its_first_step(draws: list[float]) -> None:
+    plan = odo.dpsgd_policy(1, 1e-6, sample_rates=[RATE], noise_multipliers=[4.0, 12.0])
+    meters = [
+        replace(meter, parts=1, limit=(meter.limit or 0) // meter.parts) if isinstance(meter, ExactMeter) else meter
+        for meter in plan.compiled.meters
+    ]
+    own, training = odo.Accountant(replace(plan.compiled, meters=tuple(meters))), Training(noise=12.0)
+    blocks = {item.name: item.block for item in plan.policy.menu}
+    small, block = (blocks[odo.subsampled_gaussian(RATE, noise).name] for noise in (4.0, 12.0))
     assert block > 1
     record = charge_before_step(training.optimizer, own, training.loader, batch_size=36)
     batches = training.batches()
@@ -205,7 +223,7 @@ def test_a_menu_charges_a_block_before_its_first_step(draws: list[float]) -> Non
     assert {entry.cost for entry in charges(own)} == {odo.subsampled_gaussian(RATE, 12.0, block)}
     training.optimizer.noise_multiplier = 4.0
     training.step(next(batches))
-    assert record.history == [(12.0, RATE, block)] * 3 + [(4.0, RATE, plan.blocks[RATE, 4.0])]
+    assert record.history == [(12.0, RATE, block)] * 3 + [(4.0, RATE, small)]
     training.optimizer.noise_multiplier = 12.0
     training.step(next(batches))  # paid for with its block
     assert len(record.history) == 4

@@ -34,9 +34,12 @@ def test_each_setting_alone_gets_the_steps_that_the_plan_says_and_no_more(
 ) -> None:
     made = plan(rule)
     account = odo.Accountant(made.compiled, keep=0)
-    block, steps = made.blocks[setting], made.steps[setting]
-    account.spend(odo.subsampled_gaussian(*setting, steps))
-    assert not account.decide(odo.subsampled_gaussian(*setting, block)).admitted
+    steps, one = made.steps[setting], odo.subsampled_gaussian(*setting)
+    for _ in range(steps):
+        account.spend(one)
+    assert not account.decide(one).admitted
+    together = odo.Accountant(made.compiled)
+    together.spend(odo.subsampled_gaussian(*setting, steps))
     assert composed_delta(*setting, steps) <= 1e-6
     assert composed_delta(*setting, round(1.5 * steps)) > 1e-6  # the check can fail
 
@@ -50,14 +53,13 @@ def test_settings_may_change_at_every_step_under_one_budget(rule: str) -> None:
     made = plan(rule)
     account = odo.Accountant(made.compiled)
     taken = dict.fromkeys(SETTINGS, 0)
-    block = max(made.blocks.values())
     for i in range(10_000):
         setting = SETTINGS[i % 2]
-        cost = odo.subsampled_gaussian(*setting, 20 * block)
+        cost = odo.subsampled_gaussian(*setting, 60)
         if not account.decide(cost).admitted:
             break
         account.spend(cost)
-        taken[setting] += 20 * block
+        taken[setting] += 60
     used = sum(taken[setting] / made.steps[setting] for setting in SETTINGS)
     assert 0.7 < used <= 1.0
     assert 0 < account.reading().loss < 10
@@ -104,7 +106,7 @@ def test_the_odometer_reads_training_and_is_licensed() -> None:
     account = odo.Accountant(plan().compiled)
     losses = []
     for _ in range(5):
-        account.spend(odo.subsampled_gaussian(0.01, 1.5, 10 * plan().blocks[0.01, 1.5]))
+        account.spend(odo.subsampled_gaussian(0.01, 1.5, 100))
         losses.append(account.reading().loss)
     assert losses == sorted(losses)
     assert account.reading().covered
@@ -123,7 +125,7 @@ def test_other_questions_are_taken_if_the_plan_says_so() -> None:
     made = odo.dpsgd_policy(3, 1e-6, sample_rates=RATES, noise_multipliers=[1], takes=("pure",), delta_steps=1e-8)
     account = odo.Accountant(made.compiled)
     account.spend(odo.ApproxDP(0.01, 1e-9))
-    account.spend(odo.subsampled_gaussian(0.01, 1, made.blocks[0.01, 1.0]))
+    account.spend(odo.subsampled_gaussian(0.01, 1))
 
 
 def test_the_plan_says_how_many_steps_each_setting_gets() -> None:

@@ -62,7 +62,7 @@ def test_every_field_that_is_sent_is_on_the_page_with_its_limits(service: Servic
     for route in ROUTES:
         for form in (route.form, route.query):
             assert all(field in words for field in getattr(form, "__struct_fields__", ()))
-    for limit in ("from 1 to 200 characters", "from 1 to 1,000 items", "above 0", 'default "exact"'):
+    for limit in ("from 1 to 200 characters", "from 1 to 1,000 items", "above 0", 'default "person"'):
         assert limit in words, limit
 
 

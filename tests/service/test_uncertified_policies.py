@@ -26,7 +26,7 @@ def owner(service: ServiceThread) -> Iterator[httpx.Client]:
 def menu_only(limit: int) -> dict[str, Any]:
     """Return a document that claims room for so many runs of a mechanism."""
     policy = odo.Policy(1, 1e-6, filter=odo.filters.Exact(takes=(), menu=[MENU]))
-    form = odo.compile_policy(odo.Policy(1, 1e-6, odometer=policy.odometer)).to_dict()
+    form = odo.compile_policy(odo.Policy(1, 1e-6, filter="exact", odometer=policy.odometer)).to_dict()
     exact = next(meter for meter in form["meters"] if meter["pricing"] == "exact")
     exact.update({"limit": str(limit), "quantum": "0", "takes": [], "charges": [["training", 1, 1]]})
     return form | {"policy": policy.to_dict()}

@@ -414,11 +414,11 @@ class _Choice(NamedTuple):
         return 1.0 + float(self.gaussian) + float(self.tail) * (6.0 - math.log(delta))
 
 
-# By name. A reserve of one half of a percent leaves most to pure and Gaussian steps; one with a tail prices every
+# By name. A reserve without a tail leaves most to pure and Gaussian steps; one with a tail prices every
 # kind of small step, and a longer tail prices training with little noise.
 RESERVES: Final[dict[str, _Choice]] = {
     "mixed": _Choice(Fraction(13, 1000), Fraction(11, 1000)),
-    "pure": _Choice(Fraction(5, 1000)),
+    "pure": _Choice(Fraction(10, 1000)),
     "training": _Choice(Fraction(10, 1000), Fraction(40, 1000)),
 }
 _ORDER_DIGITS: Final = 3  # of a Rényi order; any order is valid, and a short one can be read
