@@ -273,7 +273,7 @@ def below_reference(price: Callable[[float], float]) -> int:
 
 def test_a_price_without_padding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def price(epsilon: float) -> float:
-        smooth_prices._rest.cache_clear()  # noqa: SLF001
+        smooth_prices._bought.cache_clear()  # noqa: SLF001
         pricing = smooth_prices._pricing.__wrapped__(FINE, RESERVE, None, pure_certified=True)  # noqa: SLF001
         found = smooth_prices._pure.__wrapped__(epsilon, pricing)[0]  # noqa: SLF001
         assert found is not None
@@ -288,7 +288,7 @@ def test_a_price_without_padding_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     larger = FINE * (1 + Fraction(1, 10**6))
     # Negative control: the reserve rounded up by a part in a million.
     assert below_reference(lambda e: float(mpf(0) + _with_reserve(e, larger))) > 0
-    smooth_prices._rest.cache_clear()  # noqa: SLF001
+    smooth_prices._bought.cache_clear()  # noqa: SLF001
 
 
 def _with_reserve(epsilon: float, larger: Fraction) -> mpf:

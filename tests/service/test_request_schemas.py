@@ -295,9 +295,13 @@ def test_the_least_noise_and_the_count_are_what_the_library_says(served: httpx.C
     body = b'{"mechanism": "gaussian", "times": 20, "settings": {"sensitivity": 0.10000000000000000000001}}'
     exact = served.post(f"{path}/calibrate", content=body, headers=attacks.JSON).json()["calibration"]
     assert Fraction(exact["settings"]["sensitivity"]) == Fraction("0.10000000000000000000001")
-    none = attacks.post(served, "/v1/accounts/income/calibrate", {"mechanism": "discrete_gaussian"}).json()
-    assert none == {"account": "income", "calibration": None}
     assert attacks.state(served) == before
+    policy = {"epsilon": 1, "delta": 0, "filter": "basic"}
+    attacks.post(served, "/v1/accounts", {"name": "full", "policy": policy}, key="open full").raise_for_status()
+    spend = {"cost": odo.PureDP(1).to_dict()}
+    attacks.post(served, "/v1/accounts/full/spends", spend, key="all of it").raise_for_status()
+    none = attacks.post(served, "/v1/accounts/full/calibrate", {"mechanism": "laplace"}).json()
+    assert none == {"account": "full", "calibration": None}
 
 
 @pytest.mark.parametrize(

@@ -197,21 +197,24 @@ def _pure(epsilon: float, pricing: _Pricing) -> tuple[float | None, int | None]:
     time = pure_to_intrinsic(epsilon)
     sure = ceil_sure(time * pricing.units_in_one, 4)
     units = max(1, math.ceil(exactly(time) * pricing.bottom / pricing.top) if sure is None else sure)
-    whole = -(-units * pricing.top * SCALE // pricing.bottom)
+    whole_time, whole, rest = _bought(units, pricing)
     if math.isinf(smooth):
-        return up(units * pricing.unit), whole
-    # One unit less than whole units is the largest number of them that is below the intrinsic time.
-    composite = above(_rest(units - 1, pricing) + smooth)
-    return min(up(units * pricing.unit), composite), min(whole, units_computed(composite, epsilon))
+        return whole_time, whole
+    composite = above(rest + smooth)
+    return min(whole_time, composite), min(whole, units_computed(composite, epsilon))
 
 
 @lru_cache(maxsize=65536)
-def _rest(units: int, pricing: _Pricing) -> float:
-    """Return m u - s(e_m), which is at most 0, for the largest epsilon e_m, rounded down, that m units buy."""
-    if not units:
-        return 0.0
-    bought = intrinsic_to_pure(down(units * pricing.unit))
-    return units * pricing.unit - _theorem_a(bought, pricing)
+def _bought(units: int, pricing: _Pricing) -> tuple[float, int, float]:
+    """Return what whole units cost, as intrinsic time and in units of 1e-15, and m u - s(e_m) for one unit less.
+
+    One unit less, m, is the largest number of units that is below the intrinsic time of a step that they pay for, and
+    e_m the largest epsilon, rounded down, that they buy. The difference is at most 0.
+    """
+    whole = -(-units * pricing.top * SCALE // pricing.bottom)
+    less = units - 1
+    rest = less * pricing.unit - _theorem_a(intrinsic_to_pure(down(less * pricing.unit)), pricing) if less else 0.0
+    return up(units * pricing.unit), whole, rest
 
 
 def _theorem_a(epsilon: float, pricing: _Pricing) -> float:
