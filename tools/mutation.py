@@ -49,7 +49,11 @@ TESTS = {
     ),
     "core/filters/renyi.py": ("tests/core/test_policy.py",),
     "core/filters/zcdp.py": ("tests/core/test_policy.py", "tests/core/test_prices.py"),
-    "core/filters/gdp.py": ("tests/core/test_policy.py", "tests/core/test_prices.py"),
+    "core/filters/gdp.py": (
+        "tests/core/test_gdp_filter.py",
+        "tests/core/test_policy.py",
+        "tests/core/test_prices.py",
+    ),
     "core/filters/paper.py": ("tests/core/test_policy.py", "tests/core/test_prices.py"),
     "ledger/engine.py": (
         "tests/ledger/test_engine.py",

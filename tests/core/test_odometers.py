@@ -124,8 +124,9 @@ def test_the_default_is_tuned_where_the_exact_rule_stops(epsilon: float, delta: 
 def test_a_rule_s_reach_is_its_limit_where_that_is_a_closed_form(rule: str) -> None:
     for target in ((1.0, 1e-6), (8.0, 1e-9)):
         meters = odo.compile_policy(odo.Policy(*target, filter=rule)).meters
-        limit = next(meter.limit for meter in meters if meter.name == rule)
-        assert FILTERS[rule]().reach(*target) == pytest.approx((limit or 0) / 10**15, rel=2e-5)
+        meter = next(meter for meter in meters if meter.name == rule)
+        limit = float((meter.limit or 0) / meter.scale + getattr(meter, "reserve", 0))
+        assert FILTERS[rule]().reach(*target) == pytest.approx(limit, rel=2e-5)
     assert Renyi().reach(1.0, 1e-6) == Zcdp().reach(1.0, 1e-6)
     assert Exact().reach(1.0, 1e-6) == Gdp().reach(1.0, 1e-6)
 

@@ -17,9 +17,15 @@ from odograph.errors import InvalidPolicy
 
 __all__ = ["Renyi", "RenyiMeter", "best_order"]
 
-# Around the order a* that is best for zCDP steps; a* itself gets most of delta'.
-_SPREAD: Final = ("1/4", "1/2", "2/3", "2", "4", "16", "64", "256")
-_BEST_SHARE: Final = Fraction(4, 5)
+# Orders around the one, a*, that is best for zCDP steps: factors of a* - 1. A share s of delta' costs its order
+# log(1/s)/(a - 1), about log(1/s)/10 of its limit, so one order gets nearly all, and more orders would admit less. It
+# is a little below a*, because the divergence of a subsampled mechanism rises steeply from some order on. The others,
+# with their shares, are for steps that it has no room for.
+_MAIN: Final = 0.9
+_OTHERS: Final = ((0.25, "1/200"), (0.5, "1/100"), (0.7, "13/200"), (2.0, "1/200"), (16.0, "1/200"))
+# What 0.1.0 had instead: its accounts keep their meters.
+_SPREAD_OF_0_1: Final = ("1/4", "1/2", "2/3", "2", "4", "16", "64", "256")
+_BEST_SHARE_OF_0_1: Final = Fraction(4, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +80,27 @@ class Renyi(Filter):
         Assumes: orders and shares fixed before the first step; "some order fits" without shares is not safe.
         """
         meters = []
-        for order, share in self.orders or sorted(_standard_orders(target), key=itemgetter(0)):
+        for order, share in self.orders or _standard_orders(target):
             limit = largest_rdp(float(order), float_below(target.epsilon), float_below(target.delta * share))
             if limit > 0.0:  # else the order is broken from the start, and would never admit anything
                 meters.append(RenyiMeter(f"renyi@{float(order):g}", limit_units(limit), order))
         return distinguish_names(meters)
+
+    def check_stored(self, meters: Sequence[Meter], target: Target) -> Sequence[Meter]:
+        """Check that stored meters begin with this filter's alternatives, or those of 0.1.0; return the others.
+
+        Theorem: as `alternatives`: any orders whose shares add up to at most 1 keep the target.
+        Assumes: the orders were fixed before the first step, as those of a stored account were.
+        """
+        first = Renyi()
+        # Not as an argument: for some extreme targets two of these orders are the same, and valid all the same.
+        object.__setattr__(first, "orders", tuple(sorted(_orders_of_0_1(target), key=itemgetter(0))))
+        stored, then, now = (
+            [meter.name for meter in found if isinstance(meter, RenyiMeter)]
+            for found in (meters, first.alternatives(target), self.alternatives(target))
+        )
+        is_first = not self.orders and stored == then != now
+        return Filter.check_stored(first if is_first else self, meters, target)
 
     def reach(self, epsilon: float, delta: float) -> float:
         """Return about how much intrinsic time is admitted for a target."""
@@ -112,11 +134,26 @@ def _read_orders(orders: object) -> list[tuple[Fraction, Fraction]]:
 
 def _standard_orders(target: Target) -> list[tuple[Fraction, Fraction]]:
     epsilon, delta = float_below(target.epsilon), float_below(target.delta)
-    best = Fraction(round(best_order(epsilon, delta), 6))  # any order is valid; a short one can be read
-    others = [1 + (best - 1) * Fraction(factor) for factor in _SPREAD]
+    excess = best_order(epsilon, delta) - 1.0
+
+    def order(factor: float) -> Fraction:
+        return Fraction(round(1.0 + excess * factor, 6))  # any order is valid; a short one can be read
+
+    others = [(order(factor), Fraction(share)) for factor, share in _OTHERS]
+    # An order that its share cannot pay for would waste it.
+    others = [(at, share) for at, share in others if largest_rdp(float(at), epsilon, delta * float(share)) > 0.0]
+    rest = 1 - sum((share for _, share in others), Fraction(0))
+    return sorted([(order(_MAIN), rest), *others])
+
+
+def _orders_of_0_1(target: Target) -> list[tuple[Fraction, Fraction]]:
+    epsilon, delta = float_below(target.epsilon), float_below(target.delta)
+    best = Fraction(round(best_order(epsilon, delta), 6))
+    others = [1 + (best - 1) * Fraction(factor) for factor in _SPREAD_OF_0_1]
     # An order that even all of delta' cannot pay for would waste its share.
     others = [Fraction(round(float(o), 6)) for o in others if largest_rdp(float(o), epsilon, delta) > 0.0]
-    return [(best, _BEST_SHARE), *((order, (1 - _BEST_SHARE) / len(others)) for order in others)]
+    rest = 1 - _BEST_SHARE_OF_0_1
+    return [(best, _BEST_SHARE_OF_0_1), *((order, rest / len(others)) for order in others)]
 
 
 def best_order(epsilon: float, delta: float) -> float:
