@@ -297,7 +297,7 @@ class Accountant(Account):
                     noted = True
             else:
                 if noted:
-                    decision = decision._replace(notes=notes_on(self._path(), decision))
+                    charges[-1] = self, decision._replace(notes=notes_on(self._path(), decision))
                 now = time.time_ns() // 1000
                 now = tree.time = now if now >= tree.time else tree.now()
                 until = None if expires is None else now + expires

@@ -245,7 +245,7 @@ def _ask(
         if not decision.admitted:
             return with_offer(states, decision, state.name), states
     after = [state._replace(totals=d.totals_after) for state, d in zip(states, decisions, strict=True)]
-    return decisions[-1]._replace(notes=_notes(states, prices, decisions, cost, falls)), after
+    return decisions[-1]._replace(notes=_notes([*zip(states, prices, decisions, strict=True)], cost, falls)), after
 
 
 # What a charge changes, and would not be seen: an alternative that ends, a charge far above the intrinsic time.
@@ -281,10 +281,9 @@ def notes_on(path: Path, decision: Decision, falls: int = MOST_FALLS, *, named: 
     states, cost = _states(path), decision.request
     if not decision.admitted or cost is None:
         return ()
-    prices = [state.compiled.price(cost) for state in states]
-    pairs = zip(states, prices, strict=True)
-    decisions = [decide(state.compiled.meters, state.totals, price, cost) for state, price in pairs]
-    return _notes(states, prices, decisions, cost, falls, named=named)
+    priced = [(state, state.compiled.price(cost)) for state in states]
+    charges = [(one, price, decide(one.compiled.meters, one.totals, price, cost)) for one, price in priced]
+    return _notes(charges, cost, falls, named=named)
 
 
 def note_prefix(name: str) -> str:
@@ -308,28 +307,22 @@ def watched(compiled: Compiled, cost: Guarantee, price: Price) -> tuple[int, ...
 
 
 def _notes(
-    states: Sequence[AccountState],
-    prices: Sequence[Price],
-    decisions: Sequence[Decision],
-    cost: Guarantee,
-    falls: int,
-    *,
-    named: bool = False,
+    charges: Sequence[tuple[AccountState, Price, Decision]], cost: Guarantee, falls: int, *, named: bool = False
 ) -> tuple[str, ...]:
     """Return the notes on an admitted request: of the account that asked, then of those above it."""
     found: list[str] = []
-    for last in reversed(range(len(states))):
-        state, price, decision = states[last], prices[last], decisions[last]
+    for size in range(len(charges), 0, -1):
+        state, price, decision = charges[size - 1]
         sentences = []
         if ended := _ended(decision, price):
             what = _ending(decision.meters, ended, cost)
-            fall = _fall(states[: last + 1], decisions[: last + 1], cost) if len(found) < falls else ""
+            fall = _fall([(one, made) for one, _, made in charges[:size]], cost) if len(found) < falls else ""
             sentences.append(f"{what}: {fall}" if fall else what)
         if times := _overcharge(state.compiled, decision, price, cost):
             sentences.append(
                 f"charged {float(times):.4g} times its intrinsic time: it is large for this policy's reserve"
             )
-        about = note_prefix(state.name) if named or last < len(states) - 1 else ""
+        about = note_prefix(state.name) if named or size < len(charges) else ""
         found += [about + sentence for sentence in sentences]
     return tuple(found)
 
@@ -375,17 +368,17 @@ def _joined(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _fall(states: Sequence[AccountState], decisions: Sequence[Decision], cost: Guarantee) -> str:
+def _fall(path: Sequence[tuple[AccountState, Decision]], cost: Guarantee) -> str:
     """Say what the largest single request was and is, of the first kind that the end of an alternative makes smaller.
 
     That is seen by what would fit if the same were charged and the alternative still counted.
     """
-    pairs = [*zip(states, decisions, strict=True)]
-    after = [state._replace(totals=one.totals_after) for state, one in pairs]
-    counted = [state._replace(totals=one.totals_after._replace(unpriced=one.totals.unpriced)) for state, one in pairs]
+    before = [state for state, _ in path]
+    after = [state._replace(totals=one.totals_after) for state, one in path]
+    counted = [state._replace(totals=one.totals_after._replace(unpriced=one.totals.unpriced)) for state, one in path]
     for kind in (PureDP, cost, GDP, ZCDP):
         now = _largest_size(after, kind)
-        if now < _largest_size(counted, kind) and _shown(now) != _shown(was := _largest_size(states, kind)):
+        if now < _largest_size(counted, kind) and _shown(now) != _shown(was := _largest_size(before, kind)):
             return _falls(kind, was, now)
     return ""
 
