@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from odograph.core.filters import Exact, Renyi, SmoothMeter
 from odograph.core.filters.smooth import Smooth
 from odograph.core.gate import decide
 from odograph.core.guarantees import Mechanism, register, unregister
+from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.meters import EpsilonMeter, IntrinsicMeter
 from odograph.core.planning import MOST_FALLS, AccountState, ask, largest, note_prefix, notes_on, quote, watched
 from odograph.core.policy import Compiled
@@ -88,7 +90,7 @@ def test_the_numbers_are_those_of_the_quickstart() -> None:
     assert note.endswith("the largest single pure request falls from 1 to 0.2299")
 
 
-def ends_again(decision: Any, price: Any) -> list[int]:  # noqa: ANN401  as it is
+def ends_again(_policy: Any, decision: Any, price: Any) -> list[int]:  # noqa: ANN401  as it is
     """The broken twin: an alternative that ended before ends again."""
     return [i for i, asked in enumerate(price.amounts) if asked is None and decision.meters[i].limit]
 
@@ -223,6 +225,15 @@ def test_of_a_mechanism_the_steps_are_said() -> None:
     text = planning._falls(run, was, now)  # noqa: SLF001
     assert text == f"the largest single request of 'sgd' falls from {was} steps to {now}"
     assert [was, now] == [0 if found is None else found.steps for found in (largest(one, run) for one in path)]
+
+
+@pytest.mark.parametrize(("beside", "notes"), [([], 0), ([("zcdp", "1/2")], 1)], ids=["menu alone", "and zcdp"])
+def test_under_a_menu_alone_there_is_no_plain_sum_to_end(beside: list[tuple[str, str]], notes: int) -> None:
+    losses = LossDistribution(-1, np.array([0.475, 0.0, 0.525]), 0.0)
+    menu = [MenuItem("response", 1, 0.1, (losses, losses))]
+    filters = [(Exact(takes=(), menu=menu), "1/2" if beside else "1"), *beside]
+    state = fresh(Policy(*TARGET, filter=filters), fineness=1)
+    assert len(said(state, Mechanism("response"))) == notes
 
 
 def test_an_alternative_without_room_does_not_end() -> None:

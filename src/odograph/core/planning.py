@@ -32,7 +32,7 @@ from odograph.core.guarantees import (
 )
 from odograph.core.mechanisms import Noise
 from odograph.core.meters import WITH_EPSILON, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, intrinsic_units
-from odograph.core.policy import Compiled
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 
 __all__ = [
@@ -314,7 +314,7 @@ def _notes(
     for size in range(len(charges), 0, -1):
         state, price, decision = charges[size - 1]
         sentences = []
-        if ended := _ended(decision, price):
+        if ended := _ended(state.compiled.policy, decision, price):
             what = _ending(decision.meters, ended, cost)
             fall = _fall([(one, made) for one, _, made in charges[:size]], cost) if len(found) < falls else ""
             sentences.append(f"{what}: {fall}" if fall else what)
@@ -327,9 +327,12 @@ def _notes(
     return tuple(found)
 
 
-def _ended(decision: Decision, price: Price) -> list[int]:
-    """Return the indexes of the alternatives that had room, and end because the request has no price there."""
-    before = decision.totals
+def _ended(policy: Policy, decision: Decision, price: Price) -> list[int]:
+    """Return the indexes of the alternatives that had room, and end because the request has no price there.
+
+    Under a policy that takes no pure request, such as a menu alone, nothing could ever use the plain sum.
+    """
+    before, one = decision.totals, PureDP(1)
     return [
         i
         for i, (meter, asked) in enumerate(zip(decision.meters, price.amounts, strict=True))
@@ -338,6 +341,10 @@ def _ended(decision: Decision, price: Price) -> list[int]:
         and not meter.counts_delta
         and not before.unpriced[i]
         and before.amounts[i] < meter.limit
+        and (
+            not isinstance(meter, EpsilonMeter)
+            or any(each.accepts(one, policy.neighbors) for each, _ in policy.filters)
+        )
     ]
 
 
