@@ -27,8 +27,10 @@ from odograph.core.planning import (
     calibration_question,
     how_many,
     largest,
+    notes_on,
     quote,
     used,
+    watched,
     with_offer,
 )
 from odograph.core.policy import Compiled, Policy, check_compiled, too_low
@@ -110,7 +112,7 @@ class _Charge:
 
     def __init__(self, account: Accountant, receipt: Receipt, number: int, prices: tuple[Price, ...]) -> None:
         self.account = account
-        self.receipt = receipt._replace(decision=None)
+        self.receipt = receipt._replace(decision=None, notes=())  # what would be read back later
         self.number = number  # of the reservation in its tree; 0 for a spend
         self.prices = prices  # of a reservation, as charged, from the top of the tree down to the account
         self.resolution: Receipt | None = None
@@ -200,7 +202,7 @@ class Accountant(Account):
         self._reserved: dict[int, _Charge] = {}  # charged here and unresolved, by number
         self._voids = 0
         self._closed = False
-        self._prices: dict[int, tuple[Guarantee, Price]] = {}
+        self._prices: dict[int, tuple[Guarantee, Price, tuple[int, ...]]] = {}
         self._unsure: tuple[str, ...] | None = None  # this name, if its limits are not certified here
         self._tree: _Tree = _Tree() if parent is None else parent._tree
         self._chain: tuple[Accountant, ...] = (self,) if parent is None else (*parent._chain, self)
@@ -269,7 +271,7 @@ class Accountant(Account):
         assert charge is not None  # noqa: S101  a reservation is remembered
         return Reservation(charge.resolve, receipt)
 
-    def _charge(  # noqa: C901, PLR0912  one function: each call would add a twentieth to a spend
+    def _charge(  # noqa: C901, PLR0912, PLR0915  one function: each call would add a twentieth to a spend
         self, verb: str, cost: Guarantee, key: str | None, note: str, expires: int | None
     ) -> tuple[Receipt, _Charge | None]:
         """Charge every account from the top down, or none; return what is remembered of it beside the receipt."""
@@ -284,12 +286,18 @@ class Accountant(Account):
             if tree.copied or self._closed:
                 raise AccountClosed(_COPIED if tree.copied else self._closed_message())
             charges = []
+            noted = False
             for account in self._chain:
-                decision = decide(account._compiled.meters, account._totals, account._price(cost), cost)
+                _, price, watch = account._price(cost)
+                decision = decide(account._compiled.meters, account._totals, price, cost)
                 if not decision.admitted:
                     break
                 charges.append((account, decision))
+                if watch and 0 in [decision.totals.unpriced[i] for i in watch]:
+                    noted = True
             else:
+                if noted:
+                    charges[-1] = self, decision._replace(notes=notes_on(self._path(), decision))
                 now = time.time_ns() // 1000
                 now = tree.time = now if now >= tree.time else tree.now()
                 until = None if expires is None else now + expires
@@ -307,7 +315,9 @@ class Accountant(Account):
                         account._dropped = sequence - kept
                 unsure = self._uncertified() if self._unsure is None else self._unsure
                 line = _named(Line, (self._name, sequence, cost, ""))
-                receipt = _named(Receipt, (verb, key or "", now, (line,), until, (), False, unsure, decision))
+                receipt = _named(
+                    Receipt, (verb, key or "", now, (line,), until, (), False, unsure, decision, decision.notes)
+                )
                 if number or key is not None:
                     return receipt, self._remember(key, receipt, number, charges)
                 return receipt, None
@@ -473,16 +483,17 @@ class Accountant(Account):
     def _closed_message(self) -> str:
         return f"{self._name!r} is closed" if self._name else "this account is closed"
 
-    def _price(self, cost: Guarantee) -> Price:
-        """Return the price, remembered for the same object: pricing is most of the work of a spend."""
+    def _price(self, cost: Guarantee) -> tuple[Guarantee, Price, tuple[int, ...]]:
+        """Return the price and what is `watched`, remembered for the same object: it is most of a spend's work."""
         known = self._prices.get(id(cost))
         if known is not None and known[0] is cost:
-            return known[1]
-        fresh = self._compiled.price(cost)
+            return known
+        price = self._compiled.price(cost)
         if len(self._prices) >= _REMEMBERED:
             self._prices.clear()
-        self._prices[id(cost)] = (cost, fresh)  # holding the object keeps its identity from being used again
-        return fresh
+        # Holding the object keeps its identity from being used again.
+        known = self._prices[id(cost)] = (cost, price, watched(self._compiled, cost, price))
+        return known
 
     def _uncertified(self) -> tuple[str, ...]:
         certified = self.certification is not Certification.NONE

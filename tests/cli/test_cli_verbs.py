@@ -148,6 +148,25 @@ def test_several_accounts_are_charged_together_or_not_at_all() -> None:
     assert spent == pytest.approx({"jan": 0.3, "feb": 0.4})
 
 
+def test_what_a_charge_ends_is_printed_once() -> None:
+    opened()
+    assert "no longer counts" not in done("spend", "census", "--pure", "0.1")
+    before = done("largest", "census")
+    receipt = document("spend", "census", "--gaussian-sigma", "25", "--key", "g")
+    after = done("largest", "census")
+    assert (before, after[:16]) == ("PureDP(0.9)\n", "PureDP(0.2069010")
+    (note,) = receipt["notes"]
+    assert note == (
+        "this request has no epsilon, so the plain sum of epsilons no longer counts: the largest single pure request"
+        " falls from 0.9 to 0.2069"
+    )
+    assert document("spend", "census", "--gaussian-sigma", "25", "--key", "g")["notes"] == []
+    assert document("spend", "census", "--gaussian-sigma", "25")["notes"] == []
+    opened("other")
+    lines = done("reserve", "other", "--gaussian-sigma", "25").splitlines()
+    assert lines[0].endswith("; " + note.replace("0.9 to 0.2069", "1 to 0.2299"))
+
+
 def test_a_refusal_says_what_would_fit_and_that_fits() -> None:
     opened()
     code, output, errors = run("spend", "census", "--pure", "1.5", "--json")
@@ -162,15 +181,22 @@ def test_a_refusal_says_what_would_fit_and_that_fits() -> None:
 
 def test_decide_spends_nothing_and_leaves_as_a_refusal_does() -> None:
     opened()
-    assert done("decide", "census", "--gaussian-sigma", "25").startswith(
-        "admitted: GDP(0.04); left: renyi@29.2681 0.503, smooth 0.05095"
+    ends = (
+        "this request has no epsilon, so the plain sum of epsilons no longer counts: the largest single pure request"
     )
+    found = done("decide", "census", "--gaussian-sigma", "25")
+    assert found.startswith("admitted: GDP(0.04); left: renyi@29.2681 0.503, smooth 0.05095")
+    assert f"; {ends} falls from 1 to 0.5149\n" in found
     code, output, errors = run("decide", "census", "--pure", "1.5", "--json")
     assert (code, errors) == (3, "")
     assert json.loads(output)["admitted"] is False
     opened("other")
     assert done("decide", "census", "other", "--pure", "0.1") == (
         "admitted: PureDP(0.1) of census, PureDP(0.1) of other\n"
+    )
+    assert done("decide", "census", "other", "--gaussian-sigma", "25") == (
+        "admitted: GDP(0.04) of census, GDP(0.04) of other;"
+        f" for 'census': {ends} falls from 1 to 0.2299; for 'other': {ends} falls from 1 to 0.2299\n"
     )
     assert document("show", "census")["account"]["sequence"] == 0
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import ROUND_DOWN, Context
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from charge_history import charges
 import odograph as odo
 from odograph import (
     GDP,
+    ZCDP,
     Account,
     Accountant,
     ApproxDP,
@@ -36,6 +38,8 @@ from odograph import (
     Reservation,
     UnprovenComposition,
 )
+from odograph.core.filters import SmoothMeter
+from odograph.core.policy import Compiled
 from odograph.errors import (
     AccountClosed,
     AccountExists,
@@ -48,16 +52,18 @@ from odograph.errors import (
 UNIT = 10**15
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, filter="basic")
+EXACT = Policy(1, 1e-6)
+GAUSSIAN = GDP("0.04")
 
 
 class Opening(Protocol):
     """Open an account of one kind, with a parent of the same kind or none."""
 
-    def __call__(self, name: str, policy: Policy = BASIC, parent: Account | None = None) -> Account: ...
+    def __call__(self, name: str, policy: Policy | Compiled = BASIC, parent: Account | None = None) -> Account: ...
 
 
 def in_memory(kind: type[Accountant] = Accountant) -> Opening:
-    def opening(name: str, policy: Policy = BASIC, parent: Account | None = None) -> Account:
+    def opening(name: str, policy: Policy | Compiled = BASIC, parent: Account | None = None) -> Account:
         assert parent is None or isinstance(parent, Accountant)
         return kind(policy, name=name, parent=parent)
 
@@ -65,7 +71,7 @@ def in_memory(kind: type[Accountant] = Accountant) -> Opening:
 
 
 def in_ledger(ledger: Ledger) -> Opening:
-    def opening(name: str, policy: Policy = BASIC, parent: Account | None = None) -> Account:
+    def opening(name: str, policy: Policy | Compiled = BASIC, parent: Account | None = None) -> Account:
         assert parent is None or isinstance(parent, LedgerAccount)
         return ledger.open_account(name, policy, parent=parent)
 
@@ -127,6 +133,22 @@ def wait_for(moment: datetime | None) -> None:
     assert moment is not None
     while datetime.now(UTC) <= moment + timedelta(milliseconds=20):
         time.sleep(0.01)
+
+
+def four_digits(size: Any) -> str:  # noqa: ANN401  of a guarantee
+    """Round a decimal down."""
+    return str(Context(prec=4, rounding=ROUND_DOWN).create_decimal(repr(size)).normalize())
+
+
+def ended(before: list[PureDP | None], after: list[PureDP | None]) -> tuple[str, ...]:
+    """The notes on the end of the plain sum, of an account and the one above it, from what fitted and what fits."""
+    falls = [
+        " to ".join(four_digits(one.epsilon) for one in pair if one is not None)
+        for pair in zip(before, after, strict=True)
+    ]
+    text = "this request has no epsilon, so the plain sum of epsilons no longer counts"
+    own, above = (f"{text}: the largest single pure request falls from {one}" for one in falls)
+    return own, f"for 'top': {above}"
 
 
 @contextmanager
@@ -487,6 +509,53 @@ def asking_changes_nothing_and_says_what_a_spend_would(opening: Opening) -> None
 
 
 @clause
+def a_charge_that_ends_an_alternative_says_so_once(opening: Opening) -> None:
+    top = opening("top", EXACT)
+    ana = opening("ana", EXACT, top)
+    assert ana.decide(TENTH).notes == ana.spend(TENTH).notes == ()  # negative control: it ends nothing
+    before = [one.largest(PureDP) for one in (ana, top)]
+    with unchanged(ana, top):
+        decision, quoted = ana.decide(GAUSSIAN), ana.quote([GAUSSIAN, GAUSSIAN])
+    held = ana.reserve(GAUSSIAN, key="k")
+    notes = ended(before, [one.largest(PureDP) for one in (ana, top)])
+    assert notes[0].endswith("falls from 0.9 to 0.2069")
+    assert decision.notes == held.receipt.notes == notes
+    assert [one.notes for one in quoted.decisions] == [notes, ()]
+    assert str(decision).endswith(f"; {'; '.join(notes)}")
+    assert str(held.receipt).endswith(f"; {'; '.join(notes)}")
+    assert held.receipt.to_dict()["notes"] == decision.to_dict()["notes"] == [*notes]
+    # Said once: not of the same key, nor of what is pending, nor of the next one.
+    again = ana.reserve(GAUSSIAN, key="k").receipt
+    assert (again, again.notes) == (held.receipt, ())
+    assert [one.receipt.notes for one in ana.pending] == [()]
+    assert ana.decide(GAUSSIAN).notes == ana.spend(TENTH).notes == ana.spend(GAUSSIAN).notes == ()
+    assert held.commit().notes == ()
+
+
+@clause
+def what_a_voided_charge_ended_counts_again(opening: Opening) -> None:
+    ana = opening("ana", EXACT)
+    held = ana.reserve(GAUSSIAN)
+    assert len(held.receipt.notes) == 1
+    held.void("not run")
+    assert ana.largest(PureDP) == PureDP(1)
+    assert ana.spend(GAUSSIAN).notes == held.receipt.notes
+    assert ana.largest(PureDP) != PureDP(1)
+
+
+@clause
+def a_charge_far_above_the_intrinsic_time_says_so(opening: Opening) -> None:
+    ana = opening("ana", odo.compile_policy(Policy(1, 1e-6, filter=odo.filters.Smooth(reserve="pure"))))
+    meter = ana.compiled.meter(SmoothMeter)
+    # 2 rho = 4/9 of the reserve w is charged 2 rho/(1 - 2 rho/w) = 1.8 times 2 rho; 1/9 of it 1.125 times.
+    large, small = (ZCDP(meter.reserve * meter.quantum * Fraction(part, 18)) for part in (4, 1))
+    note = "charged 1.8 times its intrinsic time: it is large for this policy's reserve"
+    assert len(ana.spend(small).notes) == 1  # it has no epsilon
+    assert ana.decide(small).notes == ana.spend(small).notes == ()
+    assert ana.decide(large).notes == ana.spend(large).notes == ana.spend(large).notes == (note,)
+
+
+@clause
 def what_is_asked_below_knows_the_accounts_above(opening: Opening) -> None:
     ana, top = pair(opening)
     top.spend(PureDP("0.8"))
@@ -814,6 +883,18 @@ class RoundsNoiseToTheNearest(Accountant):
         return replace(found, value=float(f"{scale:.4g}"))
 
 
+class EndsAlternativesSilently(Accountant):
+    def reserve(self, cost: Guarantee, **options: Any) -> Reservation:
+        held = super().reserve(cost, **options)
+        held.receipt = held.receipt._replace(notes=())
+        return held
+
+
+class ForgetsItsParentInNotes(Accountant):
+    def _path(self) -> list[Any]:
+        return super()._path()[-1:]
+
+
 class ForgetsItsParentWhenCounting(Accountant):
     def how_many(self, cost: Guarantee) -> int:
         return odo.planning.how_many(odo.planning.AccountState("", self.compiled, self.totals), cost)
@@ -830,6 +911,8 @@ BROKEN: dict[type[Accountant], Clause] = {
     ClosesItselfAlone: a_closed_account_takes_no_new_charges_here_and_below,
     ForgetsItsParent: a_spend_is_charged_here_and_above,
     RoundsNoiseToTheNearest: a_calibrated_mechanism_is_admitted_as_often_as_was_asked,
+    EndsAlternativesSilently: a_charge_that_ends_an_alternative_says_so_once,
+    ForgetsItsParentInNotes: a_charge_that_ends_an_alternative_says_so_once,
     ForgetsItsParentWhenCounting: how_many_are_admitted_is_counted_before_they_are_spent,
     WritesRefusalsDownAsSpends: what_is_full_takes_nothing_more_and_offers_nothing,
 }

@@ -296,6 +296,23 @@ def test_a_question_that_makes_no_sense_is_answered_with_what_is_wrong(ledger: L
     assert make_plan(ledger, OWNER, "a", {"size": " "}) is None
 
 
+def test_a_plan_says_what_the_first_question_ends(ledger: Ledger) -> None:
+    ledger.open_account("top", odo.Policy(1, 1e-6))
+    account = ledger.open_account("a", odo.Policy(1, 1e-6), parent=ledger.account("top"))
+    bound = Caller("bob", Role.ANALYST, "1" * 12, frozenset({"a"}))
+    query = {"kind": "gaussian", "size": "25"}
+    found, own = make_plan(ledger, OWNER, "a", query), make_plan(ledger, bound, "a", query)
+    assert found is not None
+    assert own is not None
+    decision = account.decide(odo.GDP("0.04"))
+    assert found.notes == decision.notes
+    assert own.notes == decision.notes[:1]
+    assert own.notes[0].endswith("the largest single pure request falls from 1 to 0.2299")
+    nothing = make_plan(ledger, OWNER, "a", {"kind": "pure", "size": "0.1"})
+    assert nothing is not None
+    assert nothing.notes == ()
+
+
 def test_a_closed_account_has_no_room_for_plans_and_the_name_of_another_is_not_told(ledger: Ledger) -> None:
     ledger.open_account("secret", POLICY)
     ledger.open_account("a", POLICY, parent="secret")

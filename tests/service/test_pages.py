@@ -101,6 +101,17 @@ def test_an_account_and_its_json_representation_say_the_same(
     assert not told(other, entry["seal"][:10])
 
 
+def test_the_planner_says_what_the_first_question_ends(service: ServiceThread, remote: Ledger) -> None:
+    account = remote.open_account("mixed", odo.Policy(1, 1e-6))
+    path = "/accounts/mixed/plan?kind=gaussian&size=25"
+    words, as_json = page_and_json(visitor_of(service), path)
+    assert as_json["notes"] == [*account.decide(odo.GDP("0.04")).notes]
+    assert told(words, f"Note: {as_json['notes'][0]}.", "falls from 1 to 0.2299.")
+    account.spend(odo.GDP("0.04"))
+    words, as_json = page_and_json(visitor_of(service), path)
+    assert (as_json["notes"], told(words, "Note:")) == ([], False)
+
+
 def test_the_other_pages_and_their_json_representations_say_the_same(service: ServiceThread, census: object) -> None:
     assert census
     visitor = visitor_of(service)

@@ -238,6 +238,57 @@ def test_a_policy_above_that_takes_less_is_not_told_by_its_rule(grown: ServiceTh
             assert "basic" not in answer.text, answer.text
 
 
+ENDS: Final = "this request has no epsilon, so the plain sum of epsilons no longer counts"
+
+
+def notes_told(client: httpx.Client, name: str) -> list[list[str]]:
+    """Return the notes on a first Gaussian: of a decision, of a quote and, each voided after it, of three charges."""
+    path, cost = f"/v1/accounts/{name}", {"cost": GAUSSIAN}
+    found = [attacks.post(client, f"{path}/decide", cost).json()["notes"]]
+    found.append(attacks.post(client, "/v1/decide", {"costs": {name: GAUSSIAN}}).json()["notes"])
+    found.append(attacks.post(client, f"{path}/quote", {"costs": [GAUSSIAN]}).json()["decisions"][0]["notes"])
+    made = attacks.post(client, f"{path}/reservations", cost, key=fresh("key")).json()
+    held = made["id"].replace("#", "%23")
+    assert attacks.post(client, f"/v1/reservations/{held}/void", {"reason": "not run"}).status_code == 200
+    found.append(made["notes"])
+    item = {"key": fresh("key"), "costs": {name: GAUSSIAN}}
+    found.append(attacks.post(client, "/v1/batches", {"spends": [item]}).json()["results"][0]["receipt"]["notes"])
+    assert attacks.post(client, f"{path}/spends", cost, key=fresh("key")).json()["notes"] == []
+    return found
+
+
+def check_notes(grown: ServiceThread, owner: httpx.Client) -> None:
+    """Assert that a bound key is told what ends in its own account, and nothing of the one above."""
+    policy = {"epsilon": "1", "delta": "1e-6"}
+    model = odo.Accountant(odo.Policy(1, 1e-6))
+    model.spend(odo.GDP("0.01"))
+    left = str(model.largest(odo.PureDP)).removeprefix("PureDP(")[:6]  # four digits, rounded down
+    for bound in (True, False):
+        top, own = fresh("top"), fresh("own")
+        attacks.open_account(owner, top, policy)
+        attacks.open_account(owner, own, policy, parent=top)
+        sees = [own] if bound else [own, top]
+        with attacks.reach(grown, grown.token("ana", "runner", *sees)) as client:
+            told_of = notes_told(client, own)
+        falls = f"{ENDS}: the largest single pure request falls from 1 to {left}"
+        expected = [falls] if bound else [falls, f"for {top!r}: {falls}"]
+        assert all(notes == expected for notes in told_of), f"it tells {told_of}"
+
+
+def test_notes_tell_nothing_of_an_account_above_that_the_key_is_not_bound_to(
+    grown: ServiceThread, owner: httpx.Client
+) -> None:
+    check_notes(grown, owner)
+
+
+def test_notes_that_tell_of_an_account_above_would_be_caught(
+    grown: ServiceThread, owner: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visibility, "_visible_notes", lambda notes, _: tuple(notes))
+    with pytest.raises(AssertionError, match="it tells"):
+        check_notes(grown, owner)
+
+
 def test_a_key_bound_to_a_name_that_is_not_there_yet_sees_nothing_until_it_is(
     grown: ServiceThread, owner: httpx.Client
 ) -> None:

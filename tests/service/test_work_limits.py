@@ -266,6 +266,18 @@ def test_of_a_batch_the_first_refusals_have_offers_and_the_others_say_that_none_
     assert "a smaller request was not searched for" in decisions[-1]["message"]
 
 
+def test_of_a_batch_the_first_notes_say_what_falls_and_the_others_what_ends(service: ServiceThread) -> None:
+    gaussian = {"kind": "gdp", "mu": "0.04"}
+    with attacks.owner_of(service) as owner:
+        for i in range(12):
+            attacks.open_account(owner, f"r{i}", {"epsilon": "1", "delta": "1e-6"})
+        items = [{"key": f"k{i}", "costs": {f"r{i}": gaussian}} for i in range(12)]
+        results = attacks.post(owner, "/v1/batches", {"spends": items}).json()["results"]
+    notes = [note for result in results for note in result["receipt"]["notes"]]
+    assert ["falls from 1 to 0.2299" in note for note in notes] == [True] * 8 + [False] * 4
+    assert all("the plain sum of epsilons no longer counts" in note for note in notes)
+
+
 def test_the_search_for_the_least_noise_prices_few_requests() -> None:
     compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter="renyi"))
     for noise in NOISES.values():

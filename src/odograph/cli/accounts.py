@@ -291,7 +291,8 @@ def decide(accounts: Accounts = None, *, asked: CostOptions, options: LedgerOpti
     with options.ledger() as ledger:
         decision = ledger.decide(costs)
     several = decision.admitted and len(costs) > 1
-    text = f"admitted: {', '.join(f'{cost} of {name}' for name, cost in costs.items())}" if several else str(decision)
+    each = f"admitted: {', '.join(f'{cost} of {name}' for name, cost in costs.items())}"
+    text = "; ".join([each, *decision.notes]) if several else str(decision)
     print_result(decision.to_dict(), text, as_json=options.json)
     if not decision.admitted:
         raise typer.Exit(_REFUSED_EXIT_CODE)

@@ -431,7 +431,8 @@ def receipt_of(form: Form) -> Receipt:
     expires = None if form["expires"] is None else _time(form["expires"])
     unsure = tuple(form.get("uncertified", ()))  # a service of version 0.1 does not send it
     time, again = _time(form["time"]), form["repeated"]
-    return Receipt(form["verb"], form["key"], time, lines, expires, lifetimes, again, unsure)
+    notes = tuple(form.get("notes", ()))
+    return Receipt(form["verb"], form["key"], time, lines, expires, lifetimes, again, unsure, notes=notes)
 
 
 @understood
@@ -454,6 +455,7 @@ def decision_of(form: Form, meters: Meters, asked: str = "") -> Decision:
         request=None if form["request"] is None else guarantee_from_dict(form["request"]),
         largest=None if form["largest"] is None else guarantee_from_dict(form["largest"]),
         account=form["account"],
+        notes=tuple(form.get("notes", ())),  # a service of version 0.1 does not send them
     )
 
 

@@ -76,6 +76,7 @@ class Decision(NamedTuple):
     largest: Guarantee | None = None
     account: str = ""  # the name of the account that decided, where accounts have names
     searched: bool = True  # whether an offer was searched for, if there is none
+    notes: tuple[str, ...] = ()  # what an admission changes for later requests: `planning.notes_on`
 
     def __bool__(self) -> bool:
         return self.admitted  # else `if account.decide(cost):` would be true of a refusal
@@ -115,6 +116,7 @@ class Decision(NamedTuple):
             "totals": self.totals.to_text(),
             "totals_after": self.totals_after.to_text(),
             "price": self.price.to_text(),
+            "notes": [*self.notes],
         }
 
     def __str__(self) -> str:
@@ -124,7 +126,7 @@ class Decision(NamedTuple):
                 for i, m in self._with_limit()
                 if not m.counts_delta and not self.totals_after.unpriced[i]
             )
-            return f"admitted: {self.request or 'the request'}; left: {left}"
+            return "; ".join([f"admitted: {self.request or 'the request'}; left: {left}", *self.notes])
         needs = [self._excess(i, m) for i, m in self._with_limit()]
         short = ", ".join(filter(None, needs)) or "more than is left"
         if self.largest is not None:
@@ -199,7 +201,7 @@ def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Gua
     if not (within and alternative):
         return Decision(False, meters, totals, totals, price, request)  # noqa: FBT003  the first field
     after_it = _named(Totals, (tuple(amounts), tuple(unpriced), totals.steps + 1))
-    return _named(Decision, (True, meters, totals, after_it, price, request, None, "", True))
+    return _named(Decision, (True, meters, totals, after_it, price, request, None, "", True, ()))
 
 
 # Both are made at every spend, and a named tuple's own constructor takes twice as long as the tuple's.

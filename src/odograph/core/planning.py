@@ -10,26 +10,34 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_DOWN, Context
 from fractions import Fraction
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
-from odograph.core.fixed_point import Numeric, exact_of, written_below
+from odograph.core.filters import SmoothMeter
+from odograph.core.fixed_point import SCALE, Numeric, exact_of, written_below
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import (
+    GDP,
     MOST_DIFFERENT,
     MOST_POINTS,
     RDP,
     SIZED,
+    ZCDP,
     Guarantee,
     Mechanism,
     Parallel,
+    PureDP,
 )
 from odograph.core.mechanisms import Noise
-from odograph.core.policy import Compiled
+from odograph.core.meters import WITH_EPSILON, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, intrinsic_units
+from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 
 __all__ = [
+    "MOST_FALLS",
+    "NOTE_ABOUT",
     "AccountState",
     "Calibration",
     "CalibrationQuestion",
@@ -46,9 +54,12 @@ __all__ = [
     "kind_of",
     "largest",
     "largest_that",
+    "note_prefix",
+    "notes_on",
     "quote",
     "standing",
     "used",
+    "watched",
     "with_offer",
 ]
 
@@ -63,6 +74,9 @@ _NOISE_DIGITS: Final = 4  # significant digits of a calibrated parameter
 _DECADE: Final = 9 * 10 ** (_NOISE_DIGITS - 1)  # decimals of so many digits between one power of ten and the next
 _MOST_DECADES: Final = 20  # from the start of a search: the smallest unit of every meter is nearer
 _LEAST_DIGIT: Final = Fraction(1, 10**15)  # of a value near another than 0: a float has no more of them
+
+NOTE_ABOUT: Final = "for "  # and a name: how a note begins that is not about the account that asked
+MOST_FALLS: Final = 4  # notes of a request for which it is searched what falls; others say what ends
 
 
 class AccountState(NamedTuple):
@@ -107,7 +121,9 @@ class Quote:
         if not self.decisions:
             return "admitted: nothing was asked for"
         if self.admitted:
-            return f"all {len(self.decisions)} admitted; the last is {self.decisions[-1]}"
+            *others, last = self.decisions
+            notes = [f"number {n}: {note}" for n, one in enumerate(others, 1) for note in one.notes]
+            return "; ".join([f"all {len(self.decisions)} admitted", *notes, f"the last is {last}"])
         return f"number {len(self.decisions)} is {self.decisions[-1]}"
 
 
@@ -160,9 +176,11 @@ def quote(path: Path, costs: Iterable[Guarantee]) -> Quote:
     states = _states(path)
     own = states[-1].totals
     decisions: list[Decision] = []
+    falls = MOST_FALLS
     for cost in iterable_costs(costs):
-        decision, states = _ask(states, cost)
+        decision, states = _ask(states, cost, falls)
         decisions.append(decision)
+        falls = max(0, falls - len(decision.notes))
         if not decision.admitted:
             return Quote(admitted=False, decisions=tuple(decisions), totals_after=own)
     return Quote(admitted=True, decisions=tuple(decisions), totals_after=states[-1].totals)
@@ -214,7 +232,9 @@ def _states(path: Path) -> Sequence[AccountState]:
     return [path] if isinstance(path, AccountState) else path
 
 
-def _ask(states: Sequence[AccountState], cost: Guarantee) -> tuple[Decision, Sequence[AccountState]]:
+def _ask(
+    states: Sequence[AccountState], cost: Guarantee, falls: int = MOST_FALLS
+) -> tuple[Decision, Sequence[AccountState]]:
     """Decide a cost; return the decision, and the states after it."""
     # All are priced before any decides: an account without a theorem for the cost raises first.
     prices = [state.compiled.price(cost) for state in states]
@@ -225,7 +245,246 @@ def _ask(states: Sequence[AccountState], cost: Guarantee) -> tuple[Decision, Seq
         if not decision.admitted:
             return with_offer(states, decision, state.name), states
     after = [state._replace(totals=d.totals_after) for state, d in zip(states, decisions, strict=True)]
-    return decisions[-1], after
+    return decisions[-1]._replace(notes=_notes([*zip(states, prices, decisions, strict=True)], cost, falls)), after
+
+
+# What a charge changes, and would not be seen: an alternative that ends, a charge far above the intrinsic time.
+
+_LARGE: Final = Fraction(3, 2)  # of the intrinsic time: a larger charge is noted
+_LARGE_PART: Final = 50  # a request of more than this part of the smooth filter's limit may exceed what is left of it
+_SHOWN: Final = Context(prec=4, rounding=ROUND_DOWN)  # of what is offered, in a note
+_ALTERNATIVES: Final = {
+    "epsilon": "the plain sum of epsilons",
+    "exact": "the exact filter",
+    "gdp": "the Gaussian filter",
+    "paper": "the paper's filter",
+    "smooth": "the smooth filter",
+    "zcdp": "the zCDP filter",
+}
+_REQUESTS: Final = {
+    "approx": "(epsilon, delta)-DP request",
+    "gdp": "Gaussian request",
+    "pure": "pure request",
+    "prob": "probabilistic request",
+    "zcdp": "zCDP request",
+}
+
+
+def notes_on(path: Path, decision: Decision, falls: int = MOST_FALLS, *, named: bool = False) -> tuple[str, ...]:
+    """Return what an admitted request changes beside the totals: a sentence each.
+
+    The path is as it was before the request, and the decision that of the account that asked. An alternative that had
+    room ends for good if the request has no price there; the sentence says what falls by that, of the account that it
+    is about. A charge of more than 1.5 times the intrinsic time on the smooth filter is said, unless another
+    alternative is relatively cheaper. Sentences about the accounts above begin with their `note_prefix`; with `named`
+    so do those about the account itself. Only the first `falls` say what falls: each needs some hundred prices.
+    """
+    states, cost = _states(path), decision.request
+    if not decision.admitted or cost is None:
+        return ()
+    priced = [(state, state.compiled.price(cost)) for state in states]
+    charges = [(one, price, decide(one.compiled.meters, one.totals, price, cost)) for one, price in priced]
+    return _notes(charges, cost, falls, named=named)
+
+
+def note_prefix(name: str) -> str:
+    """Return how a note begins that is about an account other than the one that asked."""
+    return f"{NOTE_ABOUT}{name!r}: "
+
+
+def watched(compiled: Compiled, cost: Guarantee, price: Price) -> tuple[int, ...]:
+    """Return the indexes of the alternatives for which a charge may need a note.
+
+    The request has no price there, costs far more than its intrinsic time, or is large for the smooth filter. There is
+    nothing to note while each of them has had an unpriced step, so that a charge compares a few integers.
+    """
+    return tuple(
+        i
+        for i, (meter, asked) in enumerate(zip(compiled.meters, price.amounts, strict=True))
+        if meter.limit
+        and not meter.counts_delta
+        and (
+            asked is None
+            or (isinstance(meter, SmoothMeter) and asked * _LARGE_PART > meter.limit)
+            or _times_intrinsic(compiled, cost, price, i) is not None
+        )
+    )
+
+
+def _notes(
+    charges: Sequence[tuple[AccountState, Price, Decision]], cost: Guarantee, falls: int, *, named: bool = False
+) -> tuple[str, ...]:
+    """Return the notes on an admitted request: of the account that asked, then of those above it."""
+    found: list[str] = []
+    for size in range(len(charges), 0, -1):
+        state, price, decision = charges[size - 1]
+        sentences = []
+        if ended := _ended(state.compiled.policy, decision, price):
+            what = _ending(decision.meters, ended, cost)
+            fall = _fall([(one, made) for one, _, made in charges[:size]], cost) if len(found) < falls else ""
+            sentences.append(f"{what}: {fall}" if fall else what)
+        if passed := _passed(decision, price):
+            names = _alternatives(decision.meters, passed)
+            sentences.append(f"this request exceeds what was left under {_joined(names)}, which no longer counts")
+        if times := _overcharge(state.compiled, decision, price, cost):
+            sentences.append(
+                f"charged {float(times):.4g} times its intrinsic time: it is large for this policy's reserve"
+            )
+        about = note_prefix(state.name) if named or size < len(charges) else ""
+        found += [about + sentence for sentence in sentences]
+    return tuple(found)
+
+
+def _ended(policy: Policy, decision: Decision, price: Price) -> list[int]:
+    """Return the indexes of the alternatives that had room, and end because the request has no price there.
+
+    Under a policy that takes no pure request, such as a menu alone, nothing could ever use the plain sum.
+    """
+    before, one = decision.totals, PureDP(1)
+    return [
+        i
+        for i, (meter, asked) in enumerate(zip(decision.meters, price.amounts, strict=True))
+        if asked is None
+        and meter.limit is not None
+        and not meter.counts_delta
+        and not before.unpriced[i]
+        and before.amounts[i] < meter.limit
+        and (
+            not isinstance(meter, EpsilonMeter)
+            or any(each.accepts(one, policy.neighbors) for each, _ in policy.filters)
+        )
+    ]
+
+
+def _passed(decision: Decision, price: Price) -> list[int]:
+    """Return the index of the smooth filter's meter if a large request uses it up that another alternative admits."""
+    before, after = decision.totals, decision.totals_after
+    return [
+        i
+        for i, (meter, asked) in enumerate(zip(decision.meters, price.amounts, strict=True))
+        if isinstance(meter, SmoothMeter)
+        and asked is not None
+        and meter.limit is not None
+        and not before.unpriced[i]
+        and before.amounts[i] < meter.limit < after.amounts[i]
+        and asked * _LARGE_PART > meter.limit
+    ]
+
+
+def _ending(meters: Sequence[Meter], ended: Sequence[int], cost: Guarantee) -> str:
+    """Say which alternatives end, and why."""
+    bare = [i for i in ended if isinstance(meters[i], EpsilonMeter) and not isinstance(cost, WITH_EPSILON)]
+    rest = _alternatives(meters, [i for i in ended if i not in bare])
+    parts = ["no epsilon, so the plain sum of epsilons no longer counts"] if bare else []
+    if rest:
+        parts.append(f"no price under {_joined(rest)}, which no longer count{'s' * (len(rest) == 1)}")
+    return f"this request has {', and '.join(parts)}"
+
+
+def _alternatives(meters: Sequence[Meter], chosen: Sequence[int]) -> list[str]:
+    """Name alternatives in words; the orders of the Rényi filter are one filter."""
+    found = [meters[i] for i in chosen]
+    names = [_ALTERNATIVES.get(m.pricing, f"the filter {m.name!r}") for m in found if not isinstance(m, OrderMeter)]
+    orders = [f"{float(meter.order):g}" for meter in found if isinstance(meter, OrderMeter)]
+    if orders:
+        every = sum(isinstance(meter, OrderMeter) and meter.has_limit for meter in meters)
+        which = "" if len(orders) == every else f" at order{'s' * (len(orders) > 1)} {_joined(orders)}"
+        names.append(f"the Rényi filter{which}")
+    return names
+
+
+def _joined(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _fall(path: Sequence[tuple[AccountState, Decision]], cost: Guarantee) -> str:
+    """Say what the largest single request was and is, of the first kind that the end of an alternative makes smaller.
+
+    That is seen by what would fit if the same were charged and the alternative still counted.
+    """
+    before = [state for state, _ in path]
+    after = [state._replace(totals=one.totals_after) for state, one in path]
+    counted = [state._replace(totals=one.totals_after._replace(unpriced=one.totals.unpriced)) for state, one in path]
+    for kind in (PureDP, cost, GDP, ZCDP):
+        now = _largest_size(after, kind)
+        if now < _largest_size(counted, kind) and _shown(now) != _shown(was := _largest_size(before, kind)):
+            return _falls(kind, was, now)
+    return ""
+
+
+def _falls(kind: type[Guarantee] | Guarantee, was: Fraction, now: Fraction) -> str:
+    if isinstance(kind, Mechanism):
+        return f"the largest single request of {kind.name!r} falls from {was} steps to {now}"
+    size = "" if kind.size == "epsilon" else f"{kind.size} "
+    name = _REQUESTS.get(kind.kind, f"{kind.kind} request")
+    return f"the largest single {name} falls from {size}{_shown(was)} to {_shown(now)}"
+
+
+def _largest_size(path: Path, kind: type[Guarantee] | Guarantee) -> Fraction:
+    """Return the size of the largest request of a kind, or its steps; 0 where there is none, or no single size."""
+    try:
+        found = largest(path, kind)
+    except (InvalidGuarantee, UnprovenComposition):
+        return Fraction(0)
+    if isinstance(found, Mechanism):
+        return Fraction(found.steps)
+    return exact_of(getattr(found, found.size)) if found is not None and found.size else Fraction(0)
+
+
+def _shown(size: Fraction) -> str:
+    """Write a size in four digits, rounded down: a size that is shown fits."""
+    return f"{float(_SHOWN.divide(size.numerator, size.denominator)):.4g}"
+
+
+def _overcharge(compiled: Compiled, decision: Decision, price: Price, cost: Guarantee) -> Fraction | None:
+    """Return how many times its intrinsic time a request is charged, if that is much and what counts."""
+    own = next((i for i, meter in enumerate(decision.meters) if isinstance(meter, SmoothMeter)), None)
+    times = None if own is None else _times_intrinsic(compiled, cost, price, own)
+    if own is None or times is None:
+        return None
+    amounts, unpriced, _ = decision.totals_after
+    # Of the alternatives that hold, the part of its limit that the request costs.
+    shares = {
+        i: Fraction(asked, meter.limit)
+        for i, (meter, asked) in enumerate(zip(decision.meters, decision.price.amounts, strict=True))
+        if asked is not None
+        and meter.limit
+        and not meter.counts_delta
+        and not unpriced[i]
+        and amounts[i] <= meter.limit
+    }
+    return times if shares.get(own) == min(shares.values()) else None
+
+
+def _times_intrinsic(compiled: Compiled, cost: Guarantee, price: Price, i: int) -> Fraction | None:
+    """Return how many times its intrinsic time a smooth meter charges a request, if it is more than 1.5 times."""
+    meter, asked = compiled.meters[i], price.amounts[i]
+    if not isinstance(meter, SmoothMeter) or asked is None:
+        return None
+    own = price.amounts[compiled.index(IntrinsicMeter)]
+    time = _curve_time(cost, meter.order, compiled) if own is None else Fraction(own)
+    # One unit of the charge may be rounding.
+    return asked / time if time and asked - 1 > _LARGE * time else None
+
+
+def _curve_time(cost: Guarantee, order: Fraction | None, compiled: Compiled) -> Fraction | None:
+    """Return the intrinsic time of a zCDP step with the divergence that a request has at an order, in units."""
+    if isinstance(cost, Parallel):
+        affected = 1 if compiled.policy.neighbors == "add-remove" else 2
+        times = [_curve_time(part, order, compiled) for part, n in cost.different.items() for _ in range(min(n, 2))]
+        known = sorted(time for time in times if time is not None)
+        return sum(known[-affected:], Fraction(0)) if len(known) == len(times) else None
+    if implied := cost.implies():
+        return min(filter(None, [_curve_time(one, order, compiled) for one in implied]), default=None)
+    own = intrinsic_units(cost)
+    if own is not None:
+        return Fraction(own)
+    curve: Guarantee | None = cost
+    if isinstance(cost, Mechanism):  # a curve is for persons who are added or removed, as in `Compiled.price`
+        curve = cost.curve if compiled.policy.neighbors == "add-remove" else None
+    divergence = curve.at(order) if order is not None and isinstance(curve, RDP) else None
+    return None if divergence is None or order is None else 2 * divergence / order * SCALE
 
 
 def largest_that(kind: Kind[G], times: int, admitted: Callable[[Guarantee, int], bool]) -> G | None:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from odograph.compile import Certification, certification, compile_policy
-from odograph.core.gate import Decision, decide
+from odograph.core.gate import Decision, Totals, decide
 from odograph.core.guarantees import Guarantee
 from odograph.core.planning import (
+    MOST_FALLS,
     AccountState,
     Calibration,
     CalibrationQuestion,
@@ -27,7 +28,9 @@ from odograph.core.planning import (
     calibrate,
     how_many,
     largest,
+    notes_on,
     quote,
+    watched,
     with_offer,
 )
 from odograph.core.policy import Compiled, Policy
@@ -90,7 +93,16 @@ from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecor
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.progress import Progress
 
-__all__ = ["Backend", "Engine", "LocalBackend", "Opened", "check_costs", "check_reason", "with_counter_offer"]
+__all__ = [
+    "Backend",
+    "Engine",
+    "LocalBackend",
+    "Opened",
+    "check_costs",
+    "check_reason",
+    "notes_of",
+    "with_counter_offer",
+]
 
 _MAX_REMEMBERED: Final = 1024  # priced requests per account
 _MAX_REMEMBERED_LENGTH: Final = 16384  # characters of a guarantee that is remembered: longer ones fill the memory
@@ -141,7 +153,8 @@ class Opened:
         targets = []
         for one in self.path:
             price = one.compiled.price(cost)
-            targets.append(ChargeTarget(one.head.name, one.compiled, price, price_to_text(price), one.origin))
+            noted = watched(one.compiled, cost, price)
+            targets.append(ChargeTarget(one.head.name, one.compiled, price, price_to_text(price), one.origin, noted))
         text = text_of(cost.to_dict())
         made = Ask((self.head.name, text), cost, tuple(targets), frozenset(self.names), self.certified)
         if len(text) > _MAX_REMEMBERED_LENGTH:
@@ -440,20 +453,26 @@ class LocalBackend:
         self.store.write(Wants(keys=frozenset([(owner, key)])), look)
         return found.get((owner, key))
 
-    def receipt(self, result: Result, verb: str, key: str, asks: tuple[Ask, ...] = ()) -> Receipt:
+    def receipt(
+        self, result: Result, verb: str, key: str, asks: tuple[Ask, ...] = (), *, search: bool = True
+    ) -> Receipt:
         """Return the receipt of a command; raise `BudgetExceeded` with what would fit, if it was refused.
 
         `asks` are what a charge was priced to: without them they are read from its entries. A repeated request has
-        the receipt of the first time.
+        the receipt of the first time, without its notes. Without `search` notes do not say what falls.
         """
         if isinstance(result, Refused):
             raise BudgetExceeded(with_counter_offer(asks, result))
         if isinstance(result, Repeated):
             return self._first_receipt(result.record, verb, key)
-        own, linked, decision = result
+        own, linked, decision, before = result
+        notes: tuple[str, ...] = ()
+        if before is not None and decision is not None:
+            notes = notes_of(asks, before, MOST_FALLS if search else 0)
+            decision = decision._replace(notes=notes)
         try:
             if linked or not asks:
-                return self._receipt_of(own, linked)._replace(decision=decision)
+                return self._receipt_of(own, linked)._replace(decision=decision, notes=notes)
         except LedgerError as problem:  # it was written all the same
             raise OutcomeUnknown(
                 "this was charged, but its receipt could not be read; ask again with the same key to get it",
@@ -464,7 +483,7 @@ class LocalBackend:
         lines = tuple([Line(one.account, one.sequence, asks[i].cost, one.seal) for i, one in enumerate(own)])
         expires = first.expires if first.detail else None
         unsure = tuple([ask.asked[0] for ask in asks if not ask.certified])
-        return Receipt(first.verb, first.key, first.time, lines, expires, (), False, unsure, decision)  # noqa: FBT003
+        return Receipt(first.verb, first.key, first.time, lines, expires, (), False, unsure, decision, notes)  # noqa: FBT003
 
     def _receipt_of(self, own: Sequence[Entry], linked: Iterable[str]) -> Receipt:
         """Return the receipt of some entries, reading what they do not hold."""
@@ -536,7 +555,7 @@ class LocalBackend:
                 if not decision.admitted:
                     return with_counter_offer(asks, Refused(i, decision._replace(account=name), totals))
                 after[name] = decision.totals_after
-        return decision
+        return decision._replace(notes=notes_of(asks, totals))
 
     def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
         """Decide several costs in order, all or nothing, spending nothing."""
@@ -686,3 +705,15 @@ def with_counter_offer(asks: tuple[Ask, ...], refused: Refused) -> Decision:
             totals[name] = other.totals_after
     path = [AccountState(target.name, target.compiled, totals[target.name]) for target in asks[refused.leg].targets]
     return with_offer(path, decision, decision.account)
+
+
+def notes_of(asks: tuple[Ask, ...], totals: Mapping[str, Totals], falls: int = MOST_FALLS) -> tuple[str, ...]:
+    """Return the notes on requests that are admitted together, of which the accounts had spent `totals` before."""
+    after, found = dict(totals), list[str]()
+    for ask in asks:
+        path = [AccountState(target.name, target.compiled, after[target.name]) for target in ask.targets]
+        for name, compiled, price, *_ in ask.targets:
+            decision = decide(compiled.meters, after[name], price, ask.cost)
+            after[name] = decision.totals_after
+        found += notes_on(path, decision, max(0, falls - len(found)), named=len(asks) > 1)
+    return tuple(found)

@@ -75,6 +75,7 @@ class Made(NamedTuple):
     own: tuple[Entry, ...]
     linked: tuple[str, ...] = ()  # those of the accounts that have predecessors or successors
     decision: Decision | None = None  # of the account that was asked last, for a charge
+    before: dict[str, Totals] | None = None  # what each account had spent, if there may be a note on the charge
 
 
 class Repeated(NamedTuple):
@@ -131,6 +132,7 @@ class ChargeTarget(NamedTuple):
     price: Price
     text: str  # the price, as it is written into an entry
     origin: str  # the account that it was priced for
+    watched: tuple[int, ...] = ()  # the meters for which there may be a note
 
 
 class Ask(NamedTuple):
@@ -175,13 +177,14 @@ class Charge(NamedTuple):
         balances = state.balances
         after: dict[str, Totals] = {}
         prices: list[str] = []
+        noted = False
         for ask in asks:
             for target in ask.targets:
                 balance = balances.get(target.name)
                 if balance is None or balance.closed or balance.origin != target.origin:
                     raise _unable(balance, target)
         for i, ask in enumerate(asks):
-            for name, compiled, price, text, _ in ask.targets:
+            for name, compiled, price, text, _, watched in ask.targets:
                 totals = after[name] if name in after else balances[name].totals
                 decision = decide(compiled.meters, totals, price, ask.cost)
                 if not decision.admitted:
@@ -191,9 +194,14 @@ class Charge(NamedTuple):
                 after[name] = decision.totals_after
                 # As charged: without what would have passed the ceiling.
                 prices.append(text if decision.price is price else price_to_text(decision.price))
+                # The sentences are made later, outside of the transaction: they take milliseconds.
+                if watched and 0 in [totals.unpriced[i] for i in watched]:
+                    noted = True
+        before = _totals(state, asks) if noted else None
         for name, totals in after.items():
             balances[name].totals = totals
-        return self._write(state, changes, request, prices, decision)
+        made = self._write(state, changes, request, prices, decision)
+        return made if before is None else made._replace(before=before)
 
     def _write(self, state: State, changes: Changes, request: str, prices: list[str], decision: Decision) -> Made:
         author, verb, asks, expires = self

@@ -87,6 +87,9 @@ class Receipt(NamedTuple):
     `uncertified` names the accounts whose limits the installation that wrote it has not certified.
     `decision` is the decision that admitted the charge: the totals after it and what is left. It is None on a receipt
     that is read back later, on one that a service returns, and on those of commits and voids.
+    `notes` say what the charge changes for later requests: an alternative that ends, a charge far above the intrinsic
+    time. They are on the first receipt of a spend or reservation only: one that is read back later or `repeated` has
+    none, because they are not stored.
     """
 
     verb: str
@@ -98,6 +101,7 @@ class Receipt(NamedTuple):
     repeated: bool
     uncertified: tuple[str, ...] = ()
     decision: Decision | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -139,6 +143,7 @@ class Receipt(NamedTuple):
             "lifetimes": [lifetime.to_dict() for lifetime in self.lifetimes],
             "repeated": self.repeated,
             "uncertified": [*self.uncertified],
+            "notes": [*self.notes],
         }
 
     def __str__(self) -> str:
@@ -148,7 +153,7 @@ class Receipt(NamedTuple):
         key = f", key {self.key}" if self.key else ""
         promise = "".join(f"; lifetime promise {lifetime}" for lifetime in self.lifetimes)
         unsure = f"; limits not certified here: {', '.join(self.uncertified)}" if self.uncertified else ""
-        return f"{done}{again}: {costs}; entry {self.id}{key}{promise}{unsure}"
+        return "; ".join([f"{done}{again}: {costs}; entry {self.id}{key}{promise}{unsure}", *self.notes])
 
 
 class Reservation:

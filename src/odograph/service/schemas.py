@@ -451,6 +451,7 @@ class ReceiptForm(Struct):
     lifetimes: list[LifetimeForm]
     repeated: bool
     uncertified: list[str] = []  # accounts whose limits the service has not certified
+    notes: list[str] = []  # what the charge changes for later requests; not on a repeated receipt
 
 
 class DecisionForm(Struct):
@@ -467,6 +468,7 @@ class DecisionForm(Struct):
     totals: str
     totals_after: str
     price: str
+    notes: list[str] = []  # what an admission would change for later requests
 
 
 class Problem(Struct, omit_defaults=True):

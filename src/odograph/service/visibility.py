@@ -16,6 +16,7 @@ from odograph.account import account_summary
 from odograph.core.gate import Decision
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
+from odograph.core.planning import NOTE_ABOUT, note_prefix
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, LedgerNotFound
 from odograph.ledger.backend import Backend
@@ -176,7 +177,9 @@ def decide_for(ledger: Ledger, caller: Caller, costs: Mapping[str, Guarantee]) -
 
 def mask_refusal(backend: Backend, caller: Caller, costs: Mapping[str, Guarantee], decision: Decision) -> Decision:
     """Return the decision for the caller: a refusal by an account above appears as one by the caller's own."""
-    if decision.admitted or caller.sees(decision.account):
+    if decision.admitted:
+        return decision._replace(notes=_visible_notes(decision.notes, caller)) if decision.notes else decision
+    if caller.sees(decision.account):
         return decision
     name, cost = next(
         (name, cost)
@@ -196,6 +199,17 @@ def mask_refusal(backend: Backend, caller: Caller, costs: Mapping[str, Guarantee
         account=name,
         searched=decision.searched,
     )
+
+
+def _visible_notes(notes: Sequence[str], caller: Caller) -> tuple[str, ...]:
+    """Return the notes that are about the account that asked, or name one that the caller may see.
+
+    What falls for the account that asked is what `largest` tells of it, before and after.
+    """
+    if caller.accounts is None:
+        return tuple(notes)
+    seen = tuple(map(note_prefix, caller.accounts))
+    return tuple(note for note in notes if note.startswith(seen) or not note.startswith(NOTE_ABOUT))
 
 
 def decision_form(decision: Decision) -> DecisionForm:
@@ -241,6 +255,7 @@ def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
         lifetimes=lifetimes,
         repeated=receipt.repeated,
         uncertified=[*receipt.uncertified],
+        notes=[*_visible_notes(receipt.notes, caller)],
     )
 
 

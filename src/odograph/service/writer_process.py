@@ -33,6 +33,7 @@ from odograph.service.visibility import new_receipt_form
 __all__ = [
     "LENGTH",
     "LOCKED",
+    "NOTED",
     "PROBE",
     "READY",
     "REFUSED",
@@ -65,6 +66,7 @@ Message: TypeAlias = msgspec.Raw  # a command, encoded
 # The JSON of a receipt; or another outcome, pickled, and what has to be done about it.
 Answer: TypeAlias = bytes | tuple[bytes, str]
 LOCKED: Final = "locked"  # send the command again: another client of the database holds its account
+NOTED: Final = "noted"  # say what the charge changes for later requests
 REFUSED: Final = "refused"  # search for a smaller request that would be admitted
 SETTLED: Final = "settled"  # nothing
 
@@ -228,6 +230,8 @@ def _answer(outcome: Outcome, asks: tuple[Ask, ...]) -> Answer:
 
     Everything else is answered with the pickled outcome.
     """
+    if isinstance(outcome, Made) and outcome.before is not None:
+        return pickle.dumps(outcome), NOTED
     if asks and isinstance(outcome, Made) and not outcome.linked:
         return _JSON_ENCODER.encode(new_receipt_form(outcome.own, asks))
     if isinstance(outcome, Refused):

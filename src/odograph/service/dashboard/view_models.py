@@ -339,6 +339,7 @@ class Plan(Struct):
     noise: str = ""  # the same as the least noise, if the question was about noise
     spent_after: float | None = None  # the part of this account's budget that is spent after all of them
     message: str = ""
+    notes: tuple[str, ...] = ()  # what the first of them changes for later requests
     problem: str = ""
 
 
@@ -409,6 +410,7 @@ def _evaluate(ledger: Ledger, caller: Caller, account: LedgerAccount, question: 
         _least_noise(account, question),
         spent,
         str(decision),
+        decision.notes,
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 from odograph.account import microseconds
 from odograph.errors import BudgetExceeded, OdographError, ReservationNotFound
 from odograph.ledger.backend import LocalBackend, with_counter_offer
-from odograph.ledger.commands import Author, Charge, Refused
+from odograph.ledger.commands import Author, Charge, Made, Refused
 from odograph.ledger.engine import result_of
 from odograph.ledger.results import Receipt
 from odograph.service.endpoint import Call, Reply
@@ -19,6 +19,7 @@ from odograph.service.problems import HttpProblem, TooFast
 from odograph.service.schemas import BatchResult, CostForm, ReceiptForm, costs_of
 from odograph.service.visibility import mask_refusal, receipt_form, require_visible
 from odograph.service.writer_process import (
+    NOTED,
     REFUSED,
     Answer,
     ChargeRequest,
@@ -33,7 +34,7 @@ __all__ = ["batch", "commit", "reservation", "reserve", "reserve_all", "spend", 
 _CREATED: Final = 201
 _OK: Final = 200
 _CONFLICT: Final = 409
-_MAX_OFFERS: Final = 8  # refusals of one batch for which a smaller request is searched
+_MAX_OFFERS: Final = 8  # refusals and notes of one batch for which it is searched what fits
 
 # The JSON of a receipt, an outcome as the writer process pickled it, or an error.
 Answered: TypeAlias = Answer | OdographError
@@ -102,7 +103,7 @@ async def batch(call: Call) -> _Results:
             results.append(_EncodedResult(_CREATED, Raw(answer)))
             continue
         result = await state.compute(_result, call, backend, one, answer, search=offers > 0)
-        offers -= result.status == _CONFLICT
+        offers -= result.status == _CONFLICT or (result.receipt is not None and bool(result.receipt.notes))
         results.append(result)
     state.metrics.count_charge("spend", sum(result.status == _CREATED for result in results))
     return _Results(results)
@@ -148,9 +149,9 @@ async def _charge(call: Call, verb: str, costs: Mapping[str, CostForm], expires:
     if isinstance(answer, bytes):
         state.metrics.count_charge(verb)
         return Reply(_CREATED, Raw(answer))
-    # A refusal is searched for an offer; everything else may need a read.
-    is_refused = isinstance(answer, tuple) and answer[1] == REFUSED
-    receipt = await (state.compute if is_refused else state.run)(_receipt, call, backend, request, answer)
+    # A refusal and a note are searched for what fits; everything else may need a read.
+    is_searched = isinstance(answer, tuple) and answer[1] in {NOTED, REFUSED}
+    receipt = await (state.compute if is_searched else state.run)(_receipt, call, backend, request, answer)
     if receipt.repeated:
         return Reply(_OK, receipt)
     state.metrics.count_charge(verb)
@@ -174,13 +175,16 @@ def _price(backend: LocalBackend, request: ChargeRequest) -> Charge:
 def _receipt(
     call: Call, backend: LocalBackend, request: ChargeRequest, answer: Answered, *, search: bool = True
 ) -> ReceiptForm:
-    """Return the receipt of a charge, or raise its error; without `search` a refusal has no offer."""
+    """Return the receipt of a charge, or raise its error; without `search` neither says what would fit."""
     outcome = decode_outcome(answer) if isinstance(answer, tuple) else answer
     if isinstance(outcome, bytes):  # pragma: no cover  it is sent as it is
         raise TypeError("the receipt is encoded already")
     result = result_of(outcome, request.author.key)
     if not isinstance(result, Refused):
-        return receipt_form(backend.receipt(result, request.verb, request.author.key), call.caller)
+        noted = isinstance(result, Made) and result.before is not None
+        asks = _price(backend, request).asks if noted else ()
+        receipt = backend.receipt(result, request.verb, request.author.key, asks, search=search)
+        return receipt_form(receipt, call.caller)
     decision = result.decision._replace(searched=False)
     if search:
         decision = with_counter_offer(_price(backend, request).asks, result)
