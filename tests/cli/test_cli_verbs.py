@@ -154,17 +154,17 @@ def test_what_a_charge_ends_is_printed_once() -> None:
     before = done("largest", "census")
     receipt = document("spend", "census", "--gaussian-sigma", "25", "--key", "g")
     after = done("largest", "census")
-    assert (before, after[:16]) == ("PureDP(0.9)\n", "PureDP(0.2069010")
+    assert (before, after[:16]) == ("PureDP(0.9)\n", "PureDP(0.4431859")
     (note,) = receipt["notes"]
     assert note == (
         "this request has no epsilon, so the plain sum of epsilons no longer counts: the largest single pure request"
-        " falls from 0.9 to 0.2069"
+        " falls from 0.9 to 0.4431"
     )
     assert document("spend", "census", "--gaussian-sigma", "25", "--key", "g")["notes"] == []
     assert document("spend", "census", "--gaussian-sigma", "25")["notes"] == []
     opened("other")
     lines = done("reserve", "other", "--gaussian-sigma", "25").splitlines()
-    assert lines[0].endswith("; " + note.replace("0.9 to 0.2069", "1 to 0.2299"))
+    assert lines[0].endswith("; " + note.replace("0.9 to 0.4431", "1 to 0.5194"))
 
 
 def test_a_refusal_says_what_would_fit_and_that_fits() -> None:
@@ -186,7 +186,7 @@ def test_decide_spends_nothing_and_leaves_as_a_refusal_does() -> None:
     )
     found = done("decide", "census", "--gaussian-sigma", "25")
     assert found.startswith("admitted: GDP(0.04); left: renyi@29.2681 0.503, smooth 0.05095")
-    assert f"; {ends} falls from 1 to 0.5149\n" in found
+    assert f"; {ends} falls from 1 to 0.5194\n" in found
     code, output, errors = run("decide", "census", "--pure", "1.5", "--json")
     assert (code, errors) == (3, "")
     assert json.loads(output)["admitted"] is False
@@ -196,7 +196,7 @@ def test_decide_spends_nothing_and_leaves_as_a_refusal_does() -> None:
     )
     assert done("decide", "census", "other", "--gaussian-sigma", "25") == (
         "admitted: GDP(0.04) of census, GDP(0.04) of other;"
-        f" for 'census': {ends} falls from 1 to 0.2299; for 'other': {ends} falls from 1 to 0.2299\n"
+        f" for 'census': {ends} falls from 1 to 0.5194; for 'other': {ends} falls from 1 to 0.5194\n"
     )
     assert document("show", "census")["account"]["sequence"] == 0
 
@@ -247,7 +247,7 @@ def test_calibrate() -> None:
 def test_a_subsampled_gaussian_is_calibrated_too() -> None:
     opened("training", "--filter", "renyi")
     text = done("calibrate", "training", "subsampled_gaussian", "--sampling-rate", "0.01", "--steps", "100")
-    assert text.startswith("subsampled_gaussian(noise_multiplier=1.53, sampling_rate=0.01, steps=100)")
+    assert text.startswith("subsampled_gaussian(noise_multiplier=1.32, sampling_rate=0.01, steps=100)")
 
 
 def test_how_many() -> None:

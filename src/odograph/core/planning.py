@@ -295,8 +295,8 @@ def note_prefix(name: str) -> str:
 def watched(compiled: Compiled, cost: Guarantee, price: Price) -> tuple[int, ...]:
     """Return the indexes of the alternatives for which a charge may need a note.
 
-    The request has no price there, costs far more than its intrinsic time, or is large for the smooth filter. There is
-    nothing to note while each of them has had an unpriced step, so that a charge compares a few integers.
+    The request has no price there, costs far more than its intrinsic time, or is large for the smooth filter. Nothing
+    is to be noted while each of them has had an unpriced step, so that a charge compares a few integers.
     """
     return tuple(
         i
