@@ -66,7 +66,8 @@ def rise_of_gaussian(price: float, strike: float, w: float) -> float:
 
 
 def kernel(t: Array, w: float) -> Array:
-    return np.sinh(0.5 * math.sqrt(w) * t) * 2.0 / math.sqrt(w)
+    scaled: Array = np.sinh(0.5 * math.sqrt(w) * t) * 2.0 / math.sqrt(w)
+    return scaled
 
 
 def level(t: Array, w: float) -> Array:
@@ -186,7 +187,8 @@ class Side:
         low = np.minimum(gap[1:], gap[:-1]) - np.diff(t) ** 2 / 8.0 * bend
         lift = max(0.0, float(np.max(-low / np.minimum(level(t[1:], w), level(t[:-1], w)))))
         left, right = self._directions(dual, slopes)
-        if min(mixture[0] - density[0], mixture[-1] - density[-1], -left, right) < 0.0:
+        # Where r is negative must be within the grid: then it is nonnegative beyond both ends.
+        if not np.any(mixture < density) or min(mixture[0] - density[0], mixture[-1] - density[-1], -left, right) < 0:
             return None
         return replace(dual, height=dual.height + lift)
 
