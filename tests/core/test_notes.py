@@ -307,29 +307,29 @@ def gone(compiled: Compiled) -> AccountState:
     return after([AccountState("own", compiled, compiled.start)], GDP("0.001"))[0]
 
 
-# The price is 2 rho/(1 - 2 rho/w), so it is 1/(1 - part) times 2 rho for the part 2 rho/w.
-@pytest.mark.parametrize(
-    ("part", "times"), [("4/9", "1.8"), ("1/2", "2"), ("34/100", "1.515"), ("1/3", ""), ("1/9", "")]
-)
-def test_a_zcdp_step_that_is_large_for_the_reserve_is_told_so(part: str, times: str) -> None:
-    cost = ZCDP(Fraction(part) * reserve_of(PURE) / 2)
-    assert said(gone(PURE), cost) == ((large(times),) if times else ())
-    first = said(AccountState("", PURE, PURE.start), cost)
-    assert [note.partition(":")[0] for note in first[:1]] == [ENDS]
-    assert first[1:] == ((large(times),) if times else ())
+# The price is at most 1.24 times 2 rho where there is one, up to rho = w.
+@pytest.mark.parametrize("part", ["1/9", "1/2", "1"])
+def test_a_zcdp_step_that_has_a_price_is_never_charged_half_as_much_again(part: str) -> None:
+    cost = ZCDP(Fraction(part) * reserve_of(PURE))
+    assert said(gone(PURE), cost) == ()
+    (first,) = said(AccountState("", PURE, PURE.start), cost)
+    assert first.partition(":")[0] == ENDS
 
 
 def test_a_request_that_is_cheaper_on_another_alternative_is_not() -> None:
-    compiled = compile_policy(Policy(*TARGET, filter=[(Smooth(reserve="pure"), "1/2"), ("zcdp", "1/2")]), fineness=1)
-    cost = ZCDP(Fraction(4, 9) * reserve_of(compiled) / 2)
+    compiled = compile_policy(Policy(*TARGET, filter=[(Smooth(), "1/2"), (Renyi({20: 1}), "1/2")]), fineness=1)
+    order = compiled.meter(SmoothMeter).order
+    assert order is not None
+    cost = RDP((20, order), ("0.0005", "0.02"))
+    told = (large(f"{renyi_times(compiled, Fraction('0.02')):.4g}"),)
     state = gone(compiled)
     assert said(state, cost) == ()
-    smooth, zcdp = (next(i for i, m in enumerate(compiled.meters) if m.name == name) for name in ("smooth", "zcdp"))
+    smooth, renyi = (next(i for i, m in enumerate(compiled.meters) if m.pricing == p) for p in ("smooth", "renyi"))
     assert smooth in watched(compiled, cost, compiled.price(cost))
     # Once the other has ended or is full, the smooth filter is what counts; and not if it is itself over its limit.
-    ended = tuple(1 if i == zcdp else count for i, count in enumerate(state.totals.unpriced))
-    assert said(state._replace(totals=state.totals._replace(unpriced=ended)), cost) == (large("1.8"),)
-    for i, expected in ((zcdp, (large("1.8"),)), (smooth, ())):
+    ended = tuple(1 if i == renyi else count for i, count in enumerate(state.totals.unpriced))
+    assert said(state._replace(totals=state.totals._replace(unpriced=ended)), cost) == told
+    for i, expected in ((renyi, told), (smooth, ())):
         amounts = [*state.totals.amounts]
         amounts[i] = compiled.meters[i].limit or 0
         assert said(state._replace(totals=state.totals._replace(amounts=tuple(amounts))), cost) == expected
@@ -338,9 +338,9 @@ def test_a_request_that_is_cheaper_on_another_alternative_is_not() -> None:
 def test_a_smooth_filter_that_has_ended_is_not_mentioned() -> None:
     policy = Policy(*TARGET, filter=[(Smooth(reserve="pure"), "1/2"), ("zcdp", "1/2")])
     compiled = compile_policy(policy, fineness=1)
-    dear = ZCDP(Fraction(3, 5) * reserve_of(compiled) / 2)  # it has no smooth price
+    dear = ZCDP(Fraction(11, 10) * reserve_of(compiled))  # it has no smooth price
     (state,) = after([gone(compiled)], dear)
-    assert said(state, ZCDP(Fraction(4, 9) * reserve_of(compiled) / 2)) == ()
+    assert said(state, ZCDP(Fraction(9, 10) * reserve_of(compiled))) == ()
 
 
 def renyi_times(compiled: Compiled, divergence: Fraction) -> float:

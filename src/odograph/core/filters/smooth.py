@@ -550,8 +550,8 @@ class SmoothMeter(Meter):
         return None if guarantee.curve is None else self._price_curve(guarantee.curve)
 
     def _price_zcdp(self, rho: Number) -> int | None:
-        """Return the least of the prices that are proven for zCDP: by its own theorem, and by one Rényi order."""
-        prices = [smooth_price_zcdp(rho, self.quantum, self.reserve)]
+        """Return the least of the prices for zCDP: by hand, by the scan of duals, and by one Rényi order."""
+        prices = [price(rho, self.quantum, self.reserve) for price in (smooth_price_zcdp, smooth_price_zcdp_scanned)]
         if self.order is not None:
             prices.append(self._price_divergence(self.order * exact_of(rho)))
         return min((price for price in prices if price is not None), default=None)
