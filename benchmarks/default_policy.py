@@ -123,12 +123,12 @@ def other_steps(epsilon: str, delta: str) -> None:
             other,
             "at least 1" if large and noise >= 2 else "",
         )
-        wanted = large and noise >= (1 if exact_epsilon == 8 else 1.5)
+        is_wanted = large and noise >= (1 if exact_epsilon == 8 else 1.5)
         compare(
             f"reserve 'training', subsampled Gaussians of noise {noise} over filter 'renyi', {target}",
             steps(odo.Policy(epsilon, delta, reserve="training"), cost),
             other,
-            "at least 0.97" if wanted else "",
+            "at least 0.97" if is_wanted else "",
         )
 
 

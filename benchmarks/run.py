@@ -54,6 +54,7 @@ SCRIPTS = (
     Script(
         "tightness", "Steps admitted", (), picture="tightness.png", shows="Steps admitted over the optimum, by tool"
     ),
+    Script("default_policy", "The default policy"),
     Script("decide", "A price and a decision"),
     Script("accountant", "A spend in memory"),
     Script("ledger", "A durable spend"),

@@ -19,6 +19,7 @@ from odograph.core.fixed_point import SCALE
 from odograph.core.policy import Compiled, Need, Policy, compile_meters
 from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, Reserve, family_quantum, solve
 from odograph.errors import InvalidArgument, InvalidPolicy
+from odograph.progress import SlowNotice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -170,7 +171,9 @@ def compile_policy(
     need = policy.need
     if need is None:
         return compile_meters(policy)
-    budget, note = find_budget(need, solve=solve, fineness=fineness, progress=progress)
+    what = f"solving the budget of {policy.target}, once on this machine; it takes some seconds"
+    with SlowNotice(what) as notice:
+        budget, note = find_budget(need, solve=solve, fineness=fineness, progress=progress or notice)
     return compile_meters(policy, budget, note)
 
 

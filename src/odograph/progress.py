@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar
 
-__all__ = ["Progress", "pace", "progress_bar"]
+__all__ = ["Progress", "SlowNotice", "pace", "progress_bar"]
 
 T = TypeVar("T")
 
@@ -15,6 +15,7 @@ T = TypeVar("T")
 Progress: TypeAlias = Callable[[int, int], None]
 
 _WIDTH: Final = 40  # characters
+_NOTICE_AFTER: Final = 1.0  # seconds
 _SLICE: Final = 0.0005  # seconds of work between two checks whether other threads are at work
 _SLEEP_RATIO: Final = 2.0  # how long to sleep if they are, relative to the time worked
 _MAX_SLEEP: Final = 0.1  # seconds; an item may have taken long because a disk or a reader was slow
@@ -27,6 +28,42 @@ def progress_bar(done: int, expected: int) -> None:
     filled = int(_WIDTH * part)
     sys.stderr.write(f"\r[{'#' * filled}{'.' * (_WIDTH - filled)}] {part:4.0%} ")
     sys.stderr.flush()
+
+
+class SlowNotice:
+    """Progress of something that is seldom slow: silent for a second, then a bar, or one line where nobody watches.
+
+    A bar is drawn in a terminal and in a notebook. It is also a context, at whose end the bar's line is ended.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._begun = time.monotonic()
+        self._shown = False
+
+    def __call__(self, done: int, expected: int) -> None:
+        """Report how much is done."""
+        if time.monotonic() - self._begun < _NOTICE_AFTER:
+            return
+        if _is_watched():
+            progress_bar(done, expected)
+        elif not self._shown:
+            sys.stderr.write(f"odograph: {self._what}\n")
+            sys.stderr.flush()
+        self._shown = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown and _is_watched():
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+
+def _is_watched() -> bool:
+    """Return whether standard error is a terminal, or the output of a notebook's cell."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def pace(items: Iterable[T]) -> Iterator[T]:

@@ -267,7 +267,7 @@ def test_the_table_has_the_default_policy_of_every_target() -> None:
 def test_the_table_of_0_1_0_certifies_its_accounts_and_compiles_no_new_ones() -> None:
     earlier = exact_tables()[1]
     assert (earlier.solver, earlier.fineness, len(earlier.rows)) == (1, FINE, 136)
-    row = next(row for row in earlier.rows if (row.epsilon, row.delta) == (1, Fraction("1e-6")))
+    row = next(row for row in earlier.rows if (row.epsilon, row.delta) == (Fraction(1), Fraction("1e-6")))
     policy = Policy(1, 1e-6, filter="exact")
     now = compile_policy(policy)
     budget = row.budget(earlier)

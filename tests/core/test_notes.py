@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, PureDP, compile_policy, parallel
 from odograph.core import planning
-from odograph.core.filters import Exact, Renyi, SmoothMeter
+from odograph.core.filters import Exact, Renyi, SmoothMeter, Zcdp
 from odograph.core.filters.smooth import Smooth, effective_reserve
 from odograph.core.gate import decide
 from odograph.core.guarantees import Mechanism, register, unregister
@@ -205,7 +205,7 @@ def test_a_kind_of_meter_without_words_is_named() -> None:
 
 def test_where_nothing_that_is_searched_falls_the_end_is_said_alone() -> None:
     # A Gaussian fits better on the zCDP filter than on an exact filter with a thousandth of delta.
-    policy = Policy(*TARGET, filter=[(Exact(takes=("gaussian",)), "1/1000"), ("zcdp", "999/1000")])
+    policy = Policy(*TARGET, filter=[(Exact(takes=("gaussian",)), "1/1000"), (Zcdp(), "999/1000")])
     (note,) = said(fresh(policy, fineness=1), PureDP("0.01"))
     assert note == "this request has no price under the exact filter, which no longer counts"
 
@@ -223,7 +223,7 @@ def test_of_a_mechanism_the_steps_are_said() -> None:
 def test_under_a_menu_alone_there_is_no_plain_sum_to_end(beside: list[tuple[str, str]], notes: int) -> None:
     losses = LossDistribution(-1, np.array([0.475, 0.0, 0.525]), 0.0)
     menu = [MenuItem("response", 1, 0.1, (losses, losses))]
-    filters = [(Exact(takes=(), menu=menu), "1/2" if beside else "1"), *beside]
+    filters: list[tuple[Any, str]] = [(Exact(takes=(), menu=menu), "1/2" if beside else "1"), *beside]
     state = fresh(Policy(*TARGET, filter=filters), fineness=1)
     assert len(said(state, Mechanism("response"))) == notes
 

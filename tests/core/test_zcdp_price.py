@@ -81,7 +81,8 @@ def moment(orders: Array, t: Array, w: float) -> tuple[Array, Array]:
     def grown(rate: Array) -> Array:
         """The integral of e^(rate v) over v in [0, t]; a large one is understated, which is safe."""
         rate = np.where(rate == 0.0, 1e-30, rate)
-        return np.expm1(np.minimum(rate * t[:, None], 600.0)) / rate
+        found: Array = np.expm1(np.minimum(rate * t[:, None], 600.0)) / rate
+        return found
 
     rising = grown(orders - half) * np.exp(half * t[:, None])
     falling = grown(orders + half) * np.exp(-half * t[:, None])
