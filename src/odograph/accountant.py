@@ -293,8 +293,9 @@ class Accountant(Account):
                 if not decision.admitted:
                     break
                 charges.append((account, decision))
-                if watch and 0 in [decision.totals.unpriced[i] for i in watch]:
-                    noted = True
+                for i in watch:
+                    if not decision.totals.unpriced[i]:
+                        noted = True
             else:
                 if noted:
                     charges[-1] = self, decision._replace(notes=notes_on(self._path(), decision))

@@ -183,20 +183,20 @@ class Charge(NamedTuple):
                 balance = balances.get(target.name)
                 if balance is None or balance.closed or balance.origin != target.origin:
                     raise _unable(balance, target)
-        for i, ask in enumerate(asks):
+        for leg, ask in enumerate(asks):
             for name, compiled, price, text, _, watched in ask.targets:
                 totals = after[name] if name in after else balances[name].totals
                 decision = decide(compiled.meters, totals, price, ask.cost)
                 if not decision.admitted:
-                    refused = Refused(i, decision._replace(account=name), _totals(state, asks))
+                    refused = Refused(leg, decision._replace(account=name), _totals(state, asks))
                     self._record_refusal(state, changes, request, name)
                     return refused
                 after[name] = decision.totals_after
                 # As charged: without what would have passed the ceiling.
                 prices.append(text if decision.price is price else price_to_text(decision.price))
                 # The sentences are made later, outside of the transaction: they take milliseconds.
-                if watched and 0 in [totals.unpriced[i] for i in watched]:
-                    noted = True
+                for i in watched:
+                    noted = noted or not totals.unpriced[i]
         before = _totals(state, asks) if noted else None
         for name, totals in after.items():
             balances[name].totals = totals
