@@ -94,9 +94,9 @@ def test_the_demo_spends_its_budget_to_the_end_and_compares(shown: dict[str, Any
     assert rows[-1]["left"] < 0.01
     assert shown["refusal"].startswith(f"refused by '{ACCOUNT}': PureDP(0.5) needs")
     small = {rule: counts["small"] for rule, counts in shown["admitted"].items()}
-    assert small == {"basic": 100, "paper": 349, "zcdp": 487, "exact": 542}
+    assert small == {"basic": 100, "paper": 349, "zcdp": 487, "default": 525}
     these = {rule: counts["these"] for rule, counts in shown["admitted"].items()}
-    assert these["basic"] < these["paper"] < these["zcdp"] <= these["exact"] == QUESTIONS
+    assert these["basic"] < these["paper"] < these["zcdp"] <= these["default"] == QUESTIONS
     assert "does not make the run" in shown["reading"]
     assert Path(shown["plot"]).read_bytes().startswith(b"\x89PNG")
     # The opening, every charge, the refusal.

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 import odograph as odo
-from odograph import progress
 from odograph.progress import SlowNotice
 
 
@@ -21,7 +20,7 @@ def report(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: float)
     times = iter([0.0, seconds, seconds + 1, seconds + 2])
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
-        patch.setattr(progress.time, "monotonic", lambda: next(times))
+        patch.setattr("odograph.progress.time.monotonic", lambda: next(times))
         patch.delitem(sys.modules, "ipykernel", raising=False)
         with SlowNotice("solving") as notice:
             for done in (1, 2, 3):
