@@ -66,8 +66,7 @@ def rise_of_gaussian(price: float, strike: float, w: float) -> float:
 
 
 def kernel(t: Array, w: float) -> Array:
-    scaled: Array = np.sinh(0.5 * math.sqrt(w) * t) * 2.0 / math.sqrt(w)
-    return scaled
+    return np.sinh(0.5 * math.sqrt(w) * t) * 2.0 / math.sqrt(w)
 
 
 def level(t: Array, w: float) -> Array:
@@ -81,8 +80,8 @@ def moment(orders: Array, t: Array, w: float) -> tuple[Array, Array]:
     def grown(rate: Array) -> Array:
         """The integral of e^(rate v) over v in [0, t]; a large one is understated, which is safe."""
         rate = np.where(rate == 0.0, 1e-30, rate)
-        found: Array = np.expm1(np.minimum(rate * t[:, None], 600.0)) / rate
-        return found
+        integral: Array = np.expm1(np.minimum(rate * t[:, None], 600.0)) / rate
+        return integral
 
     rising = grown(orders - half) * np.exp(half * t[:, None])
     falling = grown(orders + half) * np.exp(-half * t[:, None])
@@ -149,7 +148,8 @@ def one_exponential(x: float, strike: float, w: float) -> Dual:
         return 0.5 * (strike - order) ** 2 + math.log(float(bound(np.array([order]), x, w)[0]))
 
     best = minimize_scalar(size, bounds=(low, strike), method="bounded").x if strike > low else low
-    return Dual(strike, w, 0.0, 0.0, np.array([best]), np.array([math.exp(0.5 * (strike - best) ** 2)]))
+    weight = math.exp(0.5 * (strike - best) ** 2) * (1.0 + 1e-12)  # above it, whatever the rounding
+    return Dual(strike, w, 0.0, 0.0, np.array([best]), np.array([weight]))
 
 
 @dataclass(frozen=True)

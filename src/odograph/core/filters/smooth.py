@@ -273,7 +273,7 @@ def smooth_price_zcdp_scanned(rho: Number, quantum: Fraction, reserve: int) -> i
         is at most A + the sum of b_i times the integral of e^((c_i^2 - 1/4) r) over r in [0, rho] (rho itself for
         |c_i| < 1/2). That of G_s is half the integral of e^(-r/8 + c^2 r/(2 (1 + r/w)))/sqrt(1 + r/w) over [0, s].
         A dual holds at every rho, and a mixture of the duals of two strikes at all between them, as psi is convex in
-        c. `tests/core/test_zcdp_price.py` covers x in [1/500, 1] and w in (0, 1] by 240 cells with some 16,000 duals,
+        c. `tests/core/test_zcdp_price.py` covers x in [1/500, 1] and w in (0, 1] by some 240 cells and 16,000 duals,
         each at or above psi at 4,500 points, in the gaps between them and beyond. Within a cell all strikes are
         covered, five sizes and three reserves are sampled; at the points of a table the duals leave at least 1.9% of
         what is charged above 2 rho. Cells end at B = c^2 rho/(1 + t)^2 - rho/4 = 12, t = 2 rho/w. Beyond, f of
