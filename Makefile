@@ -30,7 +30,7 @@ menu:
 	@echo "make figures   draw the paper's figures and ours into figures/"
 	@echo "make docs      build the documentation as a site into build/docs"
 	@echo "make bench     measure costs side by side with peers and the floor"
-	@echo "make table     recompute the shipped table of exact budgets (an hour)"
+	@echo "make table     recompute the shipped table of exact budgets (a quarter of an hour)"
 	@echo "make clean     remove the virtual environment and caches"
 
 # A stamp is newer than pyproject.toml exactly when the environment is up to date. The demo needs a part of it.

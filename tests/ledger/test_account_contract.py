@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from charge_history import charges
 import odograph as odo
 from odograph import (
     GDP,
-    ZCDP,
+    RDP,
     Account,
     Accountant,
     ApproxDP,
@@ -39,6 +40,7 @@ from odograph import (
     UnprovenComposition,
 )
 from odograph.core.filters import SmoothMeter
+from odograph.core.filters.smooth import effective_reserve
 from odograph.core.policy import Compiled
 from odograph.errors import (
     AccountClosed,
@@ -545,11 +547,18 @@ def what_a_voided_charge_ended_counts_again(opening: Opening) -> None:
 
 @clause
 def a_charge_far_above_the_intrinsic_time_says_so(opening: Opening) -> None:
-    ana = opening("ana", odo.compile_policy(Policy(1, 1e-6, filter=odo.filters.Smooth(reserve="pure"))))
+    ana = opening("ana", odo.compile_policy(Policy(1, 1e-6, filter=odo.filters.Smooth()), fineness=1))
     meter = ana.compiled.meter(SmoothMeter)
-    # 2 rho = 4/9 of the reserve w is charged 2 rho/(1 - 2 rho/w) = 1.8 times 2 rho; 1/9 of it 1.125 times.
-    large, small = (ZCDP(meter.reserve * meter.quantum * Fraction(part, 18)) for part in (4, 1))
-    note = "charged 1.8 times its intrinsic time: it is large for this policy's reserve"
+    assert meter.order is not None
+    order, w = float(meter.order), effective_reserve(meter.quantum, meter.reserve, meter.order)
+    large, small = (RDP((meter.order,), (value,)) for value in ("0.02", "0.0001"))
+    charged, ratio = 0.0, math.expm1((order - 1) * 0.02) / (order * (order - 1))
+    for _ in range(60):
+        moved = ratio * math.exp(charged / 8)
+        charged = 2 * moved + moved * moved / w
+    times = charged / (2 * 0.02 / order)  # over the intrinsic time of the zCDP that has this divergence
+    assert times > 1.5
+    note = f"charged {times:.4g} times its intrinsic time: it is large for this policy's reserve"
     assert len(ana.spend(small).notes) == 1  # it has no epsilon
     assert ana.decide(small).notes == ana.spend(small).notes == ()
     assert ana.decide(large).notes == ana.spend(large).notes == ana.spend(large).notes == (note,)
