@@ -51,7 +51,7 @@ def solved() -> dict[tuple[str, str], Row]:
 
 def settings() -> str:
     """Return what a row depends on beside its target."""
-    return repr((VERSION, COARSE, sorted(RESERVES.items())))
+    return repr((VERSION, COARSE, sorted((name, choice[1:]) for name, choice in RESERVES.items())))
 
 
 def target(row: Row) -> tuple[str, str]:

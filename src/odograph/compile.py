@@ -268,7 +268,7 @@ def _key(need: Need, fineness: int) -> str:
     menu = [(item.name, item.block, item.digest) for item in need.menu]
     parts = [VERSION, str(need.epsilon), str(need.delta), need.takes, menu, fineness]
     if need.reserve:
-        parts.append([need.reserve, *map(str, RESERVES[need.reserve])])
+        parts.append([need.reserve, *map(str, RESERVES[need.reserve][1:])])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

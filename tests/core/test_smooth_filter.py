@@ -313,3 +313,8 @@ def test_a_refusal_offers_more_discrete_noise() -> None:
     halves = account.largest(two)
     assert isinstance(halves, Parallel)
     assert account.decide(halves).admitted
+
+
+@pytest.mark.parametrize("reserve", sorted(RESERVES))
+def test_a_policy_prints_what_its_reserve_gives(reserve: str) -> None:
+    assert f"reserve={reserve!r}: {RESERVES[reserve].gives}" in repr(Policy(*TARGET, reserve=reserve))
