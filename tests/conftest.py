@@ -15,7 +15,8 @@ from postgres_server import PostgresServer
 if TYPE_CHECKING:
     from service_server import ServiceThread
 
-# What `make quick` leaves out: what needs a server, a browser, another engine or program, and simulations.
+# What `make quick` leaves out: what needs a server, a browser, another engine or program, simulations, and the checks
+# of prices at many digits.
 SLOW_FOLDERS = {"crash", "docs", "integrations", "release", "service", "support"}
 SLOW_FILES = {
     "test_crossings.py",
@@ -26,8 +27,11 @@ SLOW_FILES = {
     "test_ledger_large.py",
     "test_population_crash.py",
     "test_population_lease.py",
+    "test_reserve_with_tail.py",
+    "test_smooth_prices.py",
     "test_spark_engine.py",
     "test_training.py",
+    "test_zcdp_price.py",
 }
 SLOW_FIXTURES = {"postgres", "service"}
 SLOW_PARAMETERS = {"duckdb", "postgres", "service", "spark"}
