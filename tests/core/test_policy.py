@@ -657,6 +657,17 @@ def test_an_account_of_0_1_0_keeps_the_orders_that_were_standard_then() -> None:
     assert Compiled.from_dict(json.loads(json.dumps(today.to_dict()))) == today
 
 
+def test_no_order_of_0_1_0_may_have_a_higher_limit_than_it_had() -> None:
+    form = old_renyi()
+    orders = [i for i, meter in enumerate(form["meters"]) if meter["name"].startswith("renyi")]
+    assert len(orders) > 5
+    for i in orders:
+        raised = old_renyi()
+        raised["meters"][i]["limit"] = str(int(form["meters"][i]["limit"]) * 101 // 100)
+        with pytest.raises(InvalidPolicy):
+            Compiled.from_dict(raised)
+
+
 @pytest.mark.parametrize("broken", ["raised", "missing", "another order"])
 def test_orders_of_0_1_0_that_are_not_those_it_had_are_refused(broken: str) -> None:
     form = old_renyi()
