@@ -31,9 +31,9 @@ def progress_bar(done: int, expected: int) -> None:
 
 
 class SlowNotice:
-    """Progress of something that is seldom slow: silent for a second, then a bar, or one line where nobody watches.
+    """Report progress only if it is slow: after a second, by a bar in a terminal or notebook, by one line in a script.
 
-    A bar is drawn in a terminal and in a notebook. It is also a context, at whose end the bar's line is ended.
+    Use it as a context manager: leaving it ends the bar's line.
     """
 
     def __init__(self, what: str) -> None:
@@ -45,7 +45,7 @@ class SlowNotice:
         """Report how much is done."""
         if time.monotonic() - self._begun < _NOTICE_AFTER:
             return
-        if _is_watched():
+        if _is_interactive():
             progress_bar(done, expected)
         elif not self._shown:
             sys.stderr.write(f"odograph: {self._what}\n")
@@ -56,12 +56,12 @@ class SlowNotice:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown and _is_watched():
+        if self._shown and _is_interactive():
             sys.stderr.write("\n")
             sys.stderr.flush()
 
 
-def _is_watched() -> bool:
+def _is_interactive() -> bool:
     """Return whether standard error is a terminal, or the output of a notebook's cell."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 

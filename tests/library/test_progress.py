@@ -1,4 +1,4 @@
-"""A slow solve reports itself: a line in scripts, a bar where somebody watches, nothing if it is quick."""
+"""A slow solve reports its progress: a line in scripts, a bar in terminals, nothing if it is quick."""
 
 from __future__ import annotations
 
