@@ -31,7 +31,7 @@ def progress_bar(done: int, expected: int) -> None:
 
 
 class SlowNotice:
-    """Report progress only if it is slow: after a second, by a bar in a terminal or notebook, by one line in a script.
+    """Report progress after a second of work: by a bar in a terminal or notebook, by one line in a script.
 
     Use it as a context manager: leaving it ends the bar's line.
     """
