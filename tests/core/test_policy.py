@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from random import Random
 from typing import Any
 
 import mpmath
@@ -547,12 +548,12 @@ def test_a_limit_keeps_the_promise_and_a_millionth_more_would_not(
 
 @given(st.integers(1, 1000 * 2**10), st.integers(1, 100))
 def test_the_papers_limit_is_the_last_float_before_its_root(numerator: int, power: int) -> None:
-    """For targets that are floats; any other target is understated to one."""
+    """For targets that are floats; any other is understated to one, and that to the decimal it prints as."""
     epsilon, delta = Fraction(numerator, 2**10), Fraction(1, 2**power)
     (meter,) = alternatives("paper", epsilon, delta)
     left = float_below(delta - min(Fraction(1, 10**12), delta / 10**4))  # the tolerance of the plain sum has the rest
     with mpmath.workdps(40):
-        twice_ell = -2 * mpmath.log(mpmath.mpf(left))
+        twice_ell = -2 * mpmath.log(min(mpmath.mpf(left), mpmath.mpf(repr(left))))
         root = (mpmath.sqrt(twice_ell + 2 * mpmath.mpf(float(epsilon))) - mpmath.sqrt(twice_ell)) ** 2
         near = float(root)
         before = near if near < root else math.nextafter(near, 0.0)
@@ -698,3 +699,20 @@ def test_the_exact_rule_needs_a_budget_that_was_certified_for_its_target() -> No
     for target in (Target(epsilon, delta), Target(epsilon / 2, delta, budget), Target(epsilon, delta / 2, budget)):
         with pytest.raises(InvalidPolicy, match="certified for this target"):
             compile_exact(target)
+
+
+@given(st.floats(1e-6, 2.0), st.randoms())
+def test_a_kept_price_is_the_price_of_that_number_and_of_no_equal_one(epsilon: float, random: Random) -> None:
+    """A float is read as a decimal and a fraction as it is, though Python calls the two equal."""
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp"))
+    asked = [odo.PureDP(epsilon), odo.PureDP(Fraction(epsilon)), odo.PureDP(epsilon), odo.PureDP(Fraction(epsilon))]
+    random.shuffle(asked)
+    for one in asked:
+        assert compiled.price(one).amounts == tuple(meter.price(one) for meter in compiled.meters)
+
+
+def test_kept_prices_are_bounded() -> None:
+    compiled = odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp"))
+    for size in range(1, 10_000):
+        compiled.price(odo.PureDP(size / 1e5))
+    assert len(compiled.known) <= 4096

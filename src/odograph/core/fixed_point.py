@@ -188,7 +188,8 @@ def ceil_sure(near: float, ulps: float) -> int | None:
 
 def units_computed(cost: float, source: Number) -> int:
     """Round a padded cost up to units of `SCALE`; a positive source costs at least one, however small."""
-    return max(int(source > 0), ceil_computed(cost, SCALE))
+    sure = ceil_sure(cost * SCALE, 2)  # at least one
+    return max(int(source > 0), ceil_computed(cost, SCALE)) if sure is None else sure
 
 
 def units_written(value: Number, scale: int = SCALE) -> int | None:

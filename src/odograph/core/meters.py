@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -20,7 +20,6 @@ from odograph.core.fixed_point import (
     DELTA_SCALE,
     MOST_PRICED,
     SCALE,
-    Numeric,
     exact_of,
     read,
     text_of,
@@ -60,7 +59,6 @@ __all__ = [
     "Target",
     "distinguish_names",
     "intrinsic_units",
-    "renyi_units",
 ]
 
 WITH_EPSILON: Final = (PureDP, ApproxDP, ProbDP)  # the guarantees that have an epsilon
@@ -235,11 +233,38 @@ class OrderMeter(Meter):
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"order": _order}
 
     order: Fraction
+    near: float = field(default=0.0, init=False, repr=False, compare=False)  # the order: every price needs it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "near", float(self.order))
 
     @property
     def has_sound_options(self) -> bool:
         """Whether the order is one of a Rényi divergence."""
         return self.order > 1
+
+    def divergence(self, guarantee: Guarantee) -> int | None:
+        """Return the Rényi divergence of a guarantee in units, rounded up; None where it is not known.
+
+        Theorem: Lemma 1 (pure steps), the definition of zCDP, the divergence of two Gaussians, the chord of a curve.
+        Assumes: divergences valid in both directions; a step's own delta is counted elsewhere.
+        """
+        curve: Callable[[float, float], float]
+        if isinstance(guarantee, WITH_EPSILON):
+            source, curve = number_of(guarantee.epsilon), pure_to_rdp
+        elif isinstance(guarantee, ZCDP):
+            source, curve = number_of(guarantee.rho), zcdp_to_rdp
+        elif isinstance(guarantee, GDP):
+            source, curve = number_of(guarantee.mu), gdp_to_rdp
+        else:
+            return self._of_curve(guarantee)
+        # The order is a rational read as a float: a few more units of padding cover that.
+        return units_computed(up(curve(float(source), self.near), 64), source) if source <= MOST_PRICED else None
+
+    def _of_curve(self, guarantee: Guarantee) -> int | None:
+        curve = guarantee.curve if isinstance(guarantee, Mechanism) else guarantee
+        found = curve.at(self.order) if isinstance(curve, RDP) else None
+        return None if found is None else units_written(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,33 +279,7 @@ class MomentMeter(OrderMeter):
 
     def price(self, guarantee: Guarantee) -> int | None:
         """Return the divergence at the order; None for a step with its own delta, unless a slack covers it."""
-        return renyi_units(guarantee, self.order) if delta_of(guarantee) == 0 or self.latent else None
-
-
-def renyi_units(guarantee: Guarantee, order: Fraction) -> int | None:
-    """Return the Rényi divergence of a guarantee at an order in units, rounded up; None where it is not known.
-
-    Theorem: Lemma 1 (pure steps), the definition of zCDP, the divergence of two Gaussians, the chord of a curve.
-    Assumes: divergences valid in both directions; a step's own delta is counted elsewhere.
-    """
-    if isinstance(guarantee, Mechanism):
-        return None if guarantee.curve is None else renyi_units(guarantee.curve, order)
-    if isinstance(guarantee, RDP):
-        divergence = guarantee.at(order)
-        return None if divergence is None else units_written(divergence)
-    source: Numeric
-    curve: Callable[[float, float], float]
-    if isinstance(guarantee, WITH_EPSILON):
-        source, curve = guarantee.epsilon, pure_to_rdp
-    elif isinstance(guarantee, ZCDP):
-        source, curve = guarantee.rho, zcdp_to_rdp
-    elif isinstance(guarantee, GDP):
-        source, curve = guarantee.mu, gdp_to_rdp
-    else:
-        return None
-    # The order is a rational read as a float: a few more units of padding cover that.
-    value = number_of(source)
-    return units_computed(up(curve(float(value), float(order)), 64), value) if value <= MOST_PRICED else None
+        return self.divergence(guarantee) if delta_of(guarantee) == 0 or self.latent else None
 
 
 def distinguish_names(meters: Iterable[Meter]) -> tuple[Meter, ...]:

@@ -74,7 +74,7 @@ _STATEMENT: Final = (
 )
 _EARLIEST: Final = 400.0  # of the default odometer: how much earlier than the filter's stop it is still tight
 _EARLY_LINES: Final = 8
-_ORDERS_AROUND: Final = (0.5, 1.0, 2.0, 8.0)  # each is a meter in every entry
+_ORDERS_AROUND: Final = (1.0, 2.0, 4.0)  # each is a meter in every entry
 _UNCOVERED: Final = (
     "Informational: not covered by the guarantee. The policy fixed another odometer, and picking the least afterwards"
     " is not safe."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, Never, TypeAlias, TypeVar
 
@@ -40,7 +40,7 @@ from odograph.core.fixed_point import (
     up,
 )
 from odograph.core.gate import Price, Totals
-from odograph.core.guarantees import REGISTRY, Guarantee, Mechanism, Parallel
+from odograph.core.guarantees import REGISTRY, Guarantee, Mechanism, Parallel, PureDP
 from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import DeltaMeter, DriftMeter, EpsilonMeter, IntrinsicMeter, Meter, MomentMeter
 from odograph.core.odometers import (
@@ -89,6 +89,8 @@ _TOLERANCE: Final = Fraction(1, 10**12)  # at most: enough for a thousand parts
 # for the reserve.
 _STEPS_SHARE: Final = Fraction(1, 50)
 _LARGE_SHARE: Final = Fraction(1, 50)
+
+_REMEMBERED: Final = 4096  # prices of pure steps that a compiled policy keeps
 
 # The present names of the arguments of 0.1.0.
 _NEW_WORDS: Final = {
@@ -469,6 +471,7 @@ class Compiled:
     policy: Policy
     meters: tuple[Meter, ...]
     note: str = ""
+    known: dict[float, Price] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def tolerance(self) -> Fraction:
@@ -499,6 +502,19 @@ class Compiled:
 
     def price(self, guarantee: Guarantee) -> Price:
         """Price a guarantee on every meter, or raise `UnprovenComposition` and name a filter that would take it."""
+        # Pure steps are the most common, and of few sizes, so their prices are kept. Only those of floats: a
+        # dictionary takes Fraction(0.1), a binary number, for 0.1, which is one tenth.
+        epsilon = guarantee.epsilon if type(guarantee) is PureDP else None
+        if type(epsilon) is not float:
+            return self._price(guarantee)
+        price = self.known.get(epsilon)
+        if price is None:
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            price = self.known[epsilon] = self._price(guarantee)
+        return price
+
+    def _price(self, guarantee: Guarantee) -> Price:
         if isinstance(guarantee, Parallel):
             return self._price_parallel(guarantee)
         if not isinstance(guarantee, Guarantee):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from odograph.core.conversions import largest_rdp, largest_rho
 from odograph.core.fixed_point import Numeric, float_below, last_holding, limit_units, read, text_of, tidy
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism
-from odograph.core.meters import WITH_EPSILON, Filter, Meter, OrderMeter, Target, distinguish_names, renyi_units
+from odograph.core.meters import WITH_EPSILON, Filter, Meter, OrderMeter, Target, distinguish_names
 from odograph.errors import InvalidPolicy
 
 __all__ = ["Renyi", "RenyiMeter", "best_order"]
@@ -40,7 +40,7 @@ class RenyiMeter(OrderMeter):
         Theorem: (approximate) RDP filter at an order fixed beforehand (Feldman and Zrnic; Whitehouse et al.).
         Assumes: divergences predictable and valid in both directions; a step's delta is on the delta meter.
         """
-        return renyi_units(guarantee, self.order)
+        return self.divergence(guarantee)
 
 
 def _as_tuple(value: object) -> tuple[Any, ...]:

@@ -189,7 +189,6 @@ def smooth_time_pure(
     return _pure(float(epsilon), pricing)[0] if epsilon else 0.0
 
 
-@lru_cache(maxsize=4096)
 def _pure(epsilon: float, pricing: _Pricing) -> tuple[float | None, int | None]:
     """Return the price of a positive epsilon as intrinsic time, and in units."""
     smooth = _theorem_a(epsilon, pricing) * (1.0 + _PAD)
