@@ -15,6 +15,9 @@ from odograph import Accountant, PureDP, cli
 from odograph.cli import accounts, options
 from odograph.cli.app import app, exit_code
 from odograph.compile import _write_cached, find_budget
+from odograph.core.filters.smooth import RESERVES
+from odograph.core.guarantees import guarantee_from_dict
+from odograph.core.planning import usual_requests
 from odograph.core.policy import Policy
 from odograph.errors import (
     ERROR_TABLE,
@@ -55,6 +58,28 @@ def test_the_adversary_refutes_little_more_than_is_certified() -> None:
     code, output, _ = run("budget", "--epsilon", "1", "--delta", "1e-6", "--adversary")
     assert code == 0
     assert row(output, "refuted").startswith("0.0546")
+
+
+def test_a_plan_counts_what_new_accounts_admit() -> None:
+    code, output, _ = run("plan", "--epsilon", "1", "--delta", "1e-6", "--pure", "0.01")
+    assert code == 0
+    counts = [Accountant(Policy(1, 1e-6, reserve=name)).how_many(PureDP(0.01)) for name in RESERVES]
+    assert row(output, "PureDP(0.01)").split() == [str(count) for count in counts]
+    code, output, _ = run("plan", "--epsilon", "1", "--delta", "1e-6", "--json")
+    form = json.loads(output)
+    assert code == 0
+    assert [guarantee_from_dict(one["cost"]) for one in form["requests"]] == [*usual_requests(1)]
+    assert [*form["reserves"]] == [*RESERVES]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--cost", "jan=pure:0.1"), "exactly one cost"), (("--pure", "1", "--gdp", "1"), "(got --pure and --gdp)")],
+)
+def test_a_plan_takes_one_cost_or_none(arguments: tuple[str, ...], words: str) -> None:
+    code, output, errors = run("plan", "--epsilon", "1", "--delta", "1e-6", *arguments)
+    assert (code, output) == (2, "")
+    assert words in errors
 
 
 def test_another_target_is_solved_once_and_then_remembered() -> None:

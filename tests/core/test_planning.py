@@ -285,3 +285,13 @@ def test_long_and_large_settings_have_an_answer(sensitivity: str) -> None:
             found = calibrate(AccountState("", RENYI, RENYI.start), question)
             assert found is not None
             check_calibration(found, (AccountState("", RENYI, RENYI.start),))
+
+
+def test_an_outlook_counts_each_request_alone_and_none_without_a_theorem() -> None:
+    zcdp = compile_policy(Policy(1, 1e-6, filter="zcdp"))
+    counts = odo.planning.outlook({"renyi": RENYI, "zcdp": zcdp}, [PureDP(0.1), CURVE, ZCDP(0.01)])
+    assert counts[CURVE] == {"renyi": odo.Accountant(RENYI.policy).how_many(CURVE), "zcdp": 0}
+    for cost in (PureDP(0.1), ZCDP(0.01)):
+        assert counts[cost] == {
+            name: odo.Accountant(Policy(1, 1e-6, filter=name)).how_many(cost) for name in counts[cost]
+        }

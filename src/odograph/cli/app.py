@@ -35,6 +35,7 @@ from odograph.cli.records import (
     figures,
     history,
     import_,
+    plan,
     plot,
     restore,
     verify,
@@ -137,7 +138,7 @@ _PANELS: Final = {
     "Records": (history, verify, checkpoint, doctor, plot, erase),
     "Copies": (backup, restore, export, import_),
     "Service": (serve,),
-    "Without a ledger": (demo, budget, figures),
+    "Without a ledger": (demo, plan, budget, figures),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

@@ -324,6 +324,11 @@ class CostOptions(_Options):
             text = f"{text},{self.sensitivity}"
         return _make_guarantee(_NOISE_OPTIONS.get(option, option), text, _flag(option))
 
+    @property
+    def is_given(self) -> bool:
+        """Whether any cost was given."""
+        return bool(self._given_options() or self.cost)
+
     def _given_options(self) -> dict[str, str]:
         texts = {name: getattr(self, name) for name in _OPTIONS}
         return {name: text for name, text in texts.items() if text is not None}

@@ -18,12 +18,13 @@ from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from odograph.cli.options import (
     AsJson,
     CheckpointFile,
+    CostOptions,
     LedgerOptions,
     account_names,
     new_file,
@@ -32,9 +33,11 @@ from odograph.cli.options import (
     read_checkpoint,
     with_options,
 )
-from odograph.compile import find_budget
+from odograph.compile import compile_policy, find_budget
 from odograph.core.conversions import filter_time
 from odograph.core.filters import Exact
+from odograph.core.filters.smooth import RESERVES
+from odograph.core.planning import outlook, usual_requests
 from odograph.core.policy import Policy
 from odograph.core.value_iteration import COARSE, FAMILIES, FINE, Budget, refuted_intrinsic
 from odograph.errors import InvalidArgument, InvalidPolicy, LedgerError, LedgerNotFound
@@ -58,6 +61,7 @@ __all__ = [
     "figures",
     "history",
     "import_",
+    "plan",
     "plot",
     "restore",
     "save_picture",
@@ -443,6 +447,40 @@ def chart(losses: Sequence[float], promise: float, width: int, *, plain: bool = 
             cells += ("-" if mark == " " and row == line else mark) * wide
         lines.append(f"{label:>{_MARGIN - 2}} |{cells}".rstrip() + (" promise" if row == line else ""))
     return lines
+
+
+@with_options
+def plan(
+    epsilon: Annotated[str, typer.Option(help="Epsilon of the promise, read exactly as typed.", show_default=False)],
+    delta: Annotated[str, typer.Option(help="Delta of the promise, read exactly as typed.", show_default=False)],
+    *,
+    asked: CostOptions,
+    json: AsJson = False,
+) -> None:
+    """Print how many requests a new account would admit, by what it is made for: its reserve. Opens nothing.
+
+    Without a cost, requests of the usual kinds are counted.
+
+    odograph plan --epsilon 1 --delta 1e-6 --pure 0.01
+    """
+    with progress("solving the exact filter", quiet=json) as report:
+        choices = {name: compile_policy(Policy(epsilon, delta, reserve=name), progress=report) for name in RESERVES}
+    costs = [asked.guarantee()] if asked.is_given else usual_requests(epsilon)
+    counts = outlook(choices, costs)
+    target = choices["mixed"].policy.target
+    table = Table(box=None, title=f"{target}: requests in a row, by reserve", title_justify="left", pad_edge=False)
+    table.add_column("request")
+    for name in RESERVES:
+        table.add_column(name, justify="right")
+    for cost, row in counts.items():
+        table.add_row(str(cost), *(f"{row[name]:,}" for name in RESERVES))
+    made_for = [f"{name}: {choice.gives}" for name, choice in RESERVES.items()]
+    form = {
+        "target": target,
+        "reserves": {name: choice.gives for name, choice in RESERVES.items()},
+        "requests": [{"cost": cost.to_dict(), "how_many": row} for cost, row in counts.items()],
+    }
+    print_result(form, Group(table, "", *made_for), as_json=json)
 
 
 def budget(  # noqa: PLR0913  each is one option

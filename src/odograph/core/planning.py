@@ -30,7 +30,7 @@ from odograph.core.guarantees import (
     Parallel,
     PureDP,
 )
-from odograph.core.mechanisms import Noise
+from odograph.core.mechanisms import Noise, subsampled_gaussian
 from odograph.core.meters import WITH_EPSILON, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, intrinsic_units
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
@@ -56,9 +56,11 @@ __all__ = [
     "largest_that",
     "note_prefix",
     "notes_on",
+    "outlook",
     "quote",
     "standing",
     "used",
+    "usual_requests",
     "watched",
     "with_offer",
 ]
@@ -204,6 +206,34 @@ def how_many(path: Path, cost: Guarantee) -> int:
 
     # Totals only grow, so what is refused once stays refused, and bisection finds the first refusal.
     return bisect_left(range(_MOST_STEPS + 1), x=True, lo=1, key=is_refused) - 1
+
+
+def usual_requests(epsilon: Numeric) -> tuple[Guarantee, ...]:
+    """Return requests of the kinds that analyses are made of, in sizes that suit a budget of epsilon."""
+    whole = exact_of(epsilon)
+    mu = whole / 50
+    return (
+        PureDP(whole / 100),
+        PureDP(whole / 20),
+        GDP(mu),
+        ZCDP(mu**2 / 2),
+        subsampled_gaussian("0.01", 2),
+    )
+
+
+def outlook(choices: Mapping[str, Compiled], costs: Iterable[Guarantee]) -> dict[Guarantee, dict[str, int]]:
+    """Return how many requests of each cost, alone, a new account of each policy would admit: to choose between them.
+
+    None are admitted where no theorem covers the cost.
+    """
+    return {cost: {name: _fresh_count(compiled, cost) for name, compiled in choices.items()} for cost in costs}
+
+
+def _fresh_count(compiled: Compiled, cost: Guarantee) -> int:
+    try:
+        return how_many(AccountState("", compiled, compiled.start), cost)
+    except UnprovenComposition:
+        return 0
 
 
 def largest(path: Path, kind: Kind[G], times: int = 1) -> G | None:
