@@ -38,8 +38,10 @@ def running_sums(count: int, limit: float) -> float:
 def one_by_one(count: int) -> None:
     """Price and decide `count` requests under each filter, beside running sums in plain Python."""
     request = odo.PureDP(0.001)
-    for name in ("basic", "zcdp", "exact", "renyi"):
-        compiled = odo.compile_policy(odo.Policy(20, 1e-6, filter=name))
+    others = [odo.PureDP(float(f"{0.001 * (1 + i / count):.9g}")) for i in range(count)]
+    for name in ("default", "basic", "zcdp", "exact", "renyi"):
+        chosen = None if name == "default" else name
+        compiled = odo.compile_policy(odo.Policy(20, 1e-6, filter=chosen))
         cost = compiled.price(request)
 
         def decide(compiled: Compiled = compiled, cost: odo.gate.Price = cost) -> None:
@@ -52,7 +54,14 @@ def one_by_one(count: int) -> None:
                 compiled.price(request)
 
         compare(f"decide, {name} ({len(compiled.meters)} meters)", decide, lambda: running_sums(count, 20.0), count)
+
+        def price_new(compiled: Compiled = compiled) -> None:
+            compiled.known.clear()
+            for other in others:
+                compiled.price(other)
+
         compare(f"price, {name} ({len(compiled.meters)} meters)", price, lambda: running_sums(count, 20.0), count)
+        compare(f"price of new sizes, {name}", price_new, lambda: running_sums(count, 20.0), count)
 
 
 def main() -> None:

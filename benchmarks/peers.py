@@ -8,8 +8,8 @@ with its check against the budget (of a peer at most n/2 more, of Odograph 10,00
 account with 100 spends, new in each round, and ratios are over that one. All times are processor times. Anything that
 takes longer than a minute is cut. OpenDP and Tumult Core run the mechanism in the same call, so their noise is timed
 too; for OpenDP a separate line says how much that is. Opacus merges equal steps that follow each other; here none do:
-with one fixed noise multiplier its cost would hardly grow. Odograph's rule here is `zcdp`, which takes a million such
-small steps; `decide.py` compares the rules.
+with one fixed noise multiplier its cost would hardly grow. Odograph's filter here is `zcdp`, which takes a million
+such small steps; `decide.py` compares the filters.
 
     python benchmarks/peers.py [--few] [--only NAME] [--images FOLDER]
 """

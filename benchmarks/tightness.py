@@ -9,8 +9,8 @@ Gaussians without subsampling it is milder: such an accountant stops at a total 
 tool does not say so. An asterisk marks a count computed from a filter's sums, because asking would take hours.
 
 The best filter of Odograph and the best filter elsewhere are picked for each case, with hindsight; in practice a
-filter is chosen before. So the default filter, `exact`, is also compared with the best filter elsewhere. The
-distributions of dp-accounting get a grid of a twentieth of a step.
+filter is chosen before. So the default policy, with no choice made, is also compared with the best filter elsewhere.
+The distributions of dp-accounting get a grid of a twentieth of a step.
 
     python benchmarks/tightness.py [--only NAME] [--images FOLDER]
 """
@@ -109,9 +109,10 @@ def asking(ask: Callable[[], object], refused: type[Exception], word: str) -> in
     raise RuntimeError(f"it did not refuse in {ASKED} steps")
 
 
-def rule(name: str, case: Case) -> int:
-    """Ask one of Odograph's rules."""
-    compiled = odo.compile_policy(odo.Policy(case.epsilon, case.delta, filter=name))
+def own(name: str, case: Case) -> int:
+    """Ask the default policy, or one of Odograph's filters."""
+    chosen = None if name == "default" else name
+    compiled = odo.compile_policy(odo.Policy(case.epsilon, case.delta, filter=chosen))
     cost = odo.GDP(case.step) if case.gaussian else odo.PureDP(case.step)
     return odo.planning.how_many(odo.planning.AccountState("", compiled, compiled.start), cost) or 0
 
@@ -239,7 +240,7 @@ def autodp(case: Case) -> int:
 
 
 OWN: dict[str, Steps] = {
-    f"Odograph, {name}": partial(rule, name) for name in ("exact", "zcdp", "renyi", "gdp", "paper", "basic")
+    f"Odograph, {name}": partial(own, name) for name in ("default", "exact", "zcdp", "renyi", "gdp", "paper", "basic")
 }
 FILTERS: dict[str, Steps] = {
     "OpenDP filter, zCDP": partial(opendp, "zero_concentrated_divergence"),
@@ -314,20 +315,22 @@ def targets(found: dict[str, dict[Case, Count | str]], cases: list[Case]) -> Non
         return max((count.steps for count in counts if isinstance(count, Count)), default=0)
 
     for case in cases:
-        exact, ours, theirs = (
-            best({"Odograph, exact": OWN["Odograph, exact"]}, case),
-            best(OWN, case),
-            best(FILTERS, case),
-        )
+        default = best({"Odograph, default": OWN["Odograph, default"]}, case)
+        ours, theirs = best(OWN, case), best(FILTERS, case)
         for what, steps, other, wanted in (
-            ("exact rule over the optimum", exact, optimum(case), "at least 0.9"),
-            ("exact rule over the best filter elsewhere", exact, theirs, "at least 1"),
-            ("best rule over the best filter elsewhere", ours, theirs, "at least 1"),
+            ("default over the optimum", default, optimum(case), "" if _is_large(case) else "at least 0.91"),
+            ("default over the best filter elsewhere", default, theirs, "at least 1"),
+            ("best filter over the best filter elsewhere", ours, theirs, "at least 1"),
         ):
             title, note = f"{what}, {case}", f"{steps:,} against {other:,} steps"
             print(
                 row(title, [steps / other], wanted, note) if other else failure(title, "no filter elsewhere counted")
             )
+
+
+def _is_large(case: Case) -> bool:
+    """Whether steps are so large that whole ones decide; `default_policy.py` has what is wanted there."""
+    return case.step > case.epsilon / 100
 
 
 def main() -> None:
