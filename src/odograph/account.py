@@ -216,7 +216,7 @@ class Account(ABC):
             "policy": self.policy.to_dict(),
             "source": compiled.note,
             "certification": self.certification,
-            "meters": {name: {"spent": spent, "left": now.left[name]} for name, spent in now.spent.items()},
+            "meters": now.standing(),
             "reading": compiled.reading(balance.totals).to_dict(),
             "largest": [] if balance.closed else [offer.to_dict() for offer in offers_of(self)],
             "children": [*self.children],
@@ -235,7 +235,7 @@ class Account(ABC):
         last = [entry for entry in reversed(self.history(-_LOOKED_AT)) if entry.verb in CHARGES][:_SHOWN]
         # The offer is of the kind charged last: a policy need not take every kind.
         offer = self.largest(cost) if last and (cost := last[0].cost) is not None else None
-        rows = [(str(entry.cost), entry.note or entry.account) for entry in last]
+        rows = [("" if entry.cost is None else entry.cost.brief(), entry.note or entry.account) for entry in last]
         return account_card(self.name, self.compiled, self.totals, offer, rows)
 
     def _begin(self, cost: Guarantee, key: str | None, note: str) -> Reservation:

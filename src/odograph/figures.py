@@ -79,7 +79,7 @@ def account_card(
     policy = compiled.policy
     title = html.escape(name) if name else "Accountant"
     promise = f"{policy.target} for each {html.escape(policy.privacy_unit)}"
-    offer = f"; the largest like the last that fits: {html.escape(str(largest))}" if largest else ""
+    offer = f"; the largest like the last that fits: {html.escape(largest.brief(offered=True))}" if largest else ""
     rows = "".join(
         f'<tr><td style="{_CELL}">{html.escape(cost)}</td><td style="{_CELL}">{html.escape(note)}</td></tr>'
         for cost, note in last
@@ -116,8 +116,8 @@ def _meter_rows(compiled: Compiled, totals: Totals) -> str:
         if meter.limit is None or (meter.counts_delta and not meter.limit):
             continue
         # After a step without a price on this meter, the meter admits nothing more; the other alternatives may.
-        left = "out: a step has no price here" if unpriced else f"{now.left[meter.name]:.6g}"
-        cells = (meter.name, f"{now.spent[meter.name]:.6g}", left)
+        left = "no longer counts" if unpriced else f"{now.left[meter.name]:.4g}"
+        cells = (meter.name, f"{now.spent[meter.name]:.4g}", left)
         rows.append("<tr>" + "".join(f'<td style="{_CELL}">{html.escape(cell)}</td>' for cell in cells) + "</tr>")
     return "".join(rows)
 

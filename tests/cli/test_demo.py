@@ -92,7 +92,8 @@ def test_the_demo_spends_its_budget_to_the_end_and_compares(shown: dict[str, Any
     assert all(row["answer"] and row["loss"] > 0 for row in rows)
     assert len({row["epsilon"] for row in rows}) > 5  # chosen from the answers
     assert rows[-1]["left"] < 0.01
-    assert shown["refusal"].startswith(f"refused by '{ACCOUNT}': PureDP(0.5) needs")
+    assert shown["refusal"].startswith(f"refused by '{ACCOUNT}': ")
+    assert "; PureDP(0.5) needs " in shown["refusal"]
     small = {rule: counts["small"] for rule, counts in shown["admitted"].items()}
     assert small == {"basic": 100, "paper": 349, "zcdp": 487, "default": 525}
     these = {rule: counts["these"] for rule, counts in shown["admitted"].items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -50,9 +51,11 @@ def said(asked: tuple[int | None, ...], totals: Totals = HALF_SPENT, **changes: 
 
 def test_an_admission_says_what_is_left_on_the_meters_that_still_count() -> None:
     decision = said((0, 25 * 10**13, 1, 10**14))
-    assert str(decision) == "admitted: PureDP(0.25); left: epsilon 0.25, paper 0.2"
-    assert str(decision._replace(request=None)) == "admitted: the request; left: epsilon 0.25, paper 0.2"
-    assert str(said((0, None, 1, 10**14))) == "admitted: PureDP(0.25); left: paper 0.2"
+    assert str(decision) == "admitted: PureDP(0.25); 40% of the budget is left"
+    assert str(decision._replace(request=None)) == "admitted: the request; 40% of the budget is left"
+    assert str(said((0, None, 1, 10**14))) == "admitted: PureDP(0.25); 40% of the budget is left"
+    assert str(said((0, 5 * 10**14, 1, 10**15))) == "admitted: PureDP(0.25); none of the budget is left"
+    assert decision.part_left == pytest.approx(0.4)
     assert decision.spent == {"delta": 1e-6, "epsilon": 0.5, "paper": 0.2}
     assert decision.asked == {"delta": 0.0, "epsilon": 0.25, "paper": 0.1}
     assert decision.left == {"delta": 1e-6, "epsilon": 0.25, "paper": 0.2}
@@ -62,43 +65,89 @@ def test_an_admission_says_what_is_left_on_the_meters_that_still_count() -> None
 
 
 TOO_MUCH = (0, 6 * 10**14, 1, 4 * 10**14)
-BOTH = "epsilon 1.1 of 1, paper 0.6 of 0.5"
-NO_MORE = "no request of this kind fits any more"
+BOTH = "50% of the budget is left; PureDP(0.25) needs 60%"  # by epsilon, which comes nearer to it than the paper's
+PAPER = "60% of the budget is left; PureDP(0.25) needs 80%"
+NO_MORE = "No request of this kind fits any more"
+NO_SIZE = "A curve has no single size, so no smaller one is offered"
+ALL_SPENT = "none of the budget is left"
 REFUSALS: list[tuple[Decision, str]] = [
-    (said(TOO_MUCH), f"refused: PureDP(0.25) needs {BOTH}; {NO_MORE}"),
-    (said(TOO_MUCH, request=None), f"refused: the request needs {BOTH}; {NO_MORE}"),
+    (said(TOO_MUCH), f"refused: {BOTH}. {NO_MORE}"),
+    (said(TOO_MUCH, request=None), f"refused: {BOTH.replace('PureDP(0.25)', 'the request')}. {NO_MORE}"),
     (
-        said(TOO_MUCH, account="us", largest=PureDP("0.1")),
-        f"refused by 'us': PureDP(0.25) needs {BOTH}; the largest request of this kind still admitted is PureDP(0.1)",
+        said(TOO_MUCH, account="us", largest=PureDP("0.123456")),
+        f"refused by 'us': {BOTH}. The largest that fits is PureDP(0.1234)",
     ),
+    (said(TOO_MUCH, searched=False), f"refused: {BOTH}. A smaller request was not searched for"),
     (
         said(TOO_MUCH, request=RDP((2,), (1,))),
-        f"refused: {RDP((2,), (1,))} needs {BOTH}; a curve has no single size, so no smaller one is offered",
+        f"refused: {BOTH.replace('PureDP(0.25)', str(RDP((2,), (1,))))}. {NO_SIZE}",
     ),
-    (said((0, None, 1, 4 * 10**14)), f"refused: PureDP(0.25) needs paper 0.6 of 0.5; {NO_MORE}"),
-    (said((0, None, 1, None)), f"refused: PureDP(0.25) needs more than is left; {NO_MORE}"),
+    (said((0, None, 1, 4 * 10**14)), f"refused: {PAPER}. {NO_MORE}"),
+    (said((0, None, 1, None)), f"refused: PureDP(0.25) has no price on what still counts of the policy. {NO_MORE}"),
+    (said(TOO_MUCH, HALF_SPENT._replace(unpriced=(0, 1, 0, 0))), f"refused: {PAPER}. {NO_MORE}"),
+    (said(TOO_MUCH, HALF_SPENT._replace(unpriced=(0, 1, 0, 1))), f"refused: {ALL_SPENT}. {NO_MORE}"),
     (
-        said(TOO_MUCH, HALF_SPENT._replace(unpriced=(0, 1, 0, 0))),
-        f"refused: PureDP(0.25) needs paper 0.6 of 0.5; {NO_MORE}",
+        said(TOO_MUCH, HALF_SPENT._replace(amounts=(0, 10**15, 7, 5 * 10**14))),
+        f"refused: {ALL_SPENT}; PureDP(0.25) needs 60%. {NO_MORE}",
     ),
-    # What fits its meter is not named: here epsilon, to the last unit.
+    # An alternative that is used up says nothing of what fits, as long as another is not.
+    (said(TOO_MUCH, HALF_SPENT._replace(amounts=(0, 10**15, 7, 2 * 10**14))), f"refused: {PAPER}. {NO_MORE}"),
+    # What fits is not named: here epsilon, to the last unit.
     (
         said((10**12 + 1, 5 * 10**14, 1, 4 * 10**14)),
-        f"refused: PureDP(0.25) needs delta 2e-06 of 2e-06 (over by 1e-18), paper 0.6 of 0.5; {NO_MORE}",
+        f"refused: PureDP(0.25) needs a delta of 1.001e-06, and 1e-06 is left for steps (delta_steps). {NO_MORE}",
     ),
     (
         decide((DeltaMeter("delta", 0), *SAID[1:]), Totals.zero(SAID), Price((10**9, 1, 1, 1))),
-        f"refused: the request needs delta 1e-09, of which the policy sets none aside (delta_steps is 0); {NO_MORE}",
+        (
+            "refused: the request needs a delta of 1e-09, and the policy sets none aside for steps (delta_steps is"
+            f" 0). {NO_MORE}"
+        ),
     ),
     (
         decide((SAID[0], replace(SAID[1], limit=0)), Totals.zero(SAID[:2]), Price((0, 10**15))),
-        f"refused: the request needs epsilon 1 of 0; {NO_MORE}",
+        f"refused: {ALL_SPENT}. {NO_MORE}",
     ),
     (
         decide((replace(SAID[0], limit=1), SAID[1]), Totals.zero(SAID[:2]), Price((10**18, 1))),
-        f"refused: the request needs delta 1 of 1e-18; {NO_MORE}",
+        f"refused: the request needs a delta of 1, and 1e-18 is left for steps (delta_steps). {NO_MORE}",
+    ),
+    (
+        decide((replace(SAID[0], limit=1), SAID[1]), Totals.zero(SAID[:2]), Price((10**18, 10**18))),
+        (
+            "refused: the request needs a delta of 1, and 1e-18 is left for steps (delta_steps); 100% of the budget"
+            f" is left; the request needs 100,000%. {NO_MORE}"
+        ),
     ),
 ]
+
+
+def test_a_decision_explains_itself_by_its_meters() -> None:
+    refused = said((0, 6 * 10**14, 1, None), HALF_SPENT._replace(unpriced=(0, 0, 0, 1)))
+    assert refused.explain().splitlines() == [
+        str(refused),
+        "  delta    1e-06 of 2e-06 spent, 0 asked, 1e-06 left",
+        "  epsilon  0.5 of 1 spent, 0.6 asked, 0.1 too much",
+        "  paper    no longer counts: an earlier step has no price here",
+    ]
+    admitted = said((0, 5 * 10**14, 1, None))
+    assert admitted.explain().splitlines()[2:] == [
+        "  epsilon  0.5 of 1 spent, 0.5 asked, 0 left",
+        "  paper    0.2 of 0.5 spent; this request has no price here, so it no longer counts",
+    ]
+
+
+@given(st.fractions(0, 1, max_denominator=10**30), st.fractions(0, 1, max_denominator=10**30))
+def test_what_is_left_is_shown_as_less_than_what_a_refused_request_needs(spent: Fraction, more: Fraction) -> None:
+    limit = 10**15
+    total = int(spent * limit)
+    asked = limit - total + 1 + int(more * limit)
+    text = str(decide(SAID[:2], Totals((0, total), (0, 0)), Price((0, asked))))
+    if total < limit:
+        left, needs = (float(part.replace(",", "")) for part in re.findall(r"([0-9.,]+)%", text))
+        assert left < needs
+        assert left <= 100 * (limit - total) / limit <= 1.2 * left
+        assert needs / 1.2 <= 100 * asked / limit <= needs * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(("decision", "text"), REFUSALS, ids=range(len(REFUSALS)))
@@ -165,18 +214,18 @@ def test_an_admission_needs_no_search() -> None:
         (Mechanism("m", 1, RDP((*range(2, 2 + MOST_POINTS),), (1,) * MOST_POINTS)), NO_MORE),
         (
             Mechanism("m", 1, RDP((*range(2, 3 + MOST_POINTS),), (1,) * (MOST_POINTS + 1))),
-            "with a curve of more than",
+            "With a curve of more than",
         ),
         (Parallel(tuple(PureDP(1 + i) for i in range(MOST_DIFFERENT))), NO_MORE),
-        (Parallel(tuple(PureDP(1 + i) for i in range(MOST_DIFFERENT + 1))), "with more than 16 different parts"),
-        (Parallel((PureDP(1), Mechanism("m"))), "parts that are curves or mechanisms have no single size"),
-        (Parallel((PureDP(1), RDP((2,), (1,)))), "parts that are curves or mechanisms have no single size"),
+        (Parallel(tuple(PureDP(1 + i) for i in range(MOST_DIFFERENT + 1))), "With more than 16 different parts"),
+        (Parallel((PureDP(1), Mechanism("m"))), "Parts that are curves or mechanisms have no single size"),
+        (Parallel((PureDP(1), RDP((2,), (1,)))), "Parts that are curves or mechanisms have no single size"),
     ],
     ids=range(6),
 )
 def test_a_refusal_without_an_offer_says_why(request_: Guarantee, reason: str) -> None:
     refusal = decide(SAID, HALF_SPENT, Price((0, 10**16, 1, 10**16)), request_)
-    assert f"; {reason}" in str(refusal)
+    assert f". {reason}" in str(refusal)
 
 
 def test_a_price_may_be_zero_or_missing_but_not_negative() -> None:

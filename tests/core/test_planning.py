@@ -38,7 +38,7 @@ def test_a_refused_curve_has_no_one_size_to_offer_another_of() -> None:
     decision = odo.planning.ask(odo.planning.AccountState("", RENYI, RENYI.start), CURVE)
     assert not decision.admitted
     assert decision.largest is None
-    assert "a curve has no single size, so no smaller one is offered" in str(decision)
+    assert "A curve has no single size, so no smaller one is offered" in str(decision)
 
 
 @pytest.mark.parametrize("kind", [RDP, Mechanism, Parallel, CURVE, parallel([PureDP(0.1), CURVE])], ids=repr)

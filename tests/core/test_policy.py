@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -716,3 +717,6 @@ def test_kept_prices_are_bounded() -> None:
     for size in range(1, 10_000):
         compiled.price(odo.PureDP(size / 1e5))
     assert len(compiled.known) <= 4096
+    again = pickle.loads(pickle.dumps(compiled))  # noqa: S301  written just before
+    assert again == compiled
+    assert not again.known

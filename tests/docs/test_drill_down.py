@@ -75,7 +75,7 @@ def test_the_budget_is_spent_to_the_end_and_never_passed(runs: list[tuple[odo.Ac
         assert account.totals.steps == STEPS == 41
         # A lattice adversary refutes every filter for (1, 1e-6) with more than .0546 of this intrinsic time.
         assert 0.052 < sum(map(intrinsic_time, epsilons(account))) < 0.0546
-        assert refusal.startswith("refused: PureDP(0.5) needs epsilon")
+        assert "of the budget is left; PureDP(0.5) needs " in refusal
 
 
 def paid_by_row(table: Rows, monkeypatch: pytest.MonkeyPatch) -> tuple[odo.Accountant, list[float]]:
@@ -161,5 +161,5 @@ def test_the_script_reports(capsys: pytest.CaptureFixture[str]) -> None:
     drill_down.main()
     report = capsys.readouterr().out
     assert "100.0% spent in 41 steps" in report
-    assert "refused by 'drill-down': PureDP(0.5)" in report
+    assert "of the budget is left; PureDP(0.5) needs " in report
     assert "before they stop: basic" in report

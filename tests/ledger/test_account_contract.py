@@ -28,6 +28,7 @@ from odograph import (
     Accountant,
     ApproxDP,
     BudgetExceeded,
+    Decision,
     Guarantee,
     HistoryEntry,
     IdempotencyConflict,
@@ -205,11 +206,18 @@ def a_refusal_names_the_account_and_what_would_fit(opening: Opening) -> None:
 @clause
 def what_has_no_theorem_or_is_not_a_guarantee_is_not_charged(opening: Opening) -> None:
     ana, top = pair(opening)
-    attempts: list[Callable[[Any], object]] = [ana.spend, ana.reserve, ana.decide, lambda cost: ana.quote([cost])]
+    charges: list[Callable[[Any], object]] = [ana.spend, ana.reserve]
+    questions: list[Callable[[Any], Decision]] = [ana.decide, lambda cost: ana.quote([cost]).decisions[-1]]
     with unchanged(ana, top):
-        for attempt in attempts:
-            with pytest.raises(UnprovenComposition):
-                attempt(GDP(0.1))
+        for charge in charges:
+            with pytest.raises(UnprovenComposition) as caught:
+                charge(GDP(0.1))
+        for question in questions:
+            decision = question(GDP(0.1))
+            assert not decision
+            assert decision.is_unproven
+            assert str(caught.value) in str(decision)
+        for attempt in (*charges, *questions):
             for wrong in (0.1, None, "PureDP(0.1)", PureDP):
                 with pytest.raises(InvalidGuarantee):
                     attempt(wrong)

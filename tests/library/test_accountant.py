@@ -291,8 +291,8 @@ def test_a_batch_is_quoted_all_or_nothing() -> None:
     assert not short.admitted
     assert short.totals_after == account.totals
     assert [decision.admitted for decision in short.decisions] == [True, True, False]
-    assert str(fits).startswith("all 2 admitted; the last is admitted: PureDP(0.25); left: epsilon 0")
-    assert str(short).startswith("number 3 is refused: PureDP(0.001) needs epsilon 1.001 of 1")
+    assert str(fits).startswith("all 2 admitted; the last is admitted: PureDP(0.25); none of the budget is left")
+    assert str(short).startswith("number 3 is refused: none of the budget is left; PureDP(0.001) needs 0.1%")
     assert str(account.quote([])) == "admitted: nothing was asked for"
     assert account.quote([]).admitted
     assert spent(account) == Fraction(1, 2)
@@ -673,20 +673,25 @@ def test_decide_quote_and_spend_say_the_same_where_one_account_refuses_and_anoth
     top = Accountant(Policy(1, 1e-6, filter="zcdp"), name="top")
     child = Accountant(basic(), name="ana", parent=top)
     top.spend(PureDP(1))
-    said = []
-    for action in (child.decide, child.spend, lambda cost: child.quote([cost])):
-        with pytest.raises(odo.OdographError) as caught:
-            action(GDP(1))
-        said.append(caught.type)
-    assert said == [UnprovenComposition] * 3
+    with pytest.raises(UnprovenComposition) as caught:
+        child.spend(GDP(1))
+    for decision in (child.decide(GDP(1)), child.quote([GDP(1)]).decisions[0]):
+        assert not decision
+        assert decision.is_unproven
+        assert decision.account == "ana"
+        assert str(decision) == f"refused by 'ana': {caught.value}"
+    assert not child.decide(PureDP(0.5)).is_unproven
 
 
 def test_no_theorem_for_the_parent_is_no_charge_for_the_child() -> None:
     top = Accountant(Policy(1, 1e-6, filter="exact"))
     child = Accountant(Policy(1, 1e-6, filter="zcdp"), name="ana", parent=top)
-    for action in (child.spend, child.decide, lambda cost: child.quote([cost]), child.largest):
+    for action in (child.spend, child.largest):
         with pytest.raises(UnprovenComposition, match="'exact'"):
             action(ZCDP(0.001))
+    for decision in (child.decide(ZCDP(0.001)), child.quote([ZCDP(0.001)]).decisions[0]):
+        assert decision.is_unproven
+        assert "'exact'" in str(decision)
     assert child.totals.steps == top.totals.steps == 0
     child.spend(TENTH)
     assert child.totals.steps == top.totals.steps == 1

@@ -232,6 +232,6 @@ def test_the_gauge_ends_where_the_budget_does(part: float) -> None:
 
 def test_a_card_says_when_an_alternative_is_out() -> None:
     account = odo.Accountant(odo.Policy(1, 1e-6))
-    assert "no price here" not in account._repr_html_()
+    assert "no longer counts" not in account._repr_html_()
     account.spend(odo.GDP(0.04))
-    assert "out: a step has no price here" in account._repr_html_()
+    assert "no longer counts" in account._repr_html_()

@@ -263,7 +263,7 @@ def test_of_a_batch_the_first_refusals_have_offers_and_the_others_say_that_none_
         results = attacks.post(owner, "/v1/batches", {"spends": items}).json()["results"]
     decisions = [result["problem"]["decision"] for result in results]
     assert [decision["largest"] is not None for decision in decisions] == [True] * 8 + [False] * 4
-    assert "a smaller request was not searched for" in decisions[-1]["message"]
+    assert "A smaller request was not searched for" in decisions[-1]["message"]
 
 
 def test_of_a_batch_the_first_notes_say_what_falls_and_the_others_what_ends(service: ServiceThread) -> None:

@@ -212,13 +212,15 @@ def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
     grid.add_row("", ProgressBar(total=1.0, completed=summary["spent"], width=40))
     for name, meter in form["meters"].items():
         if name != "delta" or policy.delta_steps:
-            grid.add_row("", f"{name}: {meter['spent']:.6g} spent, {meter['left']:.6g} left")
+            left = f"{meter['left']:.4g} left" if meter["counts"] else "no longer counts"
+            grid.add_row("", f"{name}: {meter['spent']:.4g} spent, {left}")
     grid.add_row("reading", str(account.reading()))
-    fits = ", ".join(str(guarantee_from_dict(offer)) for offer in form["largest"]) or "none: no request is admitted"
+    offers = [guarantee_from_dict(offer).brief(offered=True) for offer in form["largest"]]
+    fits = ", ".join(offers) or "none: no request is admitted"
     grid.add_row("largest next", "none: the account is closed" if summary["closed"] else fits)
     for reservation in account.pending:
         until = "" if reservation.expires is None else f", voidable until {reservation.expires:%Y-%m-%d %H:%M:%S} UTC"
-        costs = ", ".join(f"{line.cost} of {line.account}" for line in reservation.receipt.lines)
+        costs = ", ".join(f"{line.cost.brief()} of {line.account}" for line in reservation.receipt.lines)
         grid.add_row("pending", f"{reservation.id}: {costs}{until}")
     grid.add_row("entries", str(summary["sequence"] + 1))
     return grid
@@ -291,7 +293,7 @@ def decide(accounts: Accounts = None, *, asked: CostOptions, options: LedgerOpti
     with options.ledger() as ledger:
         decision = ledger.decide(costs)
     several = decision.admitted and len(costs) > 1
-    each = f"admitted: {', '.join(f'{cost} of {name}' for name, cost in costs.items())}"
+    each = f"admitted: {', '.join(f'{cost.brief()} of {name}' for name, cost in costs.items())}"
     text = "; ".join([each, *decision.notes]) if several else str(decision)
     print_result(decision.to_dict(), text, as_json=options.json)
     if not decision.admitted:
@@ -314,7 +316,7 @@ def largest(  # noqa: PLR0913  each is one option
     like = _like(kind, delta) if json_cost is None else guarantee_from_json(json_cost)
     with options.ledger() as ledger:
         found = ledger.account(account).largest(like, times)
-    text = "none: no request of this kind is admitted" if found is None else str(found)
+    text = "none: no request of this kind is admitted" if found is None else found.brief(offered=True)
     form = {"account": account, "times": times, "largest": None if found is None else found.to_dict()}
     print_result(form, text, as_json=options.json)
 

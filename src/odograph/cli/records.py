@@ -111,7 +111,7 @@ def history(
         table.add_column(name, no_wrap=name in ("entry", "time (UTC)", "verb", "key"))
     for entry in page:
         key = f"{entry.key[:6]}..." if _RANDOM_KEY.fullmatch(entry.key) else entry.key
-        cost = "" if entry.cost is None else str(entry.cost)
+        cost = "" if entry.cost is None else entry.cost.brief()
         # Notes are untrusted: characters that would control the terminal are replaced.
         plain = "".join(letter if letter.isprintable() else " " for letter in entry.note)
         table.add_row(

@@ -14,7 +14,7 @@ import math
 import numbers
 import re
 from collections.abc import Callable
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Final, TypeAlias
 
@@ -35,6 +35,7 @@ __all__ = [
     "ceil_sure",
     "ceil_written",
     "decimal_above",
+    "decimal_below",
     "down",
     "exact_of",
     "exactly",
@@ -240,7 +241,15 @@ def written_above(value: Fraction) -> float:
 
 def decimal_above(value: Fraction, digits: int) -> Fraction:
     """Return the least number of so many decimal digits that is at least a positive number."""
-    rounding = Context(prec=digits, rounding=ROUND_CEILING)
+    return _decimal(value, Context(prec=digits, rounding=ROUND_CEILING))
+
+
+def decimal_below(value: Fraction, digits: int) -> Fraction:
+    """Return the largest number of so many decimal digits that is at most a positive number."""
+    return _decimal(value, Context(prec=digits, rounding=ROUND_FLOOR))
+
+
+def _decimal(value: Fraction, rounding: Context) -> Fraction:
     return Fraction(rounding.divide(Decimal(value.numerator), Decimal(value.denominator)))
 
 

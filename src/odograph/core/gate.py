@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odograph.core.fixed_point import CEILING
@@ -10,7 +12,7 @@ from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Par
 from odograph.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from odograph.core.guarantees import Guarantee
     from odograph.core.meters import Meter
@@ -76,7 +78,9 @@ class Decision(NamedTuple):
     largest: Guarantee | None = None
     account: str = ""  # the name of the account that decided, where accounts have names
     searched: bool = True  # whether an offer was searched for, if there is none
-    notes: tuple[str, ...] = ()  # what an admission changes for later requests: `planning.notes_on`
+    notes: tuple[
+        str, ...
+    ] = ()  # what an admission changes for later requests, or why no theorem covers a refused one
 
     def __bool__(self) -> bool:
         return self.admitted  # else `if account.decide(cost):` would be true of a refusal
@@ -102,6 +106,17 @@ class Decision(NamedTuple):
             if (limit := m.limit) is not None
         }
 
+    def standing(self) -> dict[str, dict[str, Any]]:
+        """Return what is spent and left, per meter that has a limit, and whether it counts: had no unpriced step."""
+        return {
+            m.name: {
+                "spent": self.spent[m.name],
+                "left": self.left[m.name],
+                "counts": not self.totals_after.unpriced[i],
+            }
+            for i, m in self._with_limit()
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return the decision in plain types; the totals and the price, exact, in their stored form."""
         return {
@@ -119,53 +134,124 @@ class Decision(NamedTuple):
             "notes": [*self.notes],
         }
 
-    def __str__(self) -> str:
-        if self.admitted:
-            left = ", ".join(
-                f"{m.name} {self.left[m.name]:.4g}"
-                for i, m in self._with_limit()
-                if not m.counts_delta and not self.totals_after.unpriced[i]
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it was refused because no theorem covers the request; `notes` say so."""
+        return not self.admitted and all(amount is None for amount in self.price.amounts)
+
+    @property
+    def part_left(self) -> float:
+        """The part of the budget that is left after the decision, from 0 to 1: of the alternative with most room."""
+        return float(max((1 - part for _, part in self._parts(self.totals_after)), default=0))
+
+    def explain(self) -> str:
+        """Return the decision, and a line for each meter that has a limit: what was spent, what is asked and left."""
+        meters = self._with_limit()
+        width = max(len(meter.name) for _, meter in meters)
+        return "\n".join([str(self), *(f"  {meter.name:{width}}  {self._line(i, meter)}" for i, meter in meters)])
+
+    def _line(self, i: int, meter: Meter) -> str:
+        spent, asked, limit = self.totals.amounts[i], self.price.amounts[i], meter.limit or 0
+        if self.totals.unpriced[i]:
+            return "no longer counts: an earlier step has no price here"
+        before, most = (f"{float(amount / meter.scale):.4g}" for amount in (spent, limit))
+        if asked is None:
+            return (
+                f"{before} of {most} spent; this request has no price here"
+                + ", so it no longer counts" * self.admitted
             )
-            return "; ".join([f"admitted: {self.request or 'the request'}; left: {left}", *self.notes])
-        needs = [self._excess(i, m) for i, m in self._with_limit()]
-        short = ", ".join(filter(None, needs)) or "more than is left"
+        after = limit - spent - asked
+        what = "left" if after >= 0 else "too much"
+        needs, rest = (f"{float(amount / meter.scale):.4g}" for amount in (asked, abs(after)))
+        return f"{before} of {most} spent, {needs} asked, {rest} {what}"
+
+    def __str__(self) -> str:
+        request = "the request" if self.request is None else self.request.brief()
+        if self.admitted:
+            spent = [part for _, part in self._parts(self.totals_after)]
+            left = [_left(1 - min(spent))] if spent else []
+            return "; ".join([f"admitted: {request}", *left, *self.notes])
+        by = f" by {self.account!r}" if self.account else ""
+        if self.is_unproven and self.notes:
+            return f"refused{by}: {'; '.join(self.notes)}"
         if self.largest is not None:
-            offer = f"the largest request of this kind still admitted is {self.largest}"
+            offer = f"The largest that fits is {self.largest.brief(offered=True)}"
         elif not self.searched:
-            offer = "a smaller request was not searched for"
+            offer = "A smaller request was not searched for"
         else:
             offer = _no_offer(self.request)
-        by = f" by {self.account!r}" if self.account else ""
-        return f"refused{by}: {self.request or 'the request'} needs {short}; {offer}"
+        return f"refused{by}: {self._shortage(request)}. {offer}"
 
-    def _excess(self, i: int, meter: Meter) -> str:
-        """Return by how much the request exceeds one meter; an empty string where it does not, or has no price."""
-        asked, limit = self.price.amounts[i], meter.limit
-        if asked is None or limit is None or self.totals.unpriced[i] or asked <= limit - self.totals.amounts[i]:
+    def _shortage(self, request: str) -> str:
+        """Return what there is too little of: delta for the steps, or budget."""
+        short = [self._delta_shortage(request, i, m) for i, m in self._with_limit() if m.counts_delta]
+        parts, asked = [*self._parts(self.totals)], self.price.amounts
+        needs = [
+            (part, Fraction(amount, self.meters[i].limit or 1))
+            for i, part in parts
+            if (amount := asked[i]) is not None
+        ]
+        if not any(part + need <= 1 for part, need in needs):
+            short.append(_budget_shortage(request, needs, none_left=not parts))
+        return "; ".join(filter(None, short))
+
+    def _delta_shortage(self, request: str, i: int, meter: Meter) -> str:
+        asked, limit = self.price.amounts[i], meter.limit or 0
+        left = limit - self.totals.amounts[i]
+        if asked is None or asked <= left:
             return ""
-        if meter.counts_delta and limit == 0:
-            return f"delta {float(asked / meter.scale):.6g}, of which the policy sets none aside (delta_steps is 0)"
-        total = self.totals.amounts[i] + asked
-        after, most = (f"{float(amount / meter.scale):.6g}" for amount in (total, limit))
-        over = f" (over by {float((total - limit) / meter.scale):.3g})" if after == most else ""
-        return f"{meter.name} {after} of {most}{over}"
+        needs = f"{request} needs a delta of {_brief(asked / meter.scale, ROUND_CEILING)}"
+        if limit == 0:
+            return f"{needs}, and the policy sets none aside for steps (delta_steps is 0)"
+        return f"{needs}, and {_brief(left / meter.scale, ROUND_FLOOR)} is left for steps (delta_steps)"
+
+    def _parts(self, totals: Totals) -> Iterator[tuple[int, Fraction]]:
+        """Yield the alternatives that still count, each with the part of it that is spent."""
+        for i, meter in self._with_limit():
+            if meter.limit and not meter.counts_delta and not totals.unpriced[i]:
+                yield i, min(Fraction(1), Fraction(totals.amounts[i], meter.limit))
 
     def _with_limit(self) -> list[tuple[int, Meter]]:
         return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
 
 
+def _budget_shortage(request: str, needs: Sequence[tuple[Fraction, Fraction]], *, none_left: bool) -> str:
+    """Return what is left and what a request needs, by the alternative that comes nearest to admitting it."""
+    if none_left:
+        return _left(Fraction(0))
+    if not needs:
+        return f"{request} has no price on what still counts of the policy"
+    part, need = min([(part, need) for part, need in needs if part < 1] or needs, key=sum)
+    return f"{_left(1 - part)}; {request} needs {_percent(need, ROUND_CEILING)}"
+
+
+def _left(part: Fraction) -> str:
+    return f"{_percent(part, ROUND_FLOOR) if part else 'none'} of the budget is left"
+
+
+def _percent(part: Fraction, rounding: str) -> str:
+    """Write a part by two significant digits of a percent."""
+    whole = Context(prec=2, rounding=rounding).divide(100 * part.numerator, part.denominator)
+    return f"{whole:,f}%"
+
+
+def _brief(value: Fraction, rounding: str) -> str:
+    """Write a number by four significant digits."""
+    return f"{float(Context(prec=4, rounding=rounding).divide(value.numerator, value.denominator)):.4g}"
+
+
 def _no_offer(request: Guarantee | None) -> str:
     """Return why a refusal has no offer."""
     if request is not None and request.kind == "rdp":
-        return "a curve has no single size, so no smaller one is offered"
+        return "A curve has no single size, so no smaller one is offered"
     if isinstance(request, Mechanism) and request.curve and len(request.curve.orders) > MOST_POINTS:
-        return f"with a curve of more than {MOST_POINTS} orders a smaller request is not searched for"
+        return f"With a curve of more than {MOST_POINTS} orders a smaller request is not searched for"
     if isinstance(request, Parallel):
         if len(request.different) > MOST_DIFFERENT:
-            return f"with more than {MOST_DIFFERENT} different parts a smaller request is not searched for"
+            return f"With more than {MOST_DIFFERENT} different parts a smaller request is not searched for"
         if any(part.kind in ("rdp", "mechanism") for part in request.different):
-            return "parts that are curves or mechanisms have no single size, so no smaller request is offered"
-    return "no request of this kind fits any more"
+            return "Parts that are curves or mechanisms have no single size, so no smaller request is offered"
+    return "No request of this kind fits any more"
 
 
 def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Guarantee | None = None) -> Decision:

@@ -18,7 +18,17 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Self, TypeVar
 
-from odograph.core.fixed_point import Number, Numeric, decimal_above, exact_of, kept_above, read, text_of, tidy
+from odograph.core.fixed_point import (
+    Number,
+    Numeric,
+    decimal_above,
+    decimal_below,
+    exact_of,
+    kept_above,
+    read,
+    text_of,
+    tidy,
+)
 from odograph.errors import InvalidGuarantee
 
 __all__ = [
@@ -49,6 +59,7 @@ __all__ = [
 _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
 _OFFER_DIGITS: Final = 12  # significant digits of an offered sigma
+_BRIEF_DIGITS: Final = 4  # significant digits of a number for people
 _LARGEST_RATIO: Final = 10**150  # sensitivity over sigma: its square is a float; there is no privacy long before
 _MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
 MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
@@ -124,6 +135,13 @@ class Guarantee:
     def __str__(self) -> str:
         return self._format(_show)
 
+    def brief(self, *, offered: bool = False) -> str:
+        """Return it for people, with four significant digits: a cost rounded up; an offer down, so that it fits."""
+        if offered and self.size in self.__match_args__:
+            size = read(getattr(self, self.size), self.size)
+            return str(self.resize(decimal_below(size, _BRIEF_DIGITS)) if size else self)
+        return str(self) if offered else self._format(_brief)
+
     def _format(self, show: Callable[[object], str]) -> str:
         names = [*self.__match_args__]
         while names and getattr(self, names[-1]) == self.__dataclass_fields__[names[-1]].default:
@@ -148,8 +166,18 @@ def _code(value: object) -> str:
 
 
 def _show(value: object) -> str:
-    """Format a value for messages: a fraction that is not a decimal, by its first 17 digits."""
-    return f"{float(value):.17g}" if isinstance(value, Fraction) else _code(value)
+    """Format a value as it is; a fraction that is not a decimal, by 12 digits, rounded up."""
+    return _digits(value, _OFFER_DIGITS) if isinstance(value, Fraction) else _code(value)
+
+
+def _brief(value: object) -> str:
+    """Format a value for people: a number by four digits, rounded up."""
+    return _digits(exact_of(value), _BRIEF_DIGITS) if isinstance(value, float | Fraction) else _show(value)
+
+
+def _digits(value: Fraction, count: int) -> str:
+    """Write a nonnegative number by so many significant digits, rounded up."""
+    return f"{float(decimal_above(value, count)):.{count}g}" if value else "0"
 
 
 G = TypeVar("G", bound=type[Guarantee])
@@ -309,6 +337,11 @@ class DiscreteGaussian(Guarantee):
             raise InvalidGuarantee(f"DiscreteGaussian.mu must be above 0 (got {size!r}): no sigma is that large")
         return replace(self, sigma=decimal_above(exact_of(self.sensitivity) / mu, _OFFER_DIGITS))
 
+    def brief(self, *, offered: bool = False) -> str:
+        """Return it with a sigma of four digits: that of a cost rounded down, that of an offer up."""
+        shorten = decimal_above if offered else decimal_below
+        return str(replace(self, sigma=shorten(exact_of(self.sigma), _BRIEF_DIGITS)))
+
 
 @register
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -341,6 +374,10 @@ class RDP(Guarantee):
         """Read the orders and values as lists."""
         lists = {name: _read_list(f"RDP.{name}", fields[name]) for name in ("orders", "values")}
         return cls(**{**fields, **lists})
+
+    def brief(self, *, offered: bool = False) -> str:  # noqa: ARG002  a curve has no single size
+        """Return how many orders there are, and which."""
+        return str(self)
 
     def __str__(self) -> str:
         return f"RDP({len(self.orders)} orders from {float(self.orders[0]):g} to {float(self.orders[-1]):g})"
@@ -394,6 +431,10 @@ class Mechanism(Guarantee):
         curve = fields["curve"]
         return cls(**{**fields, "curve": None if curve is None else guarantee_from_dict(curve)})
 
+    def brief(self, *, offered: bool = False) -> str:  # noqa: ARG002  steps are whole
+        """Return the steps and the name."""
+        return str(self)
+
     def __str__(self) -> str:
         return f"{self.steps} x {self.name}"
 
@@ -432,8 +473,15 @@ class Parallel(Guarantee):
             found[objects[key]] += count
         return found
 
+    def brief(self, *, offered: bool = False) -> str:
+        """Return the different parts, each in brief."""
+        return self._listed(lambda part: part.brief(offered=offered))
+
     def __str__(self) -> str:
-        shown = [f"{count} x {part}" for part, count in self.different.most_common(_MOST_SHOWN)]
+        return self._listed(str)
+
+    def _listed(self, show: Callable[[Guarantee], str]) -> str:
+        shown = [f"{count} x {show(part)}" for part, count in self.different.most_common(_MOST_SHOWN)]
         more = len(self.different) - len(shown)
         return f"Parallel({', '.join(shown)}{f', and {more} other parts' if more else ''})"
 

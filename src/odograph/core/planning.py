@@ -266,8 +266,13 @@ def _ask(
     states: Sequence[AccountState], cost: Guarantee, falls: int = MOST_FALLS
 ) -> tuple[Decision, Sequence[AccountState]]:
     """Decide a cost; return the decision, and the states after it."""
-    # All are priced before any decides: an account without a theorem for the cost raises first.
-    prices = [state.compiled.price(cost) for state in states]
+    # All are priced before any decides: an account without a theorem for the cost refuses first.
+    prices: list[Price] = []
+    for state in states:
+        try:
+            prices.append(state.compiled.price(cost))
+        except UnprovenComposition as problem:
+            return _without_theorem(state, cost, problem), states
     decisions = [
         decide(state.compiled.meters, state.totals, price, cost) for state, price in zip(states, prices, strict=True)
     ]
@@ -276,6 +281,22 @@ def _ask(
             return with_offer(states, decision, state.name), states
     after = [state._replace(totals=d.totals_after) for state, d in zip(states, decisions, strict=True)]
     return decisions[-1]._replace(notes=_notes([*zip(states, prices, decisions, strict=True)], cost, falls)), after
+
+
+def _without_theorem(state: AccountState, cost: Guarantee, problem: UnprovenComposition) -> Decision:
+    """Return the refusal of a cost that no theorem covers; a charge raises the problem itself."""
+    meters, totals = state.compiled.meters, state.totals
+    unpriced = Price((None,) * len(meters))
+    return Decision(
+        admitted=False,
+        meters=meters,
+        totals=totals,
+        totals_after=totals,
+        price=unpriced,
+        request=cost,
+        account=state.name,
+        notes=(str(problem),),
+    )
 
 
 # What a charge changes, and would not be seen: an alternative that ends, a charge far above the intrinsic time.

@@ -473,6 +473,9 @@ class Compiled:
     note: str = ""
     known: dict[float, Price] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[type[Compiled], tuple[Policy, tuple[Meter, ...], str]]:
+        return Compiled, (self.policy, self.meters, self.note)  # without the prices: charges are sent with it
+
     @property
     def tolerance(self) -> Fraction:
         """What the plain sum of the epsilons may exceed epsilon by: that of the policy, or none, as in 0.1.0."""

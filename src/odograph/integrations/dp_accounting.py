@@ -385,7 +385,7 @@ class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc, name-defin
                 _check_known(part)
             for part, times in _parts(event, max(count, 1)):  # `supports` asks with a count of 0
                 cost = _cost_of_one_run(part, self._account.policy.neighbors)
-                self._account.decide(cost)  # raises where the policy has no theorem for it
+                self._account.compiled.price(cost)  # raises where the policy has no theorem for it
                 costs += _steps(cost, times)
         except (InvalidArgument, UnprovenComposition) as problem:
             return self.CompositionErrorDetails(invalid_event=part, error_message=str(problem))

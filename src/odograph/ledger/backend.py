@@ -546,7 +546,11 @@ class LocalBackend:
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Return whether the accounts would admit their costs together, each with all above it; spend nothing."""
-        asks = self.price(costs)
+        try:
+            asks = self.price(costs)
+        except UnprovenComposition:
+            refusals = [self.quote(name, [cost]).decisions[0] for name, cost in costs.items()]
+            return next(refusal for refusal in refusals if refusal.is_unproven)
         totals = {state.name: state.totals for state in self._account_states(*costs)}
         after = dict(totals)
         for i, ask in enumerate(asks):

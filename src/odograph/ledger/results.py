@@ -148,7 +148,9 @@ class Receipt(NamedTuple):
 
     def __str__(self) -> str:
         done = {"spend": "spent", "reserve": "reserved", "commit": "committed", "void": "voided"}[self.verb]
-        costs = ", ".join(f"{line.cost} of {line.account}" if line.account else f"{line.cost}" for line in self.lines)
+        costs = ", ".join(
+            f"{line.cost.brief()}{f' of {line.account}' if line.account else ''}" for line in self.lines
+        )
         again = " before, nothing was charged now" if self.repeated else ""
         key = f", key {self.key}" if self.key else ""
         promise = "".join(f"; lifetime promise {lifetime}" for lifetime in self.lifetimes)

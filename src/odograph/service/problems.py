@@ -27,7 +27,7 @@ from odograph.errors import (
 )
 from odograph.service.auth import Caller
 from odograph.service.schemas import Problem
-from odograph.service.visibility import decision_form
+from odograph.service.visibility import NO_THEOREM, decision_form
 
 __all__ = [
     "BOUND_MESSAGES",
@@ -53,8 +53,7 @@ BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
     AccountClosed: "one of the accounts is closed and takes no new charges",
     IdempotencyConflict: "the idempotency key was used before for another request; use another key",
     LedgerCorrupt: "the ledger is damaged; report it to its owner",
-    UnprovenComposition: "no theorem covers a guarantee of this kind here; ask the account's owner which kinds it"
-    " takes",
+    UnprovenComposition: NO_THEOREM,
 }
 # Used for every caller: what does not exist and what the caller may not see must be indistinguishable.
 _FOR_EVERY_CALLER: Final = (LedgerNotFound, AccountNotFound, EntryNotFound, ReservationNotFound)

@@ -506,10 +506,11 @@ class BatchResults(Struct):
 
 
 class MeterForm(Struct):
-    """What is spent and left on a meter that has a limit."""
+    """What is spent and left on a meter that has a limit; it no longer counts once a step had no price on it."""
 
     spent: float
     left: float
+    counts: bool
 
 
 class ReadingForm(Struct):

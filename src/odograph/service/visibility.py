@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 
 from odograph.account import account_summary
-from odograph.core.gate import Decision
+from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.planning import NOTE_ABOUT, note_prefix
@@ -42,6 +42,7 @@ from odograph.service.schemas import (
 )
 
 __all__ = [
+    "NO_THEOREM",
     "account_form",
     "decide_for",
     "decision_form",
@@ -57,6 +58,9 @@ __all__ = [
     "visible_reservations",
     "visible_rows",
 ]
+
+# For a caller bound to some accounts: what the policies above take is not disclosed.
+NO_THEOREM: Final = "no theorem covers a guarantee of this kind here; ask the account's owner which kinds it takes"
 
 _FIRST_READ: Final = 50  # entries; later reads take more at once
 _MAX_PAGE: Final = 1 << 19  # characters of costs and notes on a page of entries
@@ -187,17 +191,18 @@ def mask_refusal(backend: Backend, caller: Caller, costs: Mapping[str, Guarantee
         if decision.account in backend.opened(name).names and cost == decision.request
     )
     compiled, totals = backend.opened(name).compiled, backend.balances([name])[name].totals
-    asked = compiled.price(cost)
+    unproven = decision.is_unproven
     return Decision(
         admitted=False,
         meters=compiled.meters,
         totals=totals,
         totals_after=totals,
-        price=asked,
+        price=Price((None,) * len(compiled.meters)) if unproven else compiled.price(cost),
         request=cost,
         largest=decision.largest,
         account=name,
         searched=decision.searched,
+        notes=(NO_THEOREM,) if unproven else (),
     )
 
 

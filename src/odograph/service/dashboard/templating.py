@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
@@ -208,15 +208,15 @@ def _keep_together(text: object) -> Markup:
 
 
 def _format_number(value: float | None) -> Markup:
-    return _keep_together("none" if value is None else "unbounded" if math.isinf(value) else f"{value:.6g}")
+    return _keep_together("none" if value is None else "unbounded" if math.isinf(value) else f"{value:.4g}")
 
 
-def _format_cost(form: Mapping[str, Any] | msgspec.Raw | None) -> Markup:
-    """Format the JSON form of a guarantee."""
+def _format_cost(form: Mapping[str, Any] | msgspec.Raw | None, *, offered: bool = False) -> Markup:
+    """Format the JSON form of a guarantee: a cost, or an offer."""
     if not form:
         return Markup()
     plain = msgspec.json.decode(form) if isinstance(form, msgspec.Raw) else form
-    return _keep_together(guarantee_from_dict(plain))
+    return _keep_together(guarantee_from_dict(plain).brief(offered=offered))
 
 
 def _format_exact(text: str) -> Markup:
@@ -250,6 +250,7 @@ def _make_environment() -> Environment:
     )
     environment.filters |= {
         "cost": _format_cost,
+        "offer": partial(_format_cost, offered=True),
         "exact": _format_exact,
         "level": _level,
         "nobreak": _keep_together,
