@@ -151,7 +151,7 @@ class Account(ABC):
 
     def interact(
         self,
-        mechanism: Callable[..., Any],
+        mechanism: Any,  # noqa: ANN401  a function, a generator, or a library's queryable
         /,
         *args: Any,
         key: str | None = None,

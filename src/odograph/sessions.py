@@ -186,7 +186,7 @@ class Session:
 
     def interact(
         self,
-        mechanism: Callable[..., Any],
+        mechanism: Any,  # noqa: ANN401  a function, a generator, or a library's queryable
         /,
         *args: Any,
         key: str | None = None,
@@ -388,7 +388,7 @@ class Interaction:
 
 def interact(  # noqa: PLR0913  the arguments of `Account.interact`
     account: Account,
-    mechanism: Callable[..., Any],
+    mechanism: Any,  # noqa: ANN401  as above
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,

@@ -23,7 +23,7 @@ import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, UnprovenComposition
 from odograph.core.conversions import pure_to_zcdp
 from odograph.core.filters import ExactMeter, GdpMeter, RenyiMeter, SmoothMeter, ZcdpMeter
-from odograph.core.fixed_point import SCALE
+from odograph.core.fixed_point import SCALE, Numeric
 from odograph.core.gate import decide
 from odograph.core.guarantees import (
     DiscreteGaussian,
@@ -136,8 +136,8 @@ class Noisy(Guarantee):
     """A kind of a user: it implies zCDP, here with a delta or without."""
 
     kind: ClassVar[str] = "noisy"
-    rho: odo.guarantees.Numeric
-    delta: odo.guarantees.Numeric = 0
+    rho: Numeric
+    delta: Numeric = 0
 
     def implies(self) -> tuple[Guarantee, ...]:
         return (ZCDP(self.rho, self.delta),)
@@ -334,6 +334,7 @@ def test_concurrent_mechanisms_stay_within_the_target_and_broken_charging_does_n
     offer = largest(AccountState("", compiled, compiled.start), Interactive(PureDP(1)), 2)
     assert offer is not None
     cost = offer.cost
+    assert isinstance(cost, PureDP)
     tree = make(factor_below(cost.epsilon))
     payoff = hockey_stick(factor_below(compiled.policy.epsilon))
     delta = Fraction(str(compiled.policy.delta))
