@@ -188,7 +188,8 @@ def test_an_object_is_asked_through_its_methods() -> None:
         assert [one.id for one in account.pending] == [q.charge.id]  # nothing was asked yet
         assert (add(1), q.add(value=2), q.total, q.kind, q.name()) == (6, 8, 8, "counter", "Counter")
         assert not account.pending
-    for ask in (lambda: add(1), lambda: q.total, lambda: q.add):
+    ways: list[Callable[[], object]] = [lambda: add(1), lambda: q.total, lambda: q.add]
+    for ask in ways:
         with pytest.raises(AccountClosed):
             ask()
 
@@ -368,7 +369,7 @@ class ChargesAtClose(Accountant):
         self.spend(Interactive(cost))
 
 
-def test_a_twin_that_charges_at_close_is_caught() -> None:
+def test_an_account_that_charges_at_close_is_caught() -> None:
     """Negative control: the look at the totals before and between the answers."""
     account = ChargesAtClose(Policy(1, 0, filter="basic"))
     with account.interact(lambda: lambda: spent(account), cost=TENTH) as q:
