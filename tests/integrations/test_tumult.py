@@ -13,7 +13,7 @@ import pytest
 from charge_history import charges
 
 import odograph as odo
-from odograph.core.guarantees import exact_of
+from odograph.core.guarantees import Interactive, exact_of
 from odograph.errors import InvalidArgument
 from odograph.integrations.tumult import cost_of, evaluate, largest_budget
 
@@ -77,7 +77,7 @@ def test_tumult_protects_added_rows() -> None:
 
 
 def test_the_library_finds_budgets_by_themselves() -> None:
-    acc = account()
+    acc = account(filter="exact")
     acc.spend(odo.cost_of(tmlt.PureDPBudget(TENTH)))
     assert charges(acc)[0].cost == odo.PureDP(0.1)
     with pytest.raises(odo.UnprovenComposition, match="filter='zcdp'"):
@@ -141,18 +141,27 @@ def test_a_core_measurement_runs_in_a_session() -> None:
         cost_of(geometric(0), d_in=1)
 
 
-def test_interactive_measurements_are_refused() -> None:
+def test_an_interactive_measurement_is_charged_whole_and_asked() -> None:
     composition = interactive.SequentialComposition(
         input_domain=numbers.NumpyIntegerDomain(),
         input_metric=metrics.AbsoluteDifference(),
         output_measure=measures.PureDP(),
         d_in=1,
-        privacy_budget=1,
+        privacy_budget=TENTH,
     )
     acc = account()
-    with odo.session(acc) as s, pytest.raises(odo.UnprovenComposition, match="queries one by one"):
+    with odo.session(acc) as s, pytest.raises(odo.UnprovenComposition, match=r"account\.interact"):
         s.run(composition, 1000, d_in=1)
     assert acc.totals == acc.compiled.start
+    with acc.interact(composition, 1000, d_in=1) as q:
+        query = interactive.MeasurementQuery(interactive.MakeInteractive(geometric(20)))
+        for _ in range(2):  # an answer of Tumult's can be asked itself, under the same charge
+            assert abs(q(query)(None) - 1000) < 1000
+        with pytest.raises(Exception, match=r"(?i)budget"):
+            q(query)
+    with pytest.raises(odo.errors.AccountClosed):
+        q(query)
+    assert [entry.cost for entry in charges(acc)] == [Interactive(odo.PureDP("0.1"))]
 
 
 # The hook, with a real Tumult session on Spark.
@@ -226,3 +235,22 @@ def test_queries_are_charged_before_tumult_sees_them(rows: Any) -> None:  # noqa
     with pytest.raises(odo.errors.InvalidGuarantee):
         evaluate(acc, session, tmlt.QueryBuilder("rows").count(), tmlt.PureDPBudget(math.inf))
     assert acc.totals.steps == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # Spark's and Tumult's own
+@pytest.mark.parametrize(
+    ("budget", "rule"), [(tmlt.PureDPBudget(TENTH), "exact"), (tmlt.RhoZCDPBudget(TENTH / 100), "zcdp")]
+)
+def test_a_session_is_charged_whole_and_divides_its_budget_itself(rows: Any, budget: Any, rule: str) -> None:  # noqa: ANN401  untyped library
+    session = tmlt.Session.from_dataframe(budget, "rows", rows, protected_change=tmlt.AddOneRow())
+    acc = account(filter=rule)
+    query = tmlt.QueryBuilder("rows").count()
+    with acc.interact(session, note="Tumult") as q:
+        for _ in range(2):
+            assert q.evaluate(query, budget / 2).count() == 1
+        assert str(q.remaining_privacy_budget) != str(budget)
+        with pytest.raises(Exception, match=r"(?i)budget"):
+            q.evaluate(query, budget / 2)
+    assert [entry.cost for entry in charges(acc)] == [Interactive(cost_of(budget))]
+    with pytest.raises(odo.errors.AccountClosed):
+        q.evaluate(query, budget / 2)

@@ -24,6 +24,7 @@ import odograph as odo
 from odograph import (
     GDP,
     RDP,
+    ZCDP,
     Account,
     Accountant,
     ApproxDP,
@@ -42,6 +43,7 @@ from odograph import (
 )
 from odograph.core.filters import SmoothMeter
 from odograph.core.filters.smooth import effective_reserve
+from odograph.core.guarantees import Interactive
 from odograph.core.policy import Compiled
 from odograph.errors import (
     AccountClosed,
@@ -803,6 +805,77 @@ def test_an_account_keeps_the_contract(name: str, opening: Opening) -> None:
     CLAUSES[name](opening)
 
 
+def counting(start: int) -> Callable[[int], int]:
+    """An interactive mechanism."""
+    asked = [start]
+
+    def ask(value: int) -> int:
+        asked.append(value)
+        return sum(asked)
+
+    return ask
+
+
+@clause
+def an_interactive_mechanism_is_charged_whole_before_it_is_opened(opening: Opening) -> None:
+    ana, top = pair(opening)
+    seen: list[tuple[object, ...]] = []
+
+    def mechanism(start: int) -> Callable[[int], int]:
+        seen.append(tenths(ana, top))
+        return counting(start)
+
+    with ana.interact(mechanism, 1, cost=TENTH, key="q", note="looks") as q:
+        assert seen == [(1, 1)]
+        assert [one.id for one in ana.pending] == [one.id for one in top.pending] == [q.charge.id]
+        assert q(1) == 2
+        assert ana.pending == top.pending == ()
+        with pytest.raises(ReservationResolved):
+            q.charge.void("an answer was released")
+        with pytest.raises(IdempotencyConflict):
+            ana.interact(mechanism, 1, cost=TENTH, key="q")
+        with ana.interact(mechanism, 2, cost=PureDP("0.2")) as r, odo.session(top) as s:
+            assert (r(1), q(1), s.run(counting(3), 1, cost=PureDP("0.3")), r(1)) == (3, 3, 4, 4)
+    with pytest.raises(AccountClosed):
+        q(1)
+    assert tenths(ana, top) == (3, 6)
+    stored = [(one.verb, one.cost) for one in ana.history() if one.verb == "reserve"]
+    assert stored == [("reserve", Interactive(TENTH)), ("reserve", Interactive(PureDP("0.2")))]
+    assert len(seen) == 2
+
+
+@clause
+def an_interactive_mechanism_that_was_voided_answers_nothing(opening: Opening) -> None:
+    ana, top = pair(opening)
+    with ana.interact(lambda: lambda: pytest.fail("it answered"), cost=TENTH) as q:
+        (held,) = ana.pending
+        held.void("not run")
+        with pytest.raises(ReservationResolved):
+            q()
+    with ana.interact(counting, 1, cost=TENTH) as q:
+        q.void("not asked")
+        with pytest.raises(AccountClosed):
+            q(1)
+    assert tenths(ana, top) == (0, 0)
+    with ana.interact(counting, 1, cost=TENTH):
+        pass  # closed without a query: the mechanism was opened, so the charge stands
+    assert tenths(ana, top) == (1, 1)
+    assert (ana.pending, ana.voids) == ((), 2)
+
+
+@clause
+def what_no_theorem_covers_is_not_opened(opening: Opening) -> None:
+    account = opening("moments", EXACT)
+    with unchanged(account):
+        with pytest.raises(UnprovenComposition, match=r"Interactive\(ApproxDP\("):
+            account.interact(counting, 1, cost=ZCDP("0.001", "1e-9"))
+        with pytest.raises(BudgetExceeded) as caught:
+            account.interact(counting, 1, cost=PureDP(2))
+    assert caught.value.decision.largest == Interactive(PureDP(1))
+    assert account.largest(Interactive(ZCDP(1))) is not None
+    assert account.how_many(Interactive(PureDP("0.25"))) == 4
+
+
 # Broken accounts, and the clause that each must fail.
 
 
@@ -877,6 +950,20 @@ class ClosesItselfAlone(Accountant):
         yield self
 
 
+class ChargesInteractionsAtClose(Accountant):
+    @contextmanager
+    def interact(self, mechanism: Any, /, *args: Any, cost: Any = None, **options: Any) -> Iterator[Any]:  # type: ignore[override]  # noqa: ANN401, ARG002
+        yield mechanism(*args)
+        self.spend(Interactive(cost))
+
+
+class AnswersWhatWasVoided(Accountant):
+    def interact(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as an account's
+        q = super().interact(*args, **options)
+        q._charge.settle = lambda: None  # type: ignore[method-assign]  # noqa: SLF001  it does not ask the ledger
+        return q
+
+
 class ForgetsItsParent(Accountant):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -924,6 +1011,8 @@ BROKEN: dict[type[Accountant], Clause] = {
     RefundsWhatWasCommitted: a_reservation_is_resolved_once,
     RefundsWhatExpired: once_expired_it_can_be_committed_and_not_voided,
     RefundsItselfAlone: a_void_restores_every_account_exactly,
+    ChargesInteractionsAtClose: an_interactive_mechanism_is_charged_whole_before_it_is_opened,
+    AnswersWhatWasVoided: an_interactive_mechanism_that_was_voided_answers_nothing,
     RefundsWhatRaised: what_raises_inside_a_block_is_committed,
     ClosesItselfAlone: a_closed_account_takes_no_new_charges_here_and_below,
     ForgetsItsParent: a_spend_is_charged_here_and_above,

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odograph.core.fixed_point import CEILING
-from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel
+from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel, one_shot
 from odograph.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def _brief(value: Fraction, rounding: str) -> str:
 
 def _no_offer(request: Guarantee | None) -> str:
     """Return why a refusal has no offer."""
+    request = None if request is None else one_shot(request)
     if request is not None and request.kind == "rdp":
         return "A curve has no single size, so no smaller one is offered"
     if isinstance(request, Mechanism) and request.curve and len(request.curve.orders) > MOST_POINTS:

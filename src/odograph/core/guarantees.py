@@ -42,6 +42,7 @@ __all__ = [
     "ApproxDP",
     "DiscreteGaussian",
     "Guarantee",
+    "Interactive",
     "Mechanism",
     "Parallel",
     "ProbDP",
@@ -50,6 +51,7 @@ __all__ = [
     "exact_of",
     "guarantee_from_dict",
     "number_of",
+    "one_shot",
     "read_number",
     "read_probability",
     "register",
@@ -456,6 +458,11 @@ class Parallel(Guarantee):
             raise InvalidGuarantee(f"Parallel.parts must be a list of at least one guarantee (got {self.parts!r})")
         if any(isinstance(part, Parallel) for part in parts):
             raise InvalidGuarantee("Parallel.parts must not be parallel themselves; list all the parts together")
+        if any(isinstance(part, Interactive) for part in parts):
+            raise InvalidGuarantee(
+                "Parallel.parts must not be interactive themselves; for mechanisms on disjoint parts that answer"
+                " queries write Interactive(Parallel(parts))"
+            )
         object.__setattr__(self, "parts", parts)
 
     @classmethod
@@ -484,6 +491,40 @@ class Parallel(Guarantee):
         shown = [f"{count} x {show(part)}" for part, count in self.different.most_common(_MOST_SHOWN)]
         more = len(self.different) - len(shown)
         return f"Parallel({', '.join(shown)}{f', and {more} other parts' if more else ''})"
+
+
+@register
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Interactive(Guarantee):
+    """An interactive mechanism: whatever is asked of it and when, its answers together have the guarantee `cost`.
+
+    It holds against every strategy of asking: queries may depend on all answers so far, also on those of other
+    mechanisms that are open at the same time, and may stop at any moment. All is charged before the first query.
+    """
+
+    kind: ClassVar[str] = "interactive"
+    cost: Guarantee
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cost, Guarantee):
+            raise InvalidGuarantee(f"Interactive.cost must be a guarantee, such as PureDP(0.1) (got {self.cost!r})")
+        if isinstance(self.cost, Interactive):
+            raise InvalidGuarantee(
+                f"Interactive.cost must not be interactive itself (got {self.cost}): say it once, as {self.cost!r}"
+            )
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Read the cost."""
+        return cls(guarantee_from_dict(fields["cost"]))
+
+    def __str__(self) -> str:
+        return f"Interactive({self.cost})"
+
+
+def one_shot(guarantee: Guarantee) -> Guarantee:
+    """Return the guarantee of an interactive mechanism as that of a one-shot one, and any other as it is."""
+    return guarantee.cost if isinstance(guarantee, Interactive) else guarantee
 
 
 def number_of(value: Numeric) -> Number:

@@ -82,6 +82,19 @@ class Meter(ABC):
     def price(self, guarantee: Guarantee) -> int | None:
         """Return the units that a guarantee costs here, rounded up; None where it has no price."""
 
+    def price_interactive(self, guarantee: Guarantee) -> int | None:
+        """Return what an interactive mechanism with the guarantee costs, all of it when it starts.
+
+        Theorem: Haney et al. 2023: for one pair of neighbors an interactive mechanism with an (epsilon, delta) or
+            f-DP guarantee is an interactive postprocessing of one pair of distributions, drawn when it starts; so a
+            price by that pair holds. Sums of Rényi divergences at a fixed order hold for interactive mechanisms too,
+            and so do sums of zCDP parameters, which are such a sum at every order.
+        Assumes: the guarantee holds against every strategy of asking. A Rényi or zCDP guarantee has no delta, and is
+            priced by its divergences: it need not have one dominating pair. A meter that prices it otherwise says
+            None here.
+        """
+        return self.price(guarantee)
+
     @property
     def scale(self) -> Fraction:
         """Units per 1 of what the meter counts, for displaying totals."""
@@ -323,6 +336,10 @@ class Filter(ABC):
     def accepts(self, guarantee: Guarantee, neighbors: str) -> bool:  # noqa: ARG002  some ask for them
         """Return whether a theorem covers the guarantee under this filter."""
         return isinstance(guarantee, self.guarantees)
+
+    def accepts_interactive(self, guarantee: Guarantee, neighbors: str) -> bool:
+        """Return whether a theorem covers interactive mechanisms with the guarantee (`Meter.price_interactive`)."""
+        return self.accepts(guarantee, neighbors)
 
     def takes_curves(self, neighbors: str) -> bool:  # noqa: ARG002  some ask for them
         """Return whether steps may come that have a Rényi curve and no intrinsic time."""

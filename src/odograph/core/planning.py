@@ -26,9 +26,11 @@ from odograph.core.guarantees import (
     SIZED,
     ZCDP,
     Guarantee,
+    Interactive,
     Mechanism,
     Parallel,
     PureDP,
+    one_shot,
 )
 from odograph.core.mechanisms import Noise, subsampled_gaussian
 from odograph.core.meters import WITH_EPSILON, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, intrinsic_units
@@ -424,12 +426,13 @@ def _passed(decision: Decision, price: Price) -> list[int]:
 
 def _ending(meters: Sequence[Meter], ended: Sequence[int], cost: Guarantee) -> str:
     """Say which alternatives end, and why."""
-    bare = [i for i in ended if isinstance(meters[i], EpsilonMeter) and not isinstance(cost, WITH_EPSILON)]
+    what = "this interactive request" if isinstance(cost, Interactive) else "this request"
+    bare = [i for i in ended if isinstance(meters[i], EpsilonMeter) and not isinstance(one_shot(cost), WITH_EPSILON)]
     rest = _alternatives(meters, [i for i in ended if i not in bare])
     parts = ["no epsilon, so the plain sum of epsilons no longer counts"] if bare else []
     if rest:
         parts.append(f"no price under {_joined(rest)}, which no longer count{'s' * (len(rest) == 1)}")
-    return f"this request has {', and '.join(parts)}"
+    return f"{what} has {', and '.join(parts)}"
 
 
 def _alternatives(meters: Sequence[Meter], chosen: Sequence[int]) -> list[str]:
@@ -457,7 +460,7 @@ def _fall(path: Sequence[tuple[AccountState, Decision]], cost: Guarantee) -> str
     before = [state for state, _ in path]
     after = [state._replace(totals=one.totals_after) for state, one in path]
     counted = [state._replace(totals=one.totals_after._replace(unpriced=one.totals.unpriced)) for state, one in path]
-    for kind in (PureDP, cost, GDP, ZCDP):
+    for kind in (PureDP, one_shot(cost), GDP, ZCDP):
         now = _largest_size(after, kind)
         if now < _largest_size(counted, kind) and _shown(now) != _shown(was := _largest_size(before, kind)):
             return _falls(kind, was, now)
@@ -521,6 +524,7 @@ def _times_intrinsic(compiled: Compiled, cost: Guarantee, price: Price, i: int) 
 
 def _curve_time(cost: Guarantee, order: Fraction | None, compiled: Compiled) -> Fraction | None:
     """Return the intrinsic time of a zCDP step with the divergence that a request has at an order, in units."""
+    cost = one_shot(cost)
     if isinstance(cost, Parallel):
         affected = 1 if compiled.policy.neighbors == "add-remove" else 2
         times = [_curve_time(part, order, compiled) for part, n in cost.different.items() for _ in range(min(n, 2))]
@@ -542,6 +546,9 @@ def largest_that(kind: Kind[G], times: int, admitted: Callable[[Guarantee, int],
     """Return the largest guarantee of a kind of which `times` equal requests pass every gate on the way."""
     _check_times(times)
     kind = kind_of(kind)
+    if isinstance(kind, Interactive):
+        found = largest_that(kind.cost, times, lambda cost, count: admitted(Interactive(cost), count))
+        return None if found is None else cast("G", Interactive(found))
     make = _maker(kind)
     if make is None:
         return None
@@ -669,7 +676,7 @@ def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:
     A search prices some fifty requests, and requests are untrusted input: so parts and points are bounded.
     """
     if isinstance(kind, type):
-        if kind in (RDP, Mechanism, Parallel):
+        if kind in (RDP, Mechanism, Parallel, Interactive):
             return None
         kind = next((sized.with_size(1) for sized in SIZED.values() if sized is kind), kind)
     if not isinstance(kind, Guarantee):

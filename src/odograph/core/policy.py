@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final, Never, TypeAlias, TypeVar
 
+from odograph.core.conversions import zcdp_to_dp_epsilon
 from odograph.core.filters import (
     FILTERS,
     Basic,
@@ -30,7 +31,10 @@ from odograph.core.fixed_point import (
     SCALE,
     Number,
     Numeric,
+    decimal_above,
     exact_of,
+    exactly,
+    float_above,
     float_below,
     floor_units,
     level,
@@ -40,7 +44,19 @@ from odograph.core.fixed_point import (
     up,
 )
 from odograph.core.gate import Price, Totals
-from odograph.core.guarantees import REGISTRY, Guarantee, Mechanism, Parallel, PureDP
+from odograph.core.guarantees import (
+    RDP,
+    REGISTRY,
+    ZCDP,
+    ApproxDP,
+    Guarantee,
+    Interactive,
+    Mechanism,
+    Parallel,
+    PureDP,
+    delta_of,
+    one_shot,
+)
 from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import DeltaMeter, DriftMeter, EpsilonMeter, IntrinsicMeter, Meter, MomentMeter
 from odograph.core.odometers import (
@@ -82,6 +98,7 @@ _FORMS: Final = (1, _FORM)  # 1: of 0.1.0
 _M = TypeVar("_M", bound=Meter)
 _LEAST_EPSILON: Final = Fraction(1, 10**9)
 _LEAST_DELTA: Final = Fraction(1, 10**300)  # floats must hold it, and shares of it
+_OFFER_DIGITS: Final = 6  # significant digits of an epsilon in advice
 _NEIGHBORS: Final = ("add-remove", "replace-one")
 _TOLERANCE: Final = Fraction(1, 10**12)  # at most: enough for a thousand parts
 
@@ -517,24 +534,39 @@ class Compiled:
             price = self.known[epsilon] = self._price(guarantee)
         return price
 
-    def _price(self, guarantee: Guarantee) -> Price:
+    def _price(self, guarantee: Guarantee, *, interactive: bool = False) -> Price:
+        """Price a guarantee; with `interactive` as `Interactive(guarantee)`: against every strategy of asking."""
+        if isinstance(guarantee, Interactive):
+            return self._price(guarantee.cost, interactive=True)
         if isinstance(guarantee, Parallel):
-            return self._price_parallel(guarantee)
+            return self._price_parallel(guarantee, interactive=interactive)
         if not isinstance(guarantee, Guarantee):
             raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got {guarantee!r})")
         if implied := guarantee.implies():
-            return self._price_implied(guarantee, implied)
+            return self._price_implied(guarantee, implied, interactive=interactive)
+        if interactive:
+            _refuse_approximate_moments(guarantee)
         policy = self.policy
-        for one, _ in policy.filters:
-            if one.accepts(guarantee, policy.neighbors):
-                break
-        else:
-            raise UnprovenComposition(_advice(policy, guarantee))
+        if not self._accepts(guarantee, interactive=interactive):
+            raise UnprovenComposition(_advice(policy, Interactive(guarantee) if interactive else guarantee))
         if isinstance(guarantee, Mechanism) and policy.neighbors != "add-remove":
             guarantee = replace(guarantee, curve=None)  # the menu's item is for these neighbors, the curve is not
+        return self._price_directly(guarantee, interactive=interactive)
+
+    def _accepts(self, guarantee: Guarantee, *, interactive: bool) -> bool:
+        """Return whether a filter of the policy has a theorem for the guarantee."""
+        neighbors = self.policy.neighbors
+        return any(
+            one.accepts_interactive(guarantee, neighbors) if interactive else one.accepts(guarantee, neighbors)
+            for one, _ in self.policy.filters
+        )
+
+    def _price_directly(self, guarantee: Guarantee, *, interactive: bool) -> Price:
+        if interactive:
+            return Price(tuple([meter.price_interactive(guarantee) for meter in self.meters]))
         return Price(tuple([meter.price(guarantee) for meter in self.meters]))
 
-    def _price_implied(self, guarantee: Guarantee, implied: Sequence[Guarantee]) -> Price:
+    def _price_implied(self, guarantee: Guarantee, implied: Sequence[Guarantee], *, interactive: bool) -> Price:
         """Price a guarantee by what follows from it, and by itself if a filter takes it: on each meter the cheapest.
 
         Theorem: the guarantee itself and every implied one bound the step, so each meter may charge by any of them.
@@ -547,13 +579,16 @@ class Compiled:
             )
         prices: list[Price] = []
         # A kind that no filter names has no price of its own: its meters would read a delta of 0 from it.
-        if any(one.accepts(guarantee, self.policy.neighbors) for one, _ in self.policy.filters):
-            prices.append(Price(tuple([meter.price(guarantee) for meter in self.meters])))
+        accepted = self._accepts(guarantee, interactive=interactive)
+        if accepted:
+            prices.append(self._price_directly(guarantee, interactive=interactive))
         for one in implied:
             try:
-                prices.append(self.price(one))
+                prices.append(self._price(one, interactive=interactive))
             except UnprovenComposition:
-                if one is implied[-1] and not prices:
+                if accepted and not delta_of(one):  # it has no alternative of its own, but odometers read it
+                    prices.append(self._price_directly(one, interactive=interactive))
+                elif one is implied[-1] and not prices:
                     raise
         delta = self.index(DeltaMeter)
         if len(prices) > 1 and any(found.amounts[delta] != 0 for found in prices):
@@ -563,11 +598,12 @@ class Compiled:
             tuple([min((amount for amount in column if amount is not None), default=None) for column in columns])
         )
 
-    def _price_parallel(self, guarantee: Parallel) -> Price:
+    def _price_parallel(self, guarantee: Parallel, *, interactive: bool) -> Price:
         """Price mechanisms that run on disjoint parts of the data.
 
         Theorem: parallel composition: neighbors differ in one part (a person added or removed) or at most two (a
             person replaced), so the step is no worse than the dearest part, or the dearest two, on every meter.
+            Interactive parts are asked in any order: two that differ are two concurrent mechanisms.
         Assumes: the parts are disjoint and fixed by each record alone; for replaced persons each part's guarantee
             also covers a person who joins or leaves the part.
         """
@@ -576,7 +612,7 @@ class Compiled:
         counts = Counter(map(id, guarantee.parts))
         rows: list[tuple[int | None, ...]] = []
         for key, part in {id(part): part for part in guarantee.parts}.items():
-            rows += [self.price(part).amounts] * min(affected, counts[key])
+            rows += [self._price(part, interactive=interactive).amounts] * min(affected, counts[key])
         columns = zip(*rows, strict=True)
         return Price(tuple(_dearest(column, affected) for column in columns))
 
@@ -705,9 +741,39 @@ def _dearest(amounts: Sequence[int | None], count: int) -> int | None:
     return sum(sorted(known)[-count:]) if len(known) == len(amounts) else None
 
 
-def _advice(policy: Policy, guarantee: Guarantee) -> str:
+def _refuse_approximate_moments(guarantee: Guarantee) -> None:
+    """Raise for an interactive mechanism whose Rényi or zCDP guarantee holds but for an event of probability delta.
+
+    Concurrent composition is proven for (epsilon, delta)-DP, f-DP and Rényi DP (Haney et al. 2023), not for these.
+    """
+    delta = exact_of(delta_of(guarantee))
+    if not delta or not isinstance(guarantee, ZCDP | RDP | Mechanism):
+        return
+    instead = "ApproxDP(epsilon, delta)" if not isinstance(guarantee, ZCDP) else _as_approximate(guarantee)
+    raise UnprovenComposition(
+        f"no theorem covers {Interactive(guarantee)}: approximate zCDP and approximate Rényi guarantees (here with"
+        f" delta {float(delta):g}) of interactive mechanisms are not known to compose. Charge the (epsilon, delta)-DP"
+        f" that follows from it instead: Interactive({instead})"
+    )
+
+
+def _as_approximate(guarantee: ZCDP) -> ApproxDP | str:
+    """Return an (epsilon, delta)-DP guarantee that follows from an approximate zCDP one, with twice its delta.
+
+    Theorem: but for an event of probability delta_n the step is rho-zCDP, so (epsilon, delta')-DP there (Canonne,
+        Kamath and Steinke 2020, Proposition 12); the two add up to (epsilon, delta' + delta_n)-DP.
+    Assumes: as the guarantee.
+    """
+    delta = exact_of(guarantee.delta)
+    epsilon = zcdp_to_dp_epsilon(float_above(exact_of(guarantee.rho)), float_below(delta))
+    if 2 * delta >= 1 or not 0 < epsilon < math.inf:
+        return "ApproxDP(epsilon, delta)"
+    return ApproxDP(decimal_above(exactly(epsilon), _OFFER_DIGITS), 2 * delta)
+
+
+def _advice(policy: Policy, asked: Guarantee) -> str:
     names = " and ".join(repr(one.kind) for one, _ in policy.filters)
-    head = f"no theorem covers {guarantee} under filter {names}"
+    head, guarantee = f"no theorem covers {asked} under filter {names}", one_shot(asked)
     if isinstance(guarantee, Mechanism):
         listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
         head += f": the policy's menu lists {listed}, and is fixed when the policy is made"

@@ -1,7 +1,9 @@
-"""Tumult: its privacy budgets as guarantees, and queries of a Tumult session charged to an account before they run.
+"""Tumult: its privacy budgets as guarantees, and Tumult sessions charged to an account, whole or query by query.
 
-Tumult and guarantees both keep exact numbers: `PureDPBudget(0.1)` is the float, a little more than one tenth. Give
-the Tumult session an infinite budget, or a finite one as a second limit; the account decides either way.
+Tumult and guarantees both keep exact numbers: `PureDPBudget(0.1)` is the float, a little more than one tenth.
+`account.interact(session)` charges what is left of the session's budget at once, and Tumult divides it among queries.
+`evaluate` charges each query by itself: give the Tumult session an infinite budget then, or a finite one as a second
+limit; the account decides either way.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any, Final
 
 from odograph.account import Account
 from odograph.core.fixed_point import Numeric, exactly, read
-from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, PureDP, exact_of
+from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, Interactive, PureDP, exact_of
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
 
@@ -32,16 +34,20 @@ def cost_of(
     neighbors: str = "add-remove",
     d_in: Numeric | None = None,
 ) -> Guarantee:
-    """Return the guarantee of a Tumult budget, or of a measurement of Tumult Core, for neighbors.
+    """Return the guarantee of a Tumult budget or session, or of a measurement of Tumult Core, for neighbors.
 
-    A budget refers to its session's protected change, which adds or removes rows. For a measurement, `d_in` is the
-    distance of neighbors in its input metric: by default one row of a table; for numbers it must be given.
+    A budget refers to its session's protected change, which adds or removes rows. A session is interactive: it costs
+    what is left of its budget. For a measurement, `d_in` is the distance of neighbors in its input metric: by default
+    one row of a table; for numbers it must be given.
 
-    Theorem: the budget's own definition; a measurement's privacy function, with Tumult's proof of it.
+    Theorem: the budget's own definition; a measurement's privacy function, with Tumult's proof of it, for interactive
+        ones against every strategy of asking.
     Assumes: the session's protected change is the policy's privacy unit.
     """
-    budgets, core = load("tmlt.analytics"), load("tmlt.core.measurements.base")
-    if isinstance(thing, budgets.PrivacyBudget):
+    analytics, core = load("tmlt.analytics"), load("tmlt.core.measurements.base")
+    if isinstance(thing, analytics.Session):
+        return Interactive(cost_of(thing.remaining_privacy_budget, neighbors=neighbors))
+    if isinstance(thing, analytics.PrivacyBudget):
         if neighbors != "add-remove":
             raise UnprovenComposition(
                 "Tumult's protected changes add or remove rows; they need a policy with neighbors='add-remove' (got"
@@ -49,12 +55,8 @@ def cost_of(
             )
         return _guarantee(type(thing).__name__.removesuffix("Budget"), thing.value)
     if isinstance(thing, core.Measurement):
-        if thing.is_interactive:
-            raise UnprovenComposition(
-                f"{type(thing).__name__} is interactive: it answers many queries, which is not covered. Charge its"
-                " queries one by one"
-            )
-        return _guarantee(type(thing.output_measure).__name__, _loss(thing, neighbors, d_in))
+        guarantee = _guarantee(type(thing.output_measure).__name__, _loss(thing, neighbors, d_in))
+        return Interactive(guarantee) if thing.is_interactive else guarantee
     raise InvalidGuarantee(
         f"the cost of a Tumult {type(thing).__name__} is unknown; pass the privacy budget of a query"
     )

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from odograph.core.guarantees import Parallel
+from odograph.core.guarantees import Parallel, one_shot
 from odograph.errors import ERROR_TABLE, BudgetExceeded, NotAuthenticated, OdographError, listed_as
 from odograph.service import logs
 from odograph.service.auth import Caller, Verb
@@ -162,7 +162,8 @@ class Endpoint:
 
     async def _problem(self, error: OdographError, caller: Caller | None, request_id: str) -> Problem:
         """Return the problem for an error; a refusal of thousands of parts is formatted in a thread."""
-        if isinstance(error, BudgetExceeded) and isinstance(error.decision.request, Parallel):
+        asked = error.decision.request if isinstance(error, BudgetExceeded) else None
+        if asked is not None and isinstance(one_shot(asked), Parallel):
             return await self._state.compute(self._state.problem, error, caller, request_id)
         return self._state.problem(error, caller, request_id)
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from odograph.core.fixed_point import Numeric
-from odograph.core.guarantees import RDP, REGISTRY, SIZED, Guarantee, Parallel
+from odograph.core.guarantees import RDP, REGISTRY, SIZED, Guarantee, Interactive, Parallel
 from odograph.core.mechanisms import NOISES
 
 __all__ = [
@@ -149,12 +149,13 @@ _FIELD_SCHEMAS: Final[dict[Any, Callable[[], Any]]] = {
     int: lambda: Annotated[int, Meta(ge=1, le=10**12)],
     RDP | None: lambda: _SCHEMAS[RDP] | None,
     tuple[Guarantee, ...]: _parts_schema,
+    Guarantee: lambda: _union(_SCHEMAS),
 }
-_SCHEMAS: Final[dict[type[Guarantee], type[Struct]]] = {}  # of the kinds that may be parts of a `Parallel`
-for _cls in REGISTRY.values():  # one by one: the schema of a `Mechanism` needs that of an `RDP`
-    if _cls is not Parallel:
-        _SCHEMAS[_cls] = _schema_of(_cls)
-_KINDS: Final = {schema: cls for cls, schema in (_SCHEMAS | {Parallel: _schema_of(Parallel)}).items()}
+_SCHEMAS: Final[dict[type[Guarantee], type[Struct]]] = {}
+# One by one: the schema of a kind needs those of the kinds that it is made of.
+for _cls in [*(cls for cls in REGISTRY.values() if cls not in (Parallel, Interactive)), Parallel, Interactive]:
+    _SCHEMAS[_cls] = _schema_of(_cls)
+_KINDS: Final = {schema: cls for cls, schema in _SCHEMAS.items()}
 QUICK: Final = tuple(schema for schema, cls in _KINDS.items() if cls.size)  # to price; others may take a while
 
 if TYPE_CHECKING:

@@ -83,6 +83,14 @@ class GdpMeter(Meter):
             return smooth_price_zcdp(number_of(guarantee.rho), self.reserve / _QUANTA, _QUANTA)
         return None
 
+    def price_interactive(self, guarantee: Guarantee) -> int | None:
+        """Return what an interactive mechanism costs; a zCDP one has no price.
+
+        Theorem: as `Meter.price_interactive`, for Gaussian steps and steps with an epsilon.
+        Assumes: a zCDP guarantee is priced by the moments of the whole ratio (Theorem B), not by a dominating pair.
+        """
+        return None if isinstance(guarantee, ZCDP) else self.price(guarantee)
+
 
 # Keyed by all that a price depends on. Integers, because hashing a Fraction takes longer.
 @lru_cache(maxsize=4096)
@@ -129,6 +137,10 @@ class Gdp(Filter):
     __slots__ = ()
     kind: ClassVar[str] = "gdp"
     guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, GDP, ZCDP)
+
+    def accepts_interactive(self, guarantee: Guarantee, neighbors: str) -> bool:  # noqa: ARG002  as every filter
+        """Return whether a theorem covers interactive mechanisms with the guarantee: those with a dominating pair."""
+        return isinstance(guarantee, (*WITH_EPSILON, GDP))
 
     def alternatives(self, target: Target) -> tuple[Meter, ...]:
         """Sum of mu^2 within mu*^2 - w, for the reserve w.

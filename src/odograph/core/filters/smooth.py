@@ -12,8 +12,8 @@ then total (N - k - 4) u: real charges live in buckets of four units, the smalle
 Every price here assumes of its account: the budget was certified with the family "gaussian"; a price is fixed before
 its step runs; the step's own delta is counted on the delta meter; the account prices with its own quantum, reserve
 and order. A larger reserve makes prices fall, so a price belongs to one (quantum, reserve), never to a guarantee
-alone. Steps of interactive mechanisms may be charged where there is a dominating pair: pure, Gaussian and discrete
-Gaussian steps, but not zCDP and Rényi steps.
+alone. Interactive mechanisms may be charged where there is a dominating pair: pure, Gaussian, discrete Gaussian and
+menu steps, but not zCDP and Rényi steps (`SmoothMeter.price_interactive`).
 
 A `smooth_price_*` is an integer in units of 1e-15, rounded up, or None where there is no finite price; a
 `smooth_time_*` is the same before it is rounded to units. Arguments are validated elsewhere.
@@ -545,6 +545,15 @@ class SmoothMeter(Meter):
             return self._price_mechanism(guarantee)
         return self._price_curve(guarantee) if isinstance(guarantee, RDP) else self._price_noise(guarantee)
 
+    def price_interactive(self, guarantee: Guarantee) -> int | None:
+        """Return what an interactive mechanism costs, where its price is that of a dominating pair.
+
+        Theorem: as `Meter.price_interactive`, for pure, approximate, Gaussian, discrete Gaussian and menu steps.
+        Assumes: zCDP and Rényi guarantees have no price: Theorem B prices moments of the whole ratio, and what an
+            interactive mechanism reveals in between other steps need not come from one pair with these moments.
+        """
+        return self.price(guarantee) if _has_pair(guarantee, [name for name, _, _ in self.charges]) else None
+
     def _price_noise(self, noise: Guarantee) -> int | None:
         if not isinstance(noise, DiscreteGaussian):
             return None
@@ -574,6 +583,13 @@ class SmoothMeter(Meter):
         assert self.order is not None  # noqa: S101  callers ask
         time = _renyi_time(divergence, self.order, effective_reserve(self.quantum, self.reserve, self.order))
         return None if time is None else units_computed(time, divergence)
+
+
+def _has_pair(guarantee: Guarantee, listed: Sequence[str]) -> bool:
+    """Return whether one pair of distributions is known to dominate the step; `listed` are the names on a menu."""
+    if isinstance(guarantee, Mechanism):
+        return guarantee.name in listed
+    return isinstance(guarantee, (*WITH_EPSILON, GDP, DiscreteGaussian))
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -611,6 +627,10 @@ class Smooth(Exact):
         if isinstance(guarantee, RDP):
             return RESERVES[self.reserve].has_order
         return isinstance(guarantee, self.guarantees)
+
+    def accepts_interactive(self, guarantee: Guarantee, neighbors: str) -> bool:  # noqa: ARG002  as every filter
+        """Return whether a theorem covers interactive mechanisms with the guarantee: those with a dominating pair."""
+        return _has_pair(guarantee, [item.name for item in self.menu])
 
     def takes_curves(self, neighbors: str) -> bool:
         """Return whether steps may come that have a Rényi curve and no intrinsic time."""
