@@ -73,6 +73,8 @@ def name_of(thing: object) -> str:
 
 def is_interactive(answer: object) -> bool:
     """Whether an answer can itself be queried further, as the queryables and sessions of other libraries can."""
-    kind = type(answer)
-    named = "Queryable" in kind.__name__ or kind.__name__ in {"OnceFrame", "Session"}
-    return named and kind.__module__.partition(".")[0] in {"opendp", "tmlt"}
+    return any(
+        ("Queryable" in kind.__name__ or kind.__name__ in {"OnceFrame", "Session"})
+        and kind.__module__.partition(".")[0] in {"opendp", "tmlt"}
+        for kind in type(answer).__mro__
+    )
