@@ -15,13 +15,14 @@ from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
 from odograph.core.odometers import Reading
 from odograph.core.planning import Calibration, G, Kind, Quote, standing, used
 from odograph.core.policy import Compiled, Policy
-from odograph.errors import IdempotencyConflict, InvalidArgument, UnprovenComposition
+from odograph.errors import InvalidArgument, UnprovenComposition
 from odograph.figures import account_card, draw_account
 from odograph.ledger.entries import CHARGES, iso_time
 from odograph.ledger.results import HistoryEntry, Lifetime, Receipt, Reservation
 from odograph.ledger.stores.base import Balance
+from odograph.sessions import Cost, Interaction, Running, begin, interact
 
-__all__ = ["Account", "account_summary", "check_account", "check_page", "microseconds", "offers_of"]
+__all__ = ["Account", "account_summary", "check_page", "microseconds", "offers_of"]
 
 _LONGEST: Final = 10**9  # seconds until a reservation expires
 _SHOWN: Final = 5  # last charges on a card
@@ -33,6 +34,8 @@ class Account(ABC):
 
     Both have the members below with the same signatures, and the same tests run on both.
     """
+
+    _opened_in: Running | None = None  # the mechanism during which it was opened, which it then is a part of
 
     @property
     @abstractmethod
@@ -139,17 +142,34 @@ class Account(ABC):
         is refused with `IdempotencyConflict`: its block ran, or may have, and a second run is a second answer. An API
         key that may not commit or void spends instead, which is a reservation that stands.
         """
-        reservation = self._begin(cost, key, note)
-        if reservation.repeated:
-            raise IdempotencyConflict(
-                f"key {key!r} was used before ({reservation.id}): what it paid for was run, or may have been, and the"
-                " answer is not stored. Another key runs it again and charges it again"
-            )
+        reservation = begin(self, cost, key, note)
         try:
             yield reservation
         finally:
             if reservation.receipt.verb == "reserve" and not reservation.voided:
                 reservation.commit()
+
+    def interact(
+        self,
+        mechanism: Callable[..., Any],
+        /,
+        *args: Any,
+        key: str | None = None,
+        note: str = "",
+        cost: Cost | None = None,
+        trust_cost: bool = False,
+        **kwargs: Any,
+    ) -> Interaction:
+        """Charge an interactive mechanism whole, open it, and return what can be asked: `with a.interact(...) as q`.
+
+        `mechanism(*args, **kwargs)` returns what answers queries: a function, a generator, an object with methods. The
+        cost is that of all its answers, whatever is asked and when, and is charged as `Interactive(cost)` before the
+        mechanism sees the data. `cost`, `trust_cost` and the parameters that a mechanism may not have are as in
+        `Session.run`. The charge is committed before the first answer is computed, and stands whatever happens then;
+        if nothing was asked and opening revealed nothing, `void` takes it back. A key that was used before is refused
+        with `IdempotencyConflict`: something was begun under it.
+        """
+        return interact(self, mechanism, args, kwargs, cost=cost, key=key, note=note, trust_cost=trust_cost)
 
     @abstractmethod
     def decide(self, cost: Guarantee) -> Decision:
@@ -273,15 +293,6 @@ def account_summary(compiled: Compiled, balance: Balance) -> dict[str, Any]:
         "linked": balance.linked,
         "origin": balance.origin,
     }
-
-
-def check_account(account: object, who: str) -> None:
-    """Raise unless it can be charged: otherwise only the first mechanism would show that it cannot."""
-    if not callable(getattr(account, "spending", None)):
-        raise InvalidArgument(
-            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got a"
-            f" {type(account).__name__})"
-        )
 
 
 def check_page(first: object, count: object) -> None:

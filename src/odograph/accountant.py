@@ -49,6 +49,7 @@ from odograph.ledger.entries import CHARGES, check_key, moment, stamp, text_of
 from odograph.ledger.results import HistoryEntry, Line, Receipt, Reservation, Stated
 from odograph.ledger.stores.base import Balance, Head
 from odograph.reentrancy import reentry_error, renew_after_fork
+from odograph.sessions import running
 
 __all__ = ["Accountant", "document_digest"]
 
@@ -207,6 +208,7 @@ class Accountant(Account):
         self._tree: _Tree = _Tree() if parent is None else parent._tree
         self._chain: tuple[Accountant, ...] = (self,) if parent is None else (*parent._chain, self)
         self._opened = self._tree.now()
+        self._opened_in = running()
         if parent is not None:
             parent._adopt(self)
 

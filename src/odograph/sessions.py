@@ -1,21 +1,50 @@
-"""Sessions: charge, run, release, around any mechanism. What raises or is interrupted stays charged."""
+"""Sessions and interactions: charge, run, release, around any mechanism. What raises or is interrupted stays charged.
+
+A one-shot mechanism is run in a session, an interactive one (a function that answers queries, a generator, a library's
+queryable) is opened by `Account.interact`. Both are charged whole before they see the data.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextvars import ContextVar, copy_context
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import ExitStack
+from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
-from odograph.account import Account, check_account
-from odograph.core.guarantees import ZCDP, ApproxDP, DiscreteGaussian, Guarantee, PureDP
-from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee, UnprovenComposition
+from odograph.core.guarantees import ZCDP, ApproxDP, DiscreteGaussian, Guarantee, Interactive, PureDP, one_shot
+from odograph.errors import (
+    AccountClosed,
+    IdempotencyConflict,
+    InvalidArgument,
+    InvalidGuarantee,
+    ReservationResolved,
+    UnprovenComposition,
+)
 from odograph.integrations import cost_of, is_interactive, name_of, states_cost
 from odograph.ledger.results import Reservation
+from odograph.reentrancy import refuse_reentry
 
-__all__ = ["Cost", "Private", "Session", "private", "session"]
+if TYPE_CHECKING:
+    from odograph.account import Account
+
+__all__ = [
+    "Cost",
+    "Interaction",
+    "Private",
+    "Running",
+    "Session",
+    "begin",
+    "check_account",
+    "interact",
+    "private",
+    "running",
+    "session",
+]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -27,10 +56,45 @@ Cost: TypeAlias = Guarantee | Callable[..., Guarantee]
 _LAZY: Final = (Iterator, Awaitable, AsyncIterator)
 _HOLDERS: Final = (dict, frozenset, list, set, tuple)
 _WITH_COST: Final = "private needs the cost of what it decorates: write @odo.private(cost=odo.PureDP(0.1))"
+_PLAIN: Final = (bool, int, float, complex, str, bytes, *_HOLDERS)
+_ASYNCHRONOUS: Final = (Awaitable, AsyncIterator)
+_INSTEAD: Final = "Return the finished answer, or open it with account.interact(...), which charges all its answers"
 # An OpenDP query and a diffprivlib mechanism have what is meant.
 _MEANT: Final = {"opendp": ". Pass what its .resolve() returns", "diffprivlib": ". Pass its .randomise"}
 _OPEN: ContextVar[tuple[Session, ...]] = ContextVar("odograph_sessions", default=())
-_RUNNING: ContextVar[str] = ContextVar("odograph_running", default="")
+
+
+class Running:
+    """A mechanism that is running now, by its name. An account that is opened meanwhile is part of it."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def context(self) -> Context:
+        """Return a context to run the mechanism in, which ends with it however it ends."""
+        inside = copy_context()
+        inside.run(_RUNNING.set, self)
+        return inside
+
+
+_RUNNING: ContextVar[Running | None] = ContextVar("odograph_running", default=None)
+
+
+def running() -> Running | None:
+    """Return the mechanism that is running in this context, if any."""
+    return _RUNNING.get()
+
+
+def _refuse_inside(account: Account, what: str) -> None:
+    """Raise inside a running mechanism, unless the account was opened by it: then the account is part of it."""
+    outer = _RUNNING.get()
+    if outer is not None and getattr(_top(account), "_opened_in", None) is not outer:
+        raise UnprovenComposition(
+            f"{what} inside {outer.name}: the cost of an inner run would depend on what was never released. Run one"
+            " after the other"
+        )
 
 
 class Private(Protocol[_P, _T_co]):
@@ -47,24 +111,23 @@ class Private(Protocol[_P, _T_co]):
 class Session:
     """An analyst's interaction with one account: each `run` is charged before the mechanism sees the data.
 
-    One-shot mechanisms may overlap in threads; they count in the order of their admission. What is not proven is
-    refused: a session inside a session of the same account, a run inside a running mechanism, and mechanisms that
-    answer later (generators, coroutines, OpenDP's queryables), because their answers depend on when they are asked.
-    A run in a thread that a mechanism starts looks like an overlap and is not recognized: do not do that.
+    Mechanisms may overlap in threads, one-shot and interactive ones; they count in the order of their admission. So
+    may sessions, also inside each other, on one account or on several of a tree: each run is charged to the account of
+    its own session and to those above it. What is not proven is refused: a run inside a running mechanism, and `run`
+    of mechanisms that answer later (generators, OpenDP's queryables), which `interact` is for. A run in a thread that
+    a mechanism starts looks like an overlap and is not recognized: do not do that.
     """
 
     def __init__(self, account: Account) -> None:
         check_account(account, "a session")
         self.account = account
         self._open = False
+        self._interactions = ExitStack()
 
     def __enter__(self) -> Self:
-        if _RUNNING.get():
-            raise UnprovenComposition(f"a session cannot be opened inside the mechanism {_RUNNING.get()}")
-        if any(_top(other.account) == _top(self.account) for other in _OPEN.get()):
-            raise UnprovenComposition(
-                "a session on this account is open already, and nested sessions are not proven: use the open one"
-            )
+        _refuse_inside(self.account, "a session cannot be opened")
+        if self._open:
+            raise InvalidArgument("this session is open already: use it, or make another with odograph.session")
         self._open = True
         _OPEN.set((*_OPEN.get(), self))
         return self
@@ -74,6 +137,7 @@ class Session:
     ) -> None:
         self._open = False
         _OPEN.set(tuple(other for other in _OPEN.get() if other is not self))
+        self._interactions.close()
 
     def run(
         self,
@@ -99,97 +163,398 @@ class Session:
         A mechanism that has a parameter called `key`, `note`, `cost` or `trust_cost` itself is given it beforehand:
         `s.run(functools.partial(mechanism, key="blue"), data, cost=...)`.
         """
-        if not self._open:
-            raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
+        self._check_open()
         name = name_of(mechanism)
-        if _RUNNING.get():
-            raise UnprovenComposition(
-                f"{name} was asked to run inside {_RUNNING.get()}: the cost of an inner run would depend on what was"
-                " never released. Run one after the other"
-            )
-        mechanism, guarantee, trusted = self._priced(mechanism, cost, args, kwargs, trust_cost=trust_cost)
-        _refuse_lazy(mechanism, name)
+        _refuse_inside(self.account, f"{name} was asked to run")
+        mechanism, guarantee, trusted = _priced(self.account, mechanism, cost, args, kwargs, trust_cost=trust_cost)
+        _refuse_lazy(mechanism, guarantee, name)
         _check_arguments(mechanism, args, kwargs)
-        # In a context of its own, which ends with the mechanism however it ends.
-        inside = copy_context()
-        inside.run(_RUNNING.set, name)
-        label = note or name
-        label = f"{label}; {trusted:.1000}" if trusted else label
-        with self.account.spending(guarantee, key=key, note=label) as charge:
+        inside = Running(name).context()
+        with self.account.spending(guarantee, key=key, note=_label(note or name, trusted)) as charge:
             try:
                 answer = inside.run(mechanism, *args, **kwargs)
             except BaseException as problem:
-                problem.add_note(self._charged(charge, guarantee, name, key))
+                problem.add_note(_stays_charged(self.account, charge, guarantee, name, key))
                 raise
         if unfinished := _unfinished(answer):
             raise UnprovenComposition(
-                f"{name} returned something that answers later ({unfinished}), and that is not covered; it"
-                " was charged and is not released. Return the finished answer"
+                f"{name} returned something that answers later ({unfinished}), which a run does not cover; it was"
+                f" charged and is not released. {_INSTEAD}"
             )
         return answer
 
-    def _priced(
+    def interact(
         self,
-        mechanism: Callable[..., _T],
-        cost: Cost | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        trust_cost: bool,
-    ) -> tuple[Callable[..., _T], Guarantee, str]:
-        """Return what to call, what it costs, and what the entry says of a cost that was trusted.
-
-        Takes a library's own settings out of `kwargs`.
-        """
-        if isinstance(mechanism, _Marked):
-            if cost is not None:
-                raise InvalidGuarantee(f"{name_of(mechanism)} declares its own cost; leave cost= out")
-            cost, mechanism = mechanism.cost, mechanism.mechanism
-        if not callable(mechanism):
-            raise _not_callable(mechanism)
-        if not isinstance(trust_cost, bool) or (trust_cost and cost is None):
-            raise InvalidArgument(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
-        if cost is None:
-            own = cost_of(mechanism, neighbors=self.account.policy.neighbors, settings=kwargs)
-            return mechanism, own, ""
-        if not isinstance(cost, Guarantee) and callable(cost):
-            cost = cost(**_settings(mechanism, cost, args, kwargs))
-        if not isinstance(cost, Guarantee):
-            raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got a {name_of(cost)})")
-        doubt = self._doubt(mechanism, cost, kwargs) if states_cost(mechanism) else None
-        if doubt is None:
-            return mechanism, cost, ""
-        if not trust_cost:
-            raise type(doubt)(
-                f"{doubt}; nothing was charged. Leave cost= out to charge what the measurement states. To charge"
-                f" {cost} all the same, pass trust_cost=True, and the entry will say so"
-            )
-        return mechanism, cost, f"trust_cost=True: {doubt}"
-
-    def _doubt(
-        self, mechanism: object, given: Guarantee, kwargs: dict[str, Any]
-    ) -> InvalidArgument | UnprovenComposition | None:
-        """Return why a given cost may be too low for a measurement that states its own; None if it is not."""
-        try:
-            own = cost_of(mechanism, neighbors=self.account.policy.neighbors, settings=kwargs)
-        except (InvalidArgument, UnprovenComposition) as problem:
-            return type(problem)(f"cost={given} cannot be compared with what the measurement states ({problem})")
-        # A cost that is written as the float which the library gives is read as a decimal, which may be half a
-        # rounding below that float.
-        if given == own or any(_covers(self.account, given, least) for least in (own, _as_written(own))):
-            return None
-        return InvalidGuarantee(f"cost={given} is less, on some meter, than what the measurement states, {own}")
-
-    def _charged(self, charge: Reservation, guarantee: Guarantee, name: str, key: str | None) -> str:
-        """Return what stays charged when a mechanism raises, under which entry, and how to go on."""
-        receipt, account = charge.receipt, self.account.name
-        to = f" to {account!r}" if account else ""
-        under = f", key {receipt.key}" if receipt.key else ""
-        return (
-            f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) before {name} raised, and stays"
-            " charged, because noise may have been drawn from the data. Correct the mechanism and run it again"
-            f"{'' if key is None else ' under another key'}: that is charged again"
+        mechanism: Callable[..., Any],
+        /,
+        *args: Any,
+        key: str | None = None,
+        note: str = "",
+        cost: Cost | None = None,
+        trust_cost: bool = False,
+        **kwargs: Any,
+    ) -> Interaction:
+        """Open an interactive mechanism as `Account.interact` does; it is closed with the session at the latest."""
+        self._check_open()
+        opened = self.account.interact(
+            mechanism, *args, key=key, note=note, cost=cost, trust_cost=trust_cost, **kwargs
         )
+        self._interactions.callback(opened.close)
+        return opened
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
+
+
+class _Charge:
+    """What the handles of one interactive mechanism share: its charge, and the lock under which it answers."""
+
+    def __init__(
+        self, account: Account, reservation: Reservation, cost: Guarantee, name: str, key: str | None
+    ) -> None:
+        self.account = account
+        self.reservation = reservation
+        self.cost = cost
+        self.running = Running(name)
+        self.lock = threading.RLock()
+        self.process = os.getpid()
+        self.key = key
+        # A principal that may not commit spends at once.
+        self.stands = reservation.receipt.verb != "reserve"
+
+    @property
+    def name(self) -> str:
+        """The mechanism's name."""
+        return self.running.name
+
+    def settle(self) -> None:
+        """Commit, once: from then on the charge cannot be taken back, so that answers may be computed."""
+        if not self.stands:
+            self.reservation.commit()
+            self.stands = True
+
+    def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  any answer
+        """Run a part of the mechanism; on what it raises, a note says what stays charged."""
+        try:
+            return self.running.context().run(function, *args, **kwargs)
+        except BaseException as problem:
+            problem.add_note(_stays_charged(self.account, self.reservation, self.cost, self.name, self.key))
+            raise
+
+
+class Interaction:
+    """An open interactive mechanism, which answers queries until it is closed; `Account.interact` makes one.
+
+    Call it, or the methods of what it holds: `q(x)`, `q.evaluate(x)`. Everything that it answers is paid for by the
+    one charge that was made before the mechanism saw the data. That charge is committed before the first answer is
+    computed: if that fails, because the reservation was voided elsewhere, nothing is answered. An answer that can be
+    asked further is an interaction under the same charge, and closes with this one.
+
+    Several may be open at the same time, and be asked in any order and from any thread, beside runs of sessions; one
+    answers one query at a time. It stays in its process: it can be neither pickled nor copied, nor used after a fork.
+    """
+
+    def __init__(self, charge: _Charge, mechanism: object, parent: Interaction | None = None) -> None:
+        self._charge = charge
+        self._mechanism: Any = mechanism
+        self._parent = parent
+        self._closed = False
+
+    @property
+    def charge(self) -> Reservation:
+        """The charge that pays for the mechanism."""
+        return self._charge.reservation
+
+    @property
+    def closed(self) -> bool:
+        """Whether it answers no more queries."""
+        return self._closed or (self._parent is not None and self._parent.closed)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
+        """Ask: call the mechanism, or send a generator one query; without a query, take its next answer."""
+        if isinstance(self._mechanism, Iterator):
+            return self._ask(self._next, *args, **kwargs)
+        return self._ask(lambda: self._mechanism(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the mechanism has
+        if name.startswith("_"):
+            raise AttributeError(f"an interaction has no attribute {name!r}")
+        if not callable(inspect.getattr_static(self._mechanism, name, None)):
+            return self._ask(lambda: getattr(self._mechanism, name))  # it may be computed from the data
+
+        def ask(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
+            return self._ask(lambda: getattr(self._mechanism, name)(*args, **kwargs))
+
+        return ask
+
+    def close(self) -> None:
+        """Answer no more queries. The charge stands, also if nothing was asked: see `void`."""
+        charge = self._charge
+        if self._closed or charge.process != os.getpid():
+            self._closed = True
+            return
+        refuse_reentry(charge.lock)
+        with charge.lock:
+            self._closed = True
+            self._mechanism = None
+            if self._parent is None:
+                charge.settle()
+
+    def void(self, reason: str) -> None:
+        """Take the charge back and close; only if nothing was asked, and opening the mechanism revealed nothing."""
+        charge = self._charge
+        self._check_usable()
+        refuse_reentry(charge.lock)
+        with charge.lock:
+            if charge.stands:
+                raise ReservationResolved(
+                    f"{charge.name} was asked, or its charge was committed at once, so {charge.cost} stays charged"
+                )
+            charge.reservation.void(reason)
+            charge.stands = self._closed = True
+            self._mechanism = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an interaction cannot be pickled or copied: a copy would answer twice for one charge")
+
+    def __repr__(self) -> str:
+        charge = self._charge
+        return f"<Interaction {charge.name}: {charge.cost}, {charge.reservation.id}{', closed' * self.closed}>"
+
+    def _ask(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  any answer
+        """Commit the charge, compute an answer, and return it."""
+        charge = self._charge
+        _refuse_inside(charge.account, f"{charge.name} was asked")
+        self._check_usable()
+        refuse_reentry(charge.lock)
+        with charge.lock:
+            self._check_usable()
+            try:
+                charge.settle()
+            except ReservationResolved:
+                self._closed = charge.stands = True  # it was voided: nothing will be asked, or committed
+                raise
+            answer = charge.compute(function, *args, **kwargs)
+            return self._release(answer)
+
+    def _check_usable(self) -> None:
+        if self._charge.process != os.getpid():
+            raise UnprovenComposition(
+                f"{self._charge.name} was opened in another process: a fork of it would answer twice for one charge."
+                " Open one here"
+            )
+        if self.closed:
+            raise AccountClosed(f"the interaction with {self._charge.name} is closed: it answers no more queries")
+
+    def _next(self, *query: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
+        """Send a generator a query, or take the next answer of an iterator."""
+        if len(query) > 1 or (query and not isinstance(self._mechanism, Generator)):
+            raise InvalidArgument(
+                f"{self._charge.name} takes {'one query' if isinstance(self._mechanism, Generator) else 'no query'} at"
+                f" a time (got {len(query)})"
+            )
+        try:
+            if not query:
+                return next(self._mechanism)
+            if (
+                inspect.getgeneratorstate(self._mechanism) == inspect.GEN_CREATED
+                and next(self._mechanism) is not None
+            ):
+                raise InvalidArgument(
+                    f"{self._charge.name} answered before it was asked, and that answer is lost: a generator that is"
+                    " sent queries begins with `query = yield`"
+                )
+            return self._mechanism.send(*query)
+        except StopIteration:
+            self._closed = True
+            raise AccountClosed(f"{self._charge.name} has ended: it answers no more queries") from None
+
+    def _release(self, answer: object) -> object:
+        """Return an answer; one that can be asked further, as an interaction under the same charge."""
+        charge = self._charge
+        if _can_be_asked(answer):
+            return Interaction(charge, charge.compute(_started, charge.name, lambda: answer, (), {}), self)
+        if unfinished := _unfinished(answer):
+            raise UnprovenComposition(
+                f"{charge.name} answered with something that answers later ({unfinished}); it is not released. Return"
+                " the finished answer, or one thing that can be asked"
+            )
+        return answer
+
+
+def interact(
+    account: Account,
+    mechanism: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    cost: Cost | None,
+    key: str | None,
+    note: str,
+    trust_cost: bool,
+) -> Interaction:
+    """Charge the whole cost, then open the mechanism: what `Account.interact` does on every account.
+
+    Theorem: Haney et al. 2023: any filter, or odometer, for one-shot mechanisms is one for interactive mechanisms that
+        are asked concurrently, if each is charged whole when it starts.
+    Assumes: the cost holds against every strategy of asking; it depends on what was released only.
+    """
+    name = name_of(mechanism)
+    _refuse_inside(account, f"{name} was asked to start")
+    mechanism, guarantee, trusted = _priced(
+        account, mechanism, cost, args, kwargs, trust_cost=trust_cost, interactive=True
+    )
+    _refuse_not_interactive(mechanism, guarantee, name)
+    start = (lambda: mechanism) if _answers_itself(mechanism) else mechanism
+    _check_arguments(start, args, kwargs)
+    guarantee = Interactive(one_shot(guarantee))
+    charge = _Charge(account, begin(account, guarantee, key, _label(note or name, trusted)), guarantee, name, key)
+    try:
+        return Interaction(charge, charge.compute(_started, name, start, args, kwargs))
+    except BaseException:
+        charge.settle()  # it may have looked at the data
+        raise
+
+
+def _started(name: str, start: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Start a mechanism and return what answers its queries: an account answers through a session."""
+    made = start(*args, **kwargs)
+    if _is_account(made):
+        return Session(made).__enter__()
+    if made is None or isinstance(made, _PLAIN) or isinstance(made, _ASYNCHRONOUS):
+        _unfinished(made)  # closes a coroutine
+        raise UnprovenComposition(
+            f"{name} returned something that answers no queries (a {type(made).__name__}); it was charged and is not"
+            " released. Return a function, a generator or an object with methods, or use run for a one-shot answer"
+        )
+    return made
+
+
+def _refuse_not_interactive(mechanism: object, guarantee: Guarantee, name: str) -> None:
+    """Raise for what is known to be no interactive mechanism, or not a fresh one, before it is charged."""
+    if inspect.iscoroutinefunction(mechanism) or inspect.isasyncgenfunction(mechanism):
+        raise UnprovenComposition(f"{name} is asynchronous, which is not covered; nothing was charged")
+    if states_cost(mechanism) and not isinstance(guarantee, Interactive):
+        raise InvalidGuarantee(f"{name} answers once; nothing was charged. Use run, in a session")
+    if isinstance(mechanism, Generator) and inspect.getgeneratorstate(mechanism) != inspect.GEN_CREATED:
+        raise UnprovenComposition(f"{name} was asked before it was charged; nothing was charged. Pass a new one")
+
+
+def _answers_itself(mechanism: object) -> bool:
+    """Whether a mechanism is open already, so that there is nothing to call first."""
+    return isinstance(mechanism, Generator) or is_interactive(mechanism)
+
+
+def _can_be_asked(answer: object) -> bool:
+    """Whether an answer is recognized as one that can be asked further."""
+    known = isinstance(answer, Iterator | Session | Interaction | functools.partial)
+    return known or inspect.isroutine(answer) or is_interactive(answer) or _is_account(answer)
+
+
+def begin(account: Account, cost: Guarantee, key: str | None, note: str) -> Reservation:
+    """Charge for something that is about to run; a key that was used before is refused."""
+    reservation = account._begin(cost, key, note)  # noqa: SLF001  of every account
+    if reservation.repeated:
+        raise IdempotencyConflict(
+            f"key {key!r} was used before ({reservation.id}): what it paid for was run, or may have been, and the"
+            " answer is not stored. Another key runs it again and charges it again"
+        )
+    return reservation
+
+
+def _priced(
+    account: Account,
+    mechanism: Callable[..., _T],
+    cost: Cost | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    trust_cost: bool,
+    interactive: bool = False,
+) -> tuple[Callable[..., _T], Guarantee, str]:
+    """Return what to call, what it costs, and what the entry says of a cost that was trusted.
+
+    Takes a library's own settings out of `kwargs`.
+    """
+    if isinstance(mechanism, _Marked):
+        if cost is not None:
+            raise InvalidGuarantee(f"{name_of(mechanism)} declares its own cost; leave cost= out")
+        cost, mechanism = mechanism.cost, mechanism.mechanism
+    if not callable(mechanism) and not (interactive and _answers_itself(mechanism)):
+        raise _not_callable(mechanism)
+    if not isinstance(trust_cost, bool) or (trust_cost and cost is None):
+        raise InvalidArgument(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
+    if cost is None:
+        own = cost_of(mechanism, neighbors=account.policy.neighbors, settings=kwargs)
+        return mechanism, own, ""
+    if not isinstance(cost, Guarantee) and callable(cost):
+        cost = cost(**_settings(mechanism, cost, args, kwargs))
+    if not isinstance(cost, Guarantee):
+        raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got a {name_of(cost)})")
+    if interactive:
+        cost = Interactive(one_shot(cost))
+    doubt = _doubt(account, mechanism, cost, kwargs) if states_cost(mechanism) else None
+    if doubt is None:
+        return mechanism, cost, ""
+    if not trust_cost:
+        raise type(doubt)(
+            f"{doubt}; nothing was charged. Leave cost= out to charge what the measurement states. To charge"
+            f" {cost} all the same, pass trust_cost=True, and the entry will say so"
+        )
+    return mechanism, cost, f"trust_cost=True: {doubt}"
+
+
+def _doubt(
+    account: Account, mechanism: object, given: Guarantee, kwargs: dict[str, Any]
+) -> InvalidArgument | UnprovenComposition | None:
+    """Return why a given cost may be too low for a measurement that states its own; None if it is not."""
+    try:
+        own = cost_of(mechanism, neighbors=account.policy.neighbors, settings=kwargs)
+    except (InvalidArgument, UnprovenComposition) as problem:
+        return type(problem)(f"cost={given} cannot be compared with what the measurement states ({problem})")
+    # A cost that is written as the float which the library gives is read as a decimal, which may be half a
+    # rounding below that float.
+    if given == own or any(_covers(account, given, least) for least in (own, _as_written(own))):
+        return None
+    return InvalidGuarantee(f"cost={given} is less, on some meter, than what the measurement states, {own}")
+
+
+def _label(note: str, trusted: str) -> str:
+    return f"{note}; {trusted:.1000}" if trusted else note
+
+
+def _stays_charged(account: Account, charge: Reservation, guarantee: Guarantee, name: str, key: str | None) -> str:
+    """Return what stays charged when a mechanism raises, under which entry, and how to go on."""
+    receipt = charge.receipt
+    to = f" to {account.name!r}" if account.name else ""
+    under = f", key {receipt.key}" if receipt.key else ""
+    return (
+        f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) before {name} raised, and stays"
+        " charged, because noise may have been drawn from the data. Correct the mechanism and run it again"
+        f"{'' if key is None else ' under another key'}: that is charged again"
+    )
+
+
+def check_account(account: object, who: str) -> None:
+    """Raise unless it can be charged: otherwise only the first mechanism would show that it cannot."""
+    if not _is_account(account):
+        raise InvalidArgument(
+            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got a"
+            f" {type(account).__name__})"
+        )
+
+
+def _is_account(thing: object) -> bool:
+    return callable(getattr(type(thing), "spending", None))
 
 
 def session(account: Account) -> Session:
@@ -259,7 +624,7 @@ def _settings(
     """Return the mechanism's settings that the cost asks for by name, however they were passed, defaults too."""
     try:
         signature = inspect.signature(mechanism)
-    except ValueError as problem:
+    except (TypeError, ValueError) as problem:
         raise InvalidGuarantee(
             f"{name_of(mechanism)} does not tell its arguments, so its cost must be a guarantee"
         ) from problem
@@ -335,6 +700,8 @@ def _covers(account: Account | None, given: Guarantee, own: Guarantee) -> bool:
 
 def _as_written(cost: Guarantee) -> Guarantee:
     """Return a cost with its numbers as the floats that people copy, which are then read as decimals."""
+    if isinstance(cost, Interactive):
+        return Interactive(_as_written(cost.cost))
     if isinstance(cost, DiscreteGaussian):
         (cost,) = cost.implies()  # what a map prints of such noise is its rho
     if isinstance(cost, PureDP | ApproxDP | ZCDP):
@@ -356,10 +723,10 @@ def _top(account: Account) -> Account:
     return account
 
 
-def _refuse_lazy(mechanism: Callable[..., Any], name: str) -> None:
+def _refuse_lazy(mechanism: Callable[..., Any], guarantee: Guarantee, name: str) -> None:
     lazy = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(check(mechanism) for check in lazy):
+    if isinstance(guarantee, Interactive) or any(check(mechanism) for check in lazy):
         raise UnprovenComposition(
-            f"{name} answers piece by piece or later (a generator or coroutine), and interactive mechanisms are not"
-            " covered; nothing was charged. Return the finished answer"
+            f"{name} answers piece by piece or later (a generator, a coroutine, an interactive measurement), which a run"
+            f" does not cover; nothing was charged. {_INSTEAD}"
         )

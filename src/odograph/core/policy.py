@@ -548,9 +548,7 @@ class Compiled:
             return Price(tuple([meter.price_interactive(guarantee) for meter in self.meters]))
         return Price(tuple([meter.price(guarantee) for meter in self.meters]))
 
-    def _price_implied(
-        self, guarantee: Guarantee, implied: Sequence[Guarantee], *, interactive: bool
-    ) -> Price:
+    def _price_implied(self, guarantee: Guarantee, implied: Sequence[Guarantee], *, interactive: bool) -> Price:
         """Price a guarantee by what follows from it, and by itself if a filter takes it: on each meter the cheapest.
 
         Theorem: the guarantee itself and every implied one bound the step, so each meter may charge by any of them.

@@ -23,11 +23,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from odograph.account import Account, check_account
+from odograph.account import Account
 from odograph.core.fixed_point import exactly, up
 from odograph.core.guarantees import ApproxDP, PureDP, exact_of
 from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, OdographError, UnprovenComposition
 from odograph.extras import load
+from odograph.sessions import check_account
 
 __all__ = ["SETTINGS", "BudgetAccountant", "BudgetRefused", "cost_of"]
 
