@@ -15,25 +15,27 @@ They are known of `make_gaussian`, alone, after transformations or before postpr
 Compositions, `make_noise`, frames and casts of the measure are not taken apart: they stay what their map says.
 
 What answers queries (compositors, filters, `make_alp_queryable`, lazy frames) costs `Interactive` of what its map
-says, all of it before the first query; an odometer is charged query by query. There are two hooks: `queryable` in
-place of `measurement(data)`, and `context` in place of `dp.Context.compositor`.
+says, and `account.interact(measurement, data)` charges that before the first query. There are two hooks: `queryable`
+in place of `odometer(data)`, which is charged query by query, and `context` in place of `dp.Context.compositor`.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from odograph.account import Account, check_account
+from odograph.account import Account
 from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read, up
 from odograph.core.guarantees import RDP, ZCDP, ApproxDP, DiscreteGaussian, Guarantee, Interactive, PureDP, one_shot
 from odograph.core.mechanisms import ORDERS
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
+from odograph.sessions import check_account, session
 
-__all__ = ["AccountContext", "context", "cost_of", "guarded", "noisy", "queryable"]
+__all__ = ["AccountContext", "CollectedFrame", "context", "cost_of", "guarded", "noisy", "queryable"]
 
 SETTINGS: Final = ("d_in", "delta")
 
@@ -452,60 +454,68 @@ def _finite(value: float) -> Fraction:
 
 def queryable(
     account: Account,
-    measurement: Any,  # noqa: ANN401  untyped library
-    data: Any,  # noqa: ANN401  whatever the measurement takes
+    odometer: Any,  # noqa: ANN401  untyped library
+    data: Any,  # noqa: ANN401  whatever the odometer takes
     *,
     d_in: Any = None,  # noqa: ANN401  as in `cost_of`
-    note: str = "",
-) -> Any:  # noqa: ANN401  a queryable
-    """Return OpenDP's queryable on data, charged to an account: write this in place of `measurement(data)`.
+) -> Any:  # noqa: ANN401  OpenDP's queryable
+    """Return the queryable of an OpenDP odometer, of which an account pays: write this in place of `odometer(data)`.
 
-    A compositor, a filter or another interactive measurement is charged now, with all that its map says: its queries
-    cost nothing more, and OpenDP stops them where its own accounting ends. This is `account.interact` without an end.
-    An odometer is charged query by query, by each query's own map, before the query runs: `BudgetExceeded` leaves the
-    queryable as it was. `d_in` is as in `cost_of`, for all queries of an odometer.
+    Each query is charged by its own map, before it runs; `BudgetExceeded` leaves the queryable as it was. A query
+    that can be asked further, such as a compositor, is charged whole, and its answer is an `Interaction`. `d_in` is
+    the distance of neighbors, as in `cost_of`, for all queries.
 
-    What a query spawns is part of that query's charge. Queries are checked as in `guarded`.
+    Compositors and filters are measurements: open them with `account.interact(measurement, data)`.
 
-    Theorem: the policy's filter, for interactive mechanisms that are asked concurrently (Haney et al. 2023): each is
-        charged, whole, before its first answer; a query of an odometer is a mechanism of its own.
-    Assumes: the maps of all queries are right for the account's neighbors; the data is asked through this alone.
+    Theorem: the policy's filter; a query is a mechanism of its own, and an interactive one is charged whole before it
+        is asked, beside others (Haney et al. 2023).
+    Assumes: the maps of the queries are right, for the account's neighbors.
     """
     check_account(account, "a queryable")
-    neighbors = account.policy.neighbors
-    if isinstance(measurement, load("opendp.mod").Odometer):
-        distance = _distance(measurement, neighbors, d_in)  # raises before the first query
-        return _charged_queries(account, measurement(data), distance, note)
-    cost = cost_of(measurement, neighbors=neighbors, d_in=d_in)
-    with account.spending(_interactive(cost), note=note or _name_of(measurement)):
-        return guarded(measurement(data))
+    if not isinstance(odometer, load("opendp.mod").Odometer):
+        raise InvalidArgument(
+            f"odometer must be an OpenDP Odometer (got a {type(odometer).__name__}); open compositors and filters"
+            " with account.interact(measurement, data)"
+        )
+    distance = _distance(odometer, account.policy.neighbors, d_in)  # raises now, and not at the first query
+    return _charged_queries(account, odometer(data), distance)
 
 
-def _charged_queries(account: Account, odometer: Any, distance: Any, note: str = "") -> Any:  # noqa: ANN401
-    """Return an odometer's queryable of which each query is charged to the account, before it runs.
-
-    A lazy frame takes no queries and is collected once, so it costs what one answer does: drawing that answer now and
-    handing it out later would be the same to whoever asks.
-    """
+def _charged_queries(account: Account, odometer: Any, distance: Any) -> Any:  # noqa: ANN401  untyped library
+    """Return an odometer's queryable of which each query is charged to the account."""
+    lock = threading.RLock()
 
     def ask(query: Any) -> Any:  # noqa: ANN401  untyped library
         cost = cost_of(query, neighbors=account.policy.neighbors, d_in=distance)
-        if "make_private_lazyframe" in _released(query):
-            cost = one_shot(cost)
-        with account.spending(cost, note=note or _name_of(query)):
-            answer = odometer(query)
-        if not isinstance(cost, Interactive) and _holds_queryable(answer):
-            raise UnprovenComposition(
-                "the query returned something that answers later, but costs what one answer does; it was charged and"
-                " is not released. Return the finished answer, or a compositor without postprocessing"
-            )
-        return answer
+        is_frame = "make_private_lazyframe" in _released(query)
 
-    return guarded(odometer, ask)
+        def answer() -> Any:  # noqa: ANN401  untyped library
+            with lock:
+                found = guarded(odometer(query), lock=lock)
+                return CollectedFrame(found.collect()) if is_frame else found
+
+        answer.__name__ = _name_of(query)
+        if isinstance(cost, Interactive) and not is_frame:
+            return account.interact(answer, cost=cost)
+        with session(account) as s:
+            return s.run(answer, cost=one_shot(cost))
+
+    return guarded(odometer, ask, lock)
 
 
-def _interactive(cost: Guarantee) -> Guarantee:
-    return cost if isinstance(cost, Interactive) else Interactive(cost)
+class CollectedFrame:
+    """What a release of a Polars query answers in a context over an account: `collect()` returns the data frame.
+
+    OpenDP's own answer is a plan that is run when it is collected, once. Here it was run when it was charged, so it
+    costs what one answer does, and may be collected again.
+    """
+
+    def __init__(self, frame: Any) -> None:  # noqa: ANN401  untyped library
+        self._frame = frame
+
+    def collect(self) -> Any:  # noqa: ANN401  untyped library
+        """Return the data frame."""
+        return self._frame
 
 
 def _name_of(measurement: Any) -> str:  # noqa: ANN401  untyped library
@@ -513,16 +523,19 @@ def _name_of(measurement: Any) -> str:  # noqa: ANN401  untyped library
     return str(getattr(measurement, "__opendp_dict__", {}).get("__function__", type(measurement).__name__))
 
 
-def guarded(answer: Any, ask: Callable[[Any], Any] | None = None) -> Any:  # noqa: ANN401  untyped library
+def guarded(answer: Any, ask: Callable[[Any], Any] | None = None, lock: Any = None) -> Any:  # noqa: ANN401
     """Return an answer whose queryables check each query first, then pass it to `ask`, or to OpenDP.
 
     A compositor believes the map of each query, so those that `cost_of` refuses for their construction are refused
     here: thresholds on integers and amplification by sampling. So are odometers as queries, on which OpenDP 0.16
     ends the process, and the plan behind a `OnceFrame`, which could be collected many times.
+
+    OpenDP's queryables are not made for threads, and share state with those that they spawn: one answers at a time.
     """
+    lock = lock or threading.RLock()
     if isinstance(answer, list | tuple):
-        return type(answer)(map(guarded, answer))
-    if not _holds_queryable(answer):
+        return type(answer)(guarded(part, lock=lock) for part in answer)
+    if not _is_queryable(answer):
         return answer
     opendp = load("opendp.mod")
 
@@ -541,17 +554,17 @@ def guarded(answer: Any, ask: Callable[[Any], Any] | None = None) -> Any:  # noq
         def __call__(self, query: Any) -> Any:  # noqa: ANN401  untyped library
             if isinstance(query, opendp.Measurement | opendp.Odometer):
                 _check_construction(query)
-            return guarded((ask or answer)(query))
+            if ask is not None:
+                return ask(query)
+            with lock:
+                return guarded(answer(query), lock=lock)
 
         invoke = __call__
 
     return Guarded()
 
 
-def _holds_queryable(answer: Any) -> bool:  # noqa: ANN401  untyped library
-    """Whether an answer of OpenDP, or a part of it, can be queried further."""
-    if isinstance(answer, list | tuple):
-        return any(map(_holds_queryable, answer))
+def _is_queryable(answer: Any) -> bool:  # noqa: ANN401  untyped library
     return any(kind.__name__ in _QUERYABLES for kind in type(answer).__mro__)
 
 
@@ -581,7 +594,13 @@ def context(
         return AccountContext(account, data, privacy_unit, **settings)
     compositor = load("opendp.context").Context.compositor
     made = compositor(data=data, privacy_unit=privacy_unit, privacy_loss=privacy_loss, **settings)
-    made.queryable = queryable(account, made.accountant, data, d_in=made.d_in)
+    neighbors, spawned = account.policy.neighbors, made.queryable
+    if isinstance(made.accountant, load("opendp.mod").Odometer):
+        made.queryable = _charged_queries(account, spawned, _distance(made.accountant, neighbors, made.d_in))
+    else:
+        # It has drawn nothing yet: a compositor, or filter, only holds the data until it is asked.
+        cost = cost_of(made.accountant, neighbors=neighbors, d_in=made.d_in)
+        made.queryable = guarded(spawned, account.interact(lambda: spawned, cost=cost, note="OpenDP context"))
     return made
 
 
