@@ -162,12 +162,11 @@ class Account(ABC):
     ) -> Interaction:
         """Charge an interactive mechanism whole, open it, and return what can be asked: `with a.interact(...) as q`.
 
-        `mechanism(*args, **kwargs)` returns what answers queries: a function, a generator, an object with methods. The
-        cost is that of all its answers, whatever is asked and when, and is charged as `Interactive(cost)` before the
-        mechanism sees the data. `cost`, `trust_cost` and the parameters that a mechanism may not have are as in
-        `Session.run`. The charge is committed before the first answer is computed, and stands whatever happens then;
-        if nothing was asked and opening revealed nothing, `void` takes it back. A key that was used before is refused
-        with `IdempotencyConflict`: something was begun under it.
+        `mechanism(*args, **kwargs)` returns what answers queries: a function, a generator, an object with methods.
+        The cost is that of all its answers, whatever is asked and when. It is charged as `Interactive(cost)` before
+        the mechanism sees the data, and committed before the first answer is computed, whatever happens then; if
+        nothing was asked and opening revealed nothing, `void` takes it back. The other arguments are those of
+        `Session.run`. A key that was used before is refused with `IdempotencyConflict`: something was begun under it.
         """
         return interact(self, mechanism, args, kwargs, cost=cost, key=key, note=note, trust_cost=trust_cost)
 

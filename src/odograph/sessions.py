@@ -1,7 +1,7 @@
 """Sessions and interactions: charge, run, release, around any mechanism. What raises or is interrupted stays charged.
 
-A one-shot mechanism is run in a session, an interactive one (a function that answers queries, a generator, a library's
-queryable) is opened by `Account.interact`. Both are charged whole before they see the data.
+A one-shot mechanism is run in a session; an interactive one (a function that answers queries, a generator, a
+library's queryable) is opened by `Account.interact`. Both are charged whole before they see the data.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, Protocol, Self, TypeAlias, TypeVar
@@ -112,10 +112,10 @@ class Session:
     """An analyst's interaction with one account: each `run` is charged before the mechanism sees the data.
 
     Mechanisms may overlap in threads, one-shot and interactive ones; they count in the order of their admission. So
-    may sessions, also inside each other, on one account or on several of a tree: each run is charged to the account of
-    its own session and to those above it. What is not proven is refused: a run inside a running mechanism, and `run`
-    of mechanisms that answer later (generators, OpenDP's queryables), which `interact` is for. A run in a thread that
-    a mechanism starts looks like an overlap and is not recognized: do not do that.
+    may sessions, also inside each other, on one account or on several of a tree: each run is charged to the account
+    of its own session and to those above it. What is not proven is refused: a run inside a running mechanism, and a
+    run of a mechanism that answers later (a generator, OpenDP's queryables), which `interact` is for. A run in a
+    thread that a mechanism starts looks like an overlap and is not recognized: do not do that.
     """
 
     def __init__(self, account: Account) -> None:
@@ -174,7 +174,8 @@ class Session:
             try:
                 answer = inside.run(mechanism, *args, **kwargs)
             except BaseException as problem:
-                problem.add_note(_stays_charged(self.account, charge, guarantee, name, key))
+                note = _stays_charged(self.account, charge, guarantee, f"before {name} raised", _again(key))
+                problem.add_note(note)
                 raise
         if unfinished := _unfinished(answer):
             raise UnprovenComposition(
@@ -210,23 +211,15 @@ class Session:
 class _Charge:
     """What the handles of one interactive mechanism share: its charge, and the lock under which it answers."""
 
-    def __init__(
-        self, account: Account, reservation: Reservation, cost: Guarantee, name: str, key: str | None
-    ) -> None:
+    def __init__(self, account: Account, reservation: Reservation, cost: Guarantee, name: str) -> None:
         self.account = account
         self.reservation = reservation
         self.cost = cost
-        self.running = Running(name)
+        self.name = name  # of the mechanism
         self.lock = threading.RLock()
         self.process = os.getpid()
-        self.key = key
-        # A principal that may not commit spends at once.
-        self.stands = reservation.receipt.verb != "reserve"
-
-    @property
-    def name(self) -> str:
-        """The mechanism's name."""
-        return self.running.name
+        self.stands = reservation.receipt.verb != "reserve"  # a principal that may not commit spends at once
+        self._running = Running(name)
 
     def settle(self) -> None:
         """Commit, once: from then on the charge cannot be taken back, so that answers may be computed."""
@@ -234,13 +227,9 @@ class _Charge:
             self.reservation.commit()
             self.stands = True
 
-    def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  any answer
-        """Run a part of the mechanism; on what it raises, a note says what stays charged."""
-        try:
-            return self.running.context().run(function, *args, **kwargs)
-        except BaseException as problem:
-            problem.add_note(_stays_charged(self.account, self.reservation, self.cost, self.name, self.key))
-            raise
+    def compute(self, function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  any answer
+        """Run a part of the mechanism."""
+        return self._running.context().run(function, *args)
 
 
 class Interaction:
@@ -273,18 +262,31 @@ class Interaction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
         """Ask: call the mechanism, or send a generator one query; without a query, take its next answer."""
-        if isinstance(self._mechanism, Iterator):
-            return self._ask(self._next, *args, **kwargs)
-        return self._ask(lambda: self._mechanism(*args, **kwargs))
+        self._check_usable()
+        mechanism = self._mechanism
+        if isinstance(mechanism, Iterator):
+            if kwargs or len(args) > isinstance(mechanism, Generator):
+                raise InvalidArgument(
+                    f"{self._charge.name} takes one query at a time (got {len(args) + len(kwargs)})"
+                )
+            return self._ask(lambda: self._next(*args))
+        if not callable(mechanism):
+            raise InvalidArgument(f"{self._charge.name} answers through its methods, not by being called")
+        return self._ask(lambda: mechanism(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the mechanism has
         if name.startswith("_"):
             raise AttributeError(f"an interaction has no attribute {name!r}")
-        if not callable(inspect.getattr_static(self._mechanism, name, None)):
-            return self._ask(lambda: getattr(self._mechanism, name))  # it may be computed from the data
+        self._check_usable()
+        mechanism = self._mechanism
+        found = inspect.getattr_static(mechanism, name, None)
+        if found is None and not hasattr(type(mechanism), "__getattr__"):
+            raise AttributeError(f"{self._charge.name} has no attribute {name!r}")
+        if not callable(found):
+            return self._ask(lambda: getattr(mechanism, name))  # it may be computed from the data
 
         def ask(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
-            return self._ask(lambda: getattr(self._mechanism, name)(*args, **kwargs))
+            return self._ask(lambda: getattr(mechanism, name)(*args, **kwargs))
 
         return ask
 
@@ -299,7 +301,8 @@ class Interaction:
             self._closed = True
             self._mechanism = None
             if self._parent is None:
-                charge.settle()
+                with suppress(ReservationResolved):  # it was voided elsewhere, and nothing was answered
+                    charge.settle()
 
     def void(self, reason: str) -> None:
         """Take the charge back and close; only if nothing was asked, and opening the mechanism revealed nothing."""
@@ -330,21 +333,20 @@ class Interaction:
         charge = self._charge
         return f"<Interaction {charge.name}: {charge.cost}, {charge.reservation.id}{', closed' * self.closed}>"
 
-    def _ask(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  any answer
+    def _ask(self, query: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever the mechanism answers
         """Commit the charge, compute an answer, and return it."""
         charge = self._charge
         _refuse_inside(charge.account, f"{charge.name} was asked")
-        self._check_usable()
         refuse_reentry(charge.lock)
         with charge.lock:
             self._check_usable()
+            charge.settle()
             try:
-                charge.settle()
-            except ReservationResolved:
-                self._closed = charge.stands = True  # it was voided: nothing will be asked, or committed
+                return self._release(charge.compute(query))
+            except BaseException as problem:
+                when, then = f"when {charge.name} was opened", "Until it is closed it can be asked again"
+                problem.add_note(_stays_charged(charge.account, charge.reservation, charge.cost, when, then))
                 raise
-            answer = charge.compute(function, *args, **kwargs)
-            return self._release(answer)
 
     def _check_usable(self) -> None:
         if self._charge.process != os.getpid():
@@ -357,23 +359,16 @@ class Interaction:
 
     def _next(self, *query: Any) -> Any:  # noqa: ANN401  whatever the mechanism answers
         """Send a generator a query, or take the next answer of an iterator."""
-        if len(query) > 1 or (query and not isinstance(self._mechanism, Generator)):
-            raise InvalidArgument(
-                f"{self._charge.name} takes {'one query' if isinstance(self._mechanism, Generator) else 'no query'} at"
-                f" a time (got {len(query)})"
-            )
+        asked = self._mechanism
         try:
             if not query:
-                return next(self._mechanism)
-            if (
-                inspect.getgeneratorstate(self._mechanism) == inspect.GEN_CREATED
-                and next(self._mechanism) is not None
-            ):
-                raise InvalidArgument(
-                    f"{self._charge.name} answered before it was asked, and that answer is lost: a generator that is"
-                    " sent queries begins with `query = yield`"
+                return next(asked)
+            if inspect.getgeneratorstate(asked) == inspect.GEN_CREATED and next(asked) is not None:
+                raise UnprovenComposition(
+                    f"{self._charge.name} answered before it was asked, and that answer is not released: a generator"
+                    " that is sent queries begins with `query = yield`"
                 )
-            return self._mechanism.send(*query)
+            return asked.send(*query)
         except StopIteration:
             self._closed = True
             raise AccountClosed(f"{self._charge.name} has ended: it answers no more queries") from None
@@ -391,7 +386,7 @@ class Interaction:
         return answer
 
 
-def interact(
+def interact(  # noqa: PLR0913  the arguments of `Account.interact`
     account: Account,
     mechanism: Callable[..., Any],
     args: tuple[Any, ...],
@@ -404,8 +399,8 @@ def interact(
 ) -> Interaction:
     """Charge the whole cost, then open the mechanism: what `Account.interact` does on every account.
 
-    Theorem: Haney et al. 2023: any filter, or odometer, for one-shot mechanisms is one for interactive mechanisms that
-        are asked concurrently, if each is charged whole when it starts.
+    Theorem: Haney et al. 2023: any filter, or odometer, for one-shot mechanisms is one for interactive mechanisms
+        that are asked concurrently, if each is charged whole when it starts.
     Assumes: the cost holds against every strategy of asking; it depends on what was released only.
     """
     name = name_of(mechanism)
@@ -416,12 +411,12 @@ def interact(
     _refuse_not_interactive(mechanism, guarantee, name)
     start = (lambda: mechanism) if _answers_itself(mechanism) else mechanism
     _check_arguments(start, args, kwargs)
-    guarantee = Interactive(one_shot(guarantee))
-    charge = _Charge(account, begin(account, guarantee, key, _label(note or name, trusted)), guarantee, name, key)
+    charge = _Charge(account, begin(account, guarantee, key, _label(note or name, trusted)), guarantee, name)
     try:
         return Interaction(charge, charge.compute(_started, name, start, args, kwargs))
-    except BaseException:
-        charge.settle()  # it may have looked at the data
+    except BaseException as problem:
+        problem.add_note(_stays_charged(account, charge.reservation, guarantee, f"before {name} raised", _again(key)))
+        charge.settle()
         raise
 
 
@@ -430,7 +425,7 @@ def _started(name: str, start: Callable[..., Any], args: tuple[Any, ...], kwargs
     made = start(*args, **kwargs)
     if _is_account(made):
         return Session(made).__enter__()
-    if made is None or isinstance(made, _PLAIN) or isinstance(made, _ASYNCHRONOUS):
+    if made is None or isinstance(made, (*_PLAIN, *_ASYNCHRONOUS)):
         _unfinished(made)  # closes a coroutine
         raise UnprovenComposition(
             f"{name} returned something that answers no queries (a {type(made).__name__}); it was charged and is not"
@@ -443,8 +438,8 @@ def _refuse_not_interactive(mechanism: object, guarantee: Guarantee, name: str) 
     """Raise for what is known to be no interactive mechanism, or not a fresh one, before it is charged."""
     if inspect.iscoroutinefunction(mechanism) or inspect.isasyncgenfunction(mechanism):
         raise UnprovenComposition(f"{name} is asynchronous, which is not covered; nothing was charged")
-    if states_cost(mechanism) and not isinstance(guarantee, Interactive):
-        raise InvalidGuarantee(f"{name} answers once; nothing was charged. Use run, in a session")
+    if not isinstance(guarantee, Interactive):  # as its library states
+        raise InvalidGuarantee(f"{name} answers once; nothing was charged. Run it in a session instead")
     if isinstance(mechanism, Generator) and inspect.getgeneratorstate(mechanism) != inspect.GEN_CREATED:
         raise UnprovenComposition(f"{name} was asked before it was charged; nothing was charged. Pass a new one")
 
@@ -471,7 +466,7 @@ def begin(account: Account, cost: Guarantee, key: str | None, note: str) -> Rese
     return reservation
 
 
-def _priced(
+def _priced(  # noqa: PLR0913  a run is the list of its arguments
     account: Account,
     mechanism: Callable[..., _T],
     cost: Cost | None,
@@ -489,17 +484,14 @@ def _priced(
         if cost is not None:
             raise InvalidGuarantee(f"{name_of(mechanism)} declares its own cost; leave cost= out")
         cost, mechanism = mechanism.cost, mechanism.mechanism
-    if not callable(mechanism) and not (interactive and _answers_itself(mechanism)):
+    if not (interactive and _answers_itself(mechanism)) and not callable(mechanism):
         raise _not_callable(mechanism)
     if not isinstance(trust_cost, bool) or (trust_cost and cost is None):
         raise InvalidArgument(f"trust_cost must be True or False, and True only with cost= (got {trust_cost!r})")
     if cost is None:
         own = cost_of(mechanism, neighbors=account.policy.neighbors, settings=kwargs)
         return mechanism, own, ""
-    if not isinstance(cost, Guarantee) and callable(cost):
-        cost = cost(**_settings(mechanism, cost, args, kwargs))
-    if not isinstance(cost, Guarantee):
-        raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got a {name_of(cost)})")
+    cost = _evaluated(cost, mechanism, args, kwargs)
     if interactive:
         cost = Interactive(one_shot(cost))
     doubt = _doubt(account, mechanism, cost, kwargs) if states_cost(mechanism) else None
@@ -511,6 +503,15 @@ def _priced(
             f" {cost} all the same, pass trust_cost=True, and the entry will say so"
         )
     return mechanism, cost, f"trust_cost=True: {doubt}"
+
+
+def _evaluated(cost: Cost, mechanism: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarantee:
+    """Return a cost that may be a function of the mechanism's settings."""
+    if not isinstance(cost, Guarantee) and callable(cost):
+        cost = cost(**_settings(mechanism, cost, args, kwargs))
+    if not isinstance(cost, Guarantee):
+        raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got a {name_of(cost)})")
+    return cost
 
 
 def _doubt(
@@ -532,16 +533,20 @@ def _label(note: str, trusted: str) -> str:
     return f"{note}; {trusted:.1000}" if trusted else note
 
 
-def _stays_charged(account: Account, charge: Reservation, guarantee: Guarantee, name: str, key: str | None) -> str:
+def _stays_charged(account: Account, charge: Reservation, guarantee: Guarantee, when: str, then: str) -> str:
     """Return what stays charged when a mechanism raises, under which entry, and how to go on."""
     receipt = charge.receipt
     to = f" to {account.name!r}" if account.name else ""
     under = f", key {receipt.key}" if receipt.key else ""
     return (
-        f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) before {name} raised, and stays"
-        " charged, because noise may have been drawn from the data. Correct the mechanism and run it again"
-        f"{'' if key is None else ' under another key'}: that is charged again"
+        f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) {when}, and stays charged, because noise"
+        f" may have been drawn from the data. {then}"
     )
+
+
+def _again(key: str | None) -> str:
+    another = "" if key is None else " under another key"
+    return f"Correct the mechanism and run it again{another}: that is charged again"
 
 
 def check_account(account: object, who: str) -> None:
@@ -727,6 +732,6 @@ def _refuse_lazy(mechanism: Callable[..., Any], guarantee: Guarantee, name: str)
     lazy = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if isinstance(guarantee, Interactive) or any(check(mechanism) for check in lazy):
         raise UnprovenComposition(
-            f"{name} answers piece by piece or later (a generator, a coroutine, an interactive measurement), which a run"
-            f" does not cover; nothing was charged. {_INSTEAD}"
+            f"{name} answers piece by piece or later (a generator, a coroutine, an interactive measurement), which a"
+            f" run does not cover; nothing was charged. {_INSTEAD}"
         )

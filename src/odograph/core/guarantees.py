@@ -451,7 +451,7 @@ class Interactive(Guarantee):
     """An interactive mechanism: whatever is asked of it and when, its answers together have the guarantee `cost`.
 
     It holds against every strategy of asking: queries may depend on all answers so far, also on those of other
-    mechanisms that are open at the same time, and may stop at any moment. All of it is charged before the first query.
+    mechanisms that are open at the same time, and may stop at any moment. All is charged before the first query.
     """
 
     kind: ClassVar[str] = "interactive"
