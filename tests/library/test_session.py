@@ -24,7 +24,7 @@ from charge_history import charges
 
 import odograph as odo
 from odograph import Accountant, BudgetExceeded, Guarantee, Policy, PureDP, UnprovenComposition, private, session
-from odograph.errors import AccountClosed, InvalidGuarantee
+from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee
 
 TENTH = PureDP(0.1)
 SOURCE = str(sys.modules[odo.Session.__module__].__file__)
@@ -325,17 +325,25 @@ def tree() -> dict[str, Accountant]:
 
 @pytest.mark.parametrize("outer", ["top", "ana", "eve"])
 @pytest.mark.parametrize("inner", ["top", "ana", "ben", "eve"])
-def test_a_session_within_a_session_of_the_same_tree_is_not_proven(outer: str, inner: str) -> None:
-    accounts = tree()
+def test_sessions_of_one_tree_may_be_open_inside_each_other(outer: str, inner: str) -> None:
+    """Each run is charged where its own session is, and above; the innermost pays for what is marked private."""
+    accounts, marked = tree(), private(cost=PureDP(0.2))(double)
     with session(accounts[outer]) as s:
-        with pytest.raises(UnprovenComposition), session(accounts[inner]):
-            pytest.fail("the inner session opened")
-        with pytest.raises(UnprovenComposition):
-            s.__enter__()
+        with session(accounts[inner]) as t:
+            assert s.run(double, 1, cost=TENTH) == t.run(double, 1, cost=TENTH) == 2
+            marked(1)
         assert s.run(double, 1, cost=TENTH) == 2  # the outer one is still open
-    with session(accounts[inner]) as again:
-        again.run(double, 1, cost=TENTH)
-    assert spent(accounts["top"]) == Fraction(2, 10)
+        with pytest.raises(AccountClosed):
+            t.run(never, cost=TENTH)
+    above = {"top": {"top"}, "ana": {"top", "ana"}, "ben": {"top", "ben"}, "eve": {"top", "ana", "eve"}}
+    for name, account in accounts.items():
+        expected = Fraction(2, 10) * (name in above[outer]) + Fraction(3, 10) * (name in above[inner])
+        assert spent(account) == expected
+
+
+def test_an_open_session_is_not_opened_again() -> None:
+    with session(opened()) as s, pytest.raises(InvalidArgument, match="open already"):
+        s.__enter__()
 
 
 def test_a_session_of_another_account_may_be_open_too() -> None:

@@ -561,13 +561,16 @@ class Compiled:
             )
         prices: list[Price] = []
         # A kind that no filter names has no price of its own: its meters would read a delta of 0 from it.
-        if self._accepts(guarantee, interactive=interactive):
+        accepted = self._accepts(guarantee, interactive=interactive)
+        if accepted:
             prices.append(self._price_directly(guarantee, interactive=interactive))
         for one in implied:
             try:
                 prices.append(self.price(one, interactive=interactive))
             except UnprovenComposition:
-                if one is implied[-1] and not prices:
+                if accepted and not delta_of(one):  # it has no alternative of its own, but odometers read it
+                    prices.append(self._price_directly(one, interactive=interactive))
+                elif one is implied[-1] and not prices:
                     raise
         delta = self.index(DeltaMeter)
         if len(prices) > 1 and any(found.amounts[delta] != 0 for found in prices):
