@@ -209,7 +209,7 @@ def test_a_constructor_costs_what_its_arguments_say(name: str) -> None:
             assert same(read(made, measurement), made.cost), read(made, measurement)
 
 
-TWINS: Final[dict[str, Callable[[odo.Guarantee], odo.Guarantee | None]]] = {
+WRONG_READINGS: Final[dict[str, Callable[[odo.Guarantee], odo.Guarantee | None]]] = {
     "half the distance": lambda cost: rescaled(cost, Fraction(1, 2)),
     "one query of the many": one_shot,
     "without its delta": lambda cost: odo.PureDP(cost.epsilon) if isinstance(cost, odo.ApproxDP) else None,
@@ -229,15 +229,15 @@ def rescaled(cost: odo.Guarantee, factor: Fraction) -> odo.Guarantee | None:
     return Interactive(smaller) if isinstance(cost, Interactive) else smaller
 
 
-@pytest.mark.parametrize("twin", TWINS)
-def test_a_wrong_reading_is_caught(twin: str) -> None:
+@pytest.mark.parametrize("reading", WRONG_READINGS)
+def test_a_wrong_reading_is_caught(reading: str) -> None:
     """The negative control: readings that would charge less, for every constructor that they apply to."""
     caught = 0
     for name, made in ALL.items():
         if isinstance(made.cost, str):
             continue
         found = read(made, next(ways(name)))
-        wrong = TWINS[twin](found)
+        wrong = WRONG_READINGS[reading](found)
         if wrong is not None and wrong != found:
             assert not same(wrong, made.cost), (name, wrong)
             caught += 1

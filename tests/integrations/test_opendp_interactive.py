@@ -409,14 +409,14 @@ def test_queries_of_a_context_are_checked() -> None:
 # Polars frames.
 
 
-def frames() -> tuple[Any, Any]:
+def table() -> tuple[Any, Any]:
     pl = pytest.importorskip("polars")
     data = pl.LazyFrame({"A": [1, 2, 3] * 50, "B": ["x", "y", "z"] * 50}, schema_overrides={"A": pl.Int32})
     return pl, {"data": data, "privacy_unit": ONE, "margins": [dp.polars.Margin(by=[], max_length=1000)]}
 
 
 def test_frames_are_released_by_their_own_cost() -> None:
-    pl, given_data = frames()
+    pl, given_data = table()
     account = account_of(4, 1e-6)
     context = odo_opendp.context(account, **given_data)
     total = context.query(epsilon=0.5).select(pl.col("A").fill_null(0).dp.sum((0, 10)), dp.len(signed=True))
@@ -434,7 +434,7 @@ def test_frames_are_released_by_their_own_cost() -> None:
 
 
 def test_frames_of_a_compositor_answer_once() -> None:
-    _, given_data = frames()
+    _, given_data = table()
     account = account_of(4, 1e-6)
     context = odo_opendp.context(account, **given_data, privacy_loss=dp.loss_of(epsilon=1.0), split_evenly_over=2)
     frame = context.query().select(dp.len(signed=True)).release()
@@ -448,7 +448,7 @@ def test_frames_of_a_compositor_answer_once() -> None:
 
 
 def test_a_frame_can_be_opened() -> None:
-    _, given_data = frames()
+    _, given_data = table()
     made = dp.Context.compositor(**given_data, privacy_loss=dp.loss_of(epsilon=1.0), split_evenly_over=1)
     measurement = made.query().select(dp.len(signed=True)).resolve()
     account = account_of(4, 1e-6)
@@ -461,7 +461,7 @@ def test_a_frame_can_be_opened() -> None:
 
 def test_the_threshold_of_a_frame_is_not_shown() -> None:
     """Unlike the refused thresholds on integers: a group at the threshold stays hidden, as the delta assumes."""
-    pl, given_data = frames()
+    pl, given_data = table()
     made = dp.Context.compositor(**given_data, privacy_loss=dp.loss_of(epsilon=2.0, delta=1e-2))
     query = made.query(epsilon=0.5, delta=5e-3).group_by("B").agg(dp.len(signed=True))
     measurement = query.resolve()

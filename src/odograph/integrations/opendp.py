@@ -35,7 +35,7 @@ from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenCompositi
 from odograph.extras import load
 from odograph.sessions import check_account, session
 
-__all__ = ["AccountContext", "CollectedFrame", "context", "cost_of", "guarded", "noisy", "queryable"]
+__all__ = ["AccountContext", "Collected", "context", "cost_of", "guarded", "noisy", "queryable"]
 
 SETTINGS: Final = ("d_in", "delta")
 
@@ -492,7 +492,7 @@ def _charged_queries(account: Account, odometer: Any, distance: Any) -> Any:  # 
         def answer() -> Any:  # noqa: ANN401  untyped library
             with lock:
                 found = guarded(odometer(query), lock=lock)
-                return CollectedFrame(found.collect()) if is_frame else found
+                return Collected(found.collect()) if is_frame else found
 
         answer.__name__ = _name_of(query)
         if isinstance(cost, Interactive) and not is_frame:
@@ -503,7 +503,7 @@ def _charged_queries(account: Account, odometer: Any, distance: Any) -> Any:  # 
     return guarded(odometer, ask, lock)
 
 
-class CollectedFrame:
+class Collected:
     """What a release of a Polars query answers in a context over an account: `collect()` returns the data frame.
 
     OpenDP's own answer is a plan that is run when it is collected, once. Here it was run when it was charged, so it
