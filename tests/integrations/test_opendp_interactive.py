@@ -71,8 +71,18 @@ def test_every_measure_is_read_as_interactive() -> None:
         chained = WORDS >> dp.t.then_cast_default(TOA=int) >> inner
         assert cost_of(chained) == Interactive(odo.PureDP(quarter))
         assert cost_of(dp.c.make_approximate(inner)) == Interactive(odo.ApproxDP(quarter, 0))
-        assert cost_of(dp.c.make_composition([count(4.0), inner])) == Interactive(odo.PureDP(Fraction(1, 2)))
         assert cost_of(dp.c.make_pureDP_to_zCDP(inner)) == Interactive(odo.ZCDP(Fraction(1, 32)))
+
+
+def test_a_list_of_queryables_is_refused_uncharged() -> None:
+    account = account_of()
+    listed = dp.c.make_composition([count(8.0), compositor(0.125)])
+    asked = odo_opendp.queryable(account, ODOMETER, DATA)
+    refusals: list[Callable[[], Any]] = [lambda: account.interact(listed, DATA), lambda: asked(listed)]
+    for refused in refusals:
+        with pytest.raises(odo.UnprovenComposition, match="one by one"):
+            refused()
+    assert not charges(account)
 
 
 def test_a_map_ends_at_the_distance_of_the_compositor() -> None:

@@ -66,6 +66,7 @@ _INTERACTIVE: Final = {
     "make_sequential_composition",
 }
 
+_LISTS: Final = {"make_basic_composition", "make_composition"}
 _QUERYABLES: Final = {"OdometerQueryable", "OnceFrame", "Queryable"}
 
 # Constructors that release values from the threshold on, with the delta of values above it.
@@ -134,6 +135,11 @@ def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped libr
     if not isinstance(measurement, opendp.Measurement):
         raise InvalidGuarantee(
             f"measurement must be an OpenDP Measurement, including its noise (got a {type(measurement).__name__})"
+        )
+    if _INTERACTIVE & (released := _released(measurement)) and _LISTS & released:
+        raise UnprovenComposition(
+            "a composition of interactive measurements answers with a list of queryables, which have no charge of"
+            " their own. Open them one by one, or ask them of a compositor made by dp.c.make_adaptive_composition"
         )
     for made in _records(measurement):
         function, arguments = made.get("__function__"), made.get("__kwargs__", {})
@@ -532,12 +538,10 @@ def guarded(answer: Any, ask: Callable[[Any], Any] | None = None, lock: Any = No
 
     OpenDP's queryables are not made for threads, and share state with those that they spawn: one answers at a time.
     """
-    lock = lock or threading.RLock()
-    if isinstance(answer, list | tuple):
-        return type(answer)(guarded(part, lock=lock) for part in answer)
-    if not _is_queryable(answer):
+    if not any(kind.__name__ in _QUERYABLES for kind in type(answer).__mro__):
         return answer
     opendp = load("opendp.mod")
+    lock = lock or threading.RLock()
 
     # Still of the type that OpenDP's own code looks for.
     class Guarded(type(answer)):  # type: ignore[misc]
@@ -562,10 +566,6 @@ def guarded(answer: Any, ask: Callable[[Any], Any] | None = None, lock: Any = No
         invoke = __call__
 
     return Guarded()
-
-
-def _is_queryable(answer: Any) -> bool:  # noqa: ANN401  untyped library
-    return any(kind.__name__ in _QUERYABLES for kind in type(answer).__mro__)
 
 
 def context(
