@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -310,6 +311,20 @@ def test_the_account_and_opendp_count_the_same(scales: list[float], noise: str) 
     assert math.isclose(ours, asked.privacy_loss(1), rel_tol=1e-9)
 
 
+def test_an_account_of_a_ledger_pays_as_well(tmp_path: Path) -> None:
+    with odo.connect(f"sqlite:///{tmp_path}/opendp.db") as ledger:
+        account = ledger.open_account("ward", odo.Policy(4, 0, filter="basic"), key="open")
+        asked = odo_opendp.queryable(account, ODOMETER, DATA)
+        context = odo_opendp.context(account, data=DATA, privacy_unit=ONE, domain=ROWS[0])
+        with account.interact(compositor(0.25), DATA, key="compositor") as ask:
+            asked(count(4.0)), ask(count(4.0)), context.query(epsilon=0.25).count().laplace().release()
+        with pytest.raises(odo.errors.IdempotencyConflict):
+            account.interact(compositor(0.25), DATA, key="compositor")
+        assert costs(account) == [Interactive(odo.PureDP(0.25)), odo.PureDP(0.25), odo.PureDP(0.25)]
+        assert not account.pending
+        ledger.verify()  # raises if an entry does not follow
+
+
 # Contexts.
 
 
@@ -486,3 +501,14 @@ def test_the_threshold_of_a_frame_is_not_shown() -> None:
     shown = [value for _ in range(150) for value in measurement(small).collect()["len"].to_list()]
     assert len(shown) > 20
     assert min(shown) > threshold
+
+
+def test_an_expression_alone_is_refused() -> None:
+    """It is a part of a frame's plan, and its distance is between groups of rows, not between datasets."""
+    pytest.importorskip("polars")
+    columns = [dp.series_domain("A", dp.atom_domain(T="i32"))]
+    domain = dp.wild_expr_domain(columns, margin=dp.polars.Margin(max_length=10))
+    metric = dp.l01inf_distance(dp.symmetric_distance())
+    measurement = dp.m.make_private_expr(domain, metric, PURE, dp.len(scale=1.0, signed=True))
+    with pytest.raises(odo.UnprovenComposition, match="not known here"):
+        cost_of(measurement, d_in=(1, 1, 1))
