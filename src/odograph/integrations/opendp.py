@@ -597,10 +597,13 @@ def context(
     neighbors, spawned = account.policy.neighbors, made.queryable
     if isinstance(made.accountant, load("opendp.mod").Odometer):
         made.queryable = _charged_queries(account, spawned, _distance(made.accountant, neighbors, made.d_in))
-    else:
-        # It has drawn nothing yet: a compositor, or filter, only holds the data until it is asked.
-        cost = cost_of(made.accountant, neighbors=neighbors, d_in=made.d_in)
-        made.queryable = guarded(spawned, account.interact(lambda: spawned, cost=cost, note="OpenDP context"))
+        return made
+
+    def opendp_context() -> Any:  # noqa: ANN401  untyped library
+        return spawned  # it has drawn nothing yet: a compositor, or filter, holds the data until it is asked
+
+    cost = cost_of(made.accountant, neighbors=neighbors, d_in=made.d_in)
+    made.queryable = guarded(spawned, account.interact(opendp_context, cost=cost))
     return made
 
 
