@@ -25,7 +25,7 @@ from odograph.errors import (
     ReservationResolved,
     UnprovenComposition,
 )
-from odograph.integrations import cost_of, is_interactive, name_of, states_cost
+from odograph.integrations import cost_of, guarded, is_interactive, name_of, states_cost
 from odograph.ledger.results import Reservation
 from odograph.reentrancy import refuse_reentry
 
@@ -431,7 +431,7 @@ def _started(name: str, start: Callable[..., Any], args: tuple[Any, ...], kwargs
             f"{name} returned something that answers no queries (a {type(made).__name__}); it was charged and is not"
             " released. Return a function, a generator or an object with methods, or use run for a one-shot answer"
         )
-    return made
+    return guarded(made)
 
 
 def _refuse_not_interactive(mechanism: object, guarantee: Guarantee, name: str) -> None:

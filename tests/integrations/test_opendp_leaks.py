@@ -324,11 +324,9 @@ def cases() -> dict[str, Case]:
 
 CASES: Final = cases()
 
-COUNTS: Final = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T=int))
-
 
 def refused() -> dict[str, Any]:
-    """Constructors that no session takes, on any data: what they make is not known here, or answers later."""
+    """Constructors that no session takes, on any data: what they make is not known here."""
     t, noise = dp.t, dp.m.then_laplace(scale=SCALE)
     text = t.make_split_lines() >> t.make_split_records(",") >> t.make_create_dataframe(["a", "b"])
     table = t.make_split_dataframe(",", ["a", "b"])
@@ -336,9 +334,6 @@ def refused() -> dict[str, Any]:
     cast = table >> t.then_df_cast_default("a", TIA=str, TOA=int)
     counted = t.make_select_column("a", TOA=str), t.then_count(), noise
     return {
-        "make_alp_queryable": dp.m.make_alp_queryable(
-            COUNTS, dp.l01inf_distance(dp.absolute_distance(T=int)), scale=1.0, total_limit=10, value_limit=5
-        ),
         "make_create_dataframe": chain(text, *counted),
         "make_df_cast_default": chain(cast, t.make_select_column("a", TOA=int), *SUM, noise),
         "make_df_is_equal": chain(kept, *counted),
@@ -350,8 +345,9 @@ def refused() -> dict[str, Any]:
     }
 
 
-# Single values, and counts by key: each has a test of its own below.
+# Single values, and counts by key: each has a test of its own, below or with the constructors.
 VALUES: Final = {
+    "make_alp_queryable",
     "make_canonical_noise",
     "make_count_by",
     "make_gaussian_threshold",
@@ -444,10 +440,9 @@ def test_the_map_at_one_record_is_caught() -> None:
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_what_is_not_known_is_refused(relation: str) -> None:
-    for name, measurement in refused().items():
-        d_in = (1, 1, 1) if name == "make_alp_queryable" else None
+    for measurement in refused().values():
         with pytest.raises(odo.UnprovenComposition):
-            cost_of(measurement, neighbors=relation, d_in=d_in)
+            cost_of(measurement, neighbors=relation)
 
 
 # Single values.

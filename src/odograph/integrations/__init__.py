@@ -13,7 +13,7 @@ from typing import Any, Final
 from odograph.core.guarantees import Guarantee
 from odograph.errors import InvalidGuarantee
 
-__all__ = ["cost_of", "is_interactive", "name_of", "states_cost"]
+__all__ = ["cost_of", "guarded", "is_interactive", "name_of", "states_cost"]
 
 # Each library, and the module that knows its types.
 _KNOWN: Final = {
@@ -73,6 +73,15 @@ def name_of(thing: object) -> str:
 
 def is_interactive(answer: object) -> bool:
     """Whether an answer can itself be queried further, as the queryables and sessions of other libraries can."""
-    kind = type(answer)
-    named = "Queryable" in kind.__name__ or kind.__name__ in {"OnceFrame", "Session"}
-    return named and kind.__module__.partition(".")[0] in {"opendp", "tmlt"}
+    return any(
+        ("Queryable" in kind.__name__ or kind.__name__ in {"OnceFrame", "Session"})
+        and kind.__module__.partition(".")[0] in {"opendp", "tmlt"}
+        for kind in type(answer).__mro__
+    )
+
+
+def guarded(answer: Any) -> Any:  # noqa: ANN401  any answer
+    """Return an answer of a library whose queries have to be checked with that check; any other as it is."""
+    if is_interactive(answer) and _library(answer) == "opendp":
+        return import_module(_KNOWN["opendp"]).guarded(answer)
+    return answer

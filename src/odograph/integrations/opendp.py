@@ -13,22 +13,29 @@ They are known of `make_gaussian`, alone, after transformations or before postpr
   number of them: it stays zCDP, unless its domain has a size.
 
 Compositions, `make_noise`, frames and casts of the measure are not taken apart: they stay what their map says.
+
+What answers queries (compositors, filters, `make_alp_queryable`, lazy frames) costs `Interactive` of what its map
+says, and `account.interact(measurement, data)` charges that before the first query. There are two hooks: `queryable`
+in place of `odometer(data)`, which is charged query by query, and `context` in place of `dp.Context.compositor`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
+from odograph.account import Account
 from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read, up
-from odograph.core.guarantees import RDP, ZCDP, ApproxDP, DiscreteGaussian, Guarantee, PureDP
+from odograph.core.guarantees import RDP, ZCDP, ApproxDP, DiscreteGaussian, Guarantee, Interactive, PureDP, one_shot
 from odograph.core.mechanisms import ORDERS
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
+from odograph.sessions import check_account, session
 
-__all__ = ["cost_of", "noisy"]
+__all__ = ["AccountContext", "Collected", "context", "cost_of", "guarded", "noisy", "queryable"]
 
 SETTINGS: Final = ("d_in", "delta")
 
@@ -58,6 +65,9 @@ _INTERACTIVE: Final = {
     "make_private_lazyframe",
     "make_sequential_composition",
 }
+
+_LISTS: Final = {"make_basic_composition", "make_composition"}
+_QUERYABLES: Final = {"OdometerQueryable", "OnceFrame", "Queryable"}
 
 # Constructors that release values from the threshold on, with the delta of values above it.
 _THRESHOLDS: Final = {"make_gaussian_threshold", "make_laplace_threshold", "make_noise_threshold"}
@@ -90,10 +100,13 @@ def cost_of(
     datasets differ by one record, so OpenDP's map is 0 there), unknown domains and metrics, amplification by
     sampling, thresholds on integers, a cost of zero, and a loss that grows too fast from one record to two.
 
-    A Gaussian is a `DiscreteGaussian`, or zCDP where not all of its numbers are known.
+    A Gaussian is a `DiscreteGaussian`, or zCDP where not all of its numbers are known. A measurement that answers
+    queries is `Interactive`. An odometer has no cost before its queries, and is refused: see `queryable`.
 
-    Theorem: the measurement's privacy map, with OpenDP's proof of it.
-    Assumes: maps written by users are right; the measurement answers once, and its answer cannot be queried further.
+    Theorem: the measurement's privacy map, with OpenDP's proof of it; of an interactive one it holds against every
+        strategy of asking.
+    Assumes: maps written by users are right. Queries to an interactive measurement are checked (`guarded`), because
+        it believes their maps.
     """
     _check_construction(measurement)
     distance = _distance(measurement, neighbors, d_in)
@@ -105,21 +118,28 @@ def cost_of(
         )
     if _type_name(measurement.input_metric) in _DATASETS:
         _check_growth(measurement, distance, delta, cost)
+    if _INTERACTIVE & _released(measurement):
+        return Interactive(cost)
     return _as_noise(measurement, distance, cost) if isinstance(cost, ZCDP) else cost
 
 
 def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped library
-    """Raise for interactive measurements, and for those whose map is known not to hold for one record."""
+    """Raise for what is not a measurement, and for one whose map is known not to hold for one record."""
     opendp = load("opendp.mod")
-    released = {made.get("__function__") for made in _records(measurement, released=True)}
-    if isinstance(measurement, opendp.Odometer) or _INTERACTIVE & released:
+    if isinstance(measurement, opendp.Odometer):
         raise UnprovenComposition(
-            "this OpenDP measurement is interactive: it answers many queries, or answers later (a compositor, filter,"
-            " odometer, queryable or lazy frame), which is not covered. Run its queries one by one as measurements"
+            "an OpenDP odometer has no cost before its queries are known. Charge each of them by its own map, with"
+            " odograph.integrations.opendp.queryable(account, odometer, data) in place of odometer(data); or limit"
+            " all of them with dp.c.make_privacy_filter(odometer, d_in, d_out), which is a measurement"
         )
     if not isinstance(measurement, opendp.Measurement):
         raise InvalidGuarantee(
             f"measurement must be an OpenDP Measurement, including its noise (got a {type(measurement).__name__})"
+        )
+    if _INTERACTIVE & (released := _released(measurement)) and _LISTS & released:
+        raise UnprovenComposition(
+            "a composition of interactive measurements answers with a list of queryables, which have no charge of"
+            " their own. Open them one by one, or ask them of a compositor made by dp.c.make_adaptive_composition"
         )
     for made in _records(measurement):
         function, arguments = made.get("__function__"), made.get("__kwargs__", {})
@@ -134,6 +154,11 @@ def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped libr
                 " is then too small for integers (opendp/opendp#2922); its cost is that of the same measurement with"
                 " the threshold one lower: pass cost=odo.ApproxDP(*lower.map(d_in)) with trust_cost=True"
             )
+
+
+def _released(measurement: Any) -> set[Any]:  # noqa: ANN401  untyped library
+    """Return the constructors whose answers the measurement releases unchanged."""
+    return {made.get("__function__") for made in _records(measurement, released=True)}
 
 
 def _records(measurement: Any, *, released: bool = False) -> Iterator[dict[str, Any]]:  # noqa: ANN401  untyped library
@@ -431,6 +456,215 @@ def _finite(value: float) -> Fraction:
     if not math.isfinite(value):
         raise InvalidGuarantee(f"OpenDP's loss must be finite (got {value!r}): otherwise there is no privacy")
     return exactly(value)
+
+
+def queryable(
+    account: Account,
+    odometer: Any,  # noqa: ANN401  untyped library
+    data: Any,  # noqa: ANN401  whatever the odometer takes
+    *,
+    d_in: Any = None,  # noqa: ANN401  as in `cost_of`
+) -> Any:  # noqa: ANN401  OpenDP's queryable
+    """Return the queryable of an OpenDP odometer, of which an account pays: write this in place of `odometer(data)`.
+
+    Each query is charged by its own map, before it runs; `BudgetExceeded` leaves the queryable as it was. A query
+    that can be asked further, such as a compositor, is charged whole, and its answer is an `Interaction`. `d_in` is
+    the distance of neighbors, as in `cost_of`, for all queries.
+
+    Compositors and filters are measurements: open them with `account.interact(measurement, data)`.
+
+    Theorem: the policy's filter; a query is a mechanism of its own, and an interactive one is charged whole before it
+        is asked, beside others (Haney et al. 2023).
+    Assumes: the maps of the queries are right, for the account's neighbors.
+    """
+    check_account(account, "a queryable")
+    if not isinstance(odometer, load("opendp.mod").Odometer):
+        raise InvalidArgument(
+            f"odometer must be an OpenDP Odometer (got a {type(odometer).__name__}); open compositors and filters"
+            " with account.interact(measurement, data)"
+        )
+    distance = _distance(odometer, account.policy.neighbors, d_in)  # raises now, and not at the first query
+    return _charged_queries(account, odometer(data), distance)
+
+
+def _charged_queries(account: Account, odometer: Any, distance: Any) -> Any:  # noqa: ANN401  untyped library
+    """Return an odometer's queryable of which each query is charged to the account."""
+    lock = threading.RLock()
+
+    def ask(query: Any) -> Any:  # noqa: ANN401  untyped library
+        cost = cost_of(query, neighbors=account.policy.neighbors, d_in=distance)
+        is_frame = "make_private_lazyframe" in _released(query)
+
+        def answer() -> Any:  # noqa: ANN401  untyped library
+            with lock:
+                found = guarded(odometer(query), lock=lock)
+                return Collected(found.collect()) if is_frame else found
+
+        answer.__name__ = _name_of(query)
+        if isinstance(cost, Interactive) and not is_frame:
+            return account.interact(answer, cost=cost)
+        with session(account) as s:
+            return s.run(answer, cost=one_shot(cost))
+
+    return guarded(odometer, ask, lock)
+
+
+class Collected:
+    """What a release of a Polars query answers in a context over an account: `collect()` returns the data frame.
+
+    OpenDP's own answer is a plan that is run when it is collected, once. Here it was run when it was charged, so it
+    costs what one answer does, and may be collected again.
+    """
+
+    def __init__(self, frame: Any) -> None:  # noqa: ANN401  untyped library
+        self._frame = frame
+
+    def collect(self) -> Any:  # noqa: ANN401  untyped library
+        """Return the data frame."""
+        return self._frame
+
+
+def _name_of(measurement: Any) -> str:  # noqa: ANN401  untyped library
+    """Return the constructor of a measurement, for the note of an entry."""
+    return str(getattr(measurement, "__opendp_dict__", {}).get("__function__", type(measurement).__name__))
+
+
+def guarded(answer: Any, ask: Callable[[Any], Any] | None = None, lock: Any = None) -> Any:  # noqa: ANN401
+    """Return an answer whose queryables check each query first, then pass it to `ask`, or to OpenDP.
+
+    A compositor believes the map of each query, so those that `cost_of` refuses for their construction are refused
+    here: thresholds on integers and amplification by sampling. So are odometers as queries, on which OpenDP 0.16
+    ends the process, and the plan behind a `OnceFrame`, which could be collected many times.
+
+    OpenDP's queryables are not made for threads, and share state with those that they spawn: one answers at a time.
+    """
+    if not any(kind.__name__ in _QUERYABLES for kind in type(answer).__mro__):
+        return answer
+    opendp = load("opendp.mod")
+    lock = lock or threading.RLock()
+
+    # Still of the type that OpenDP's own code looks for.
+    class Guarded(type(answer)):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.__dict__ = answer.__dict__
+
+        def __getattribute__(self, name: str) -> Any:  # noqa: ANN401  untyped library
+            if name == "lazy":
+                raise UnprovenComposition(
+                    "the plan of a frame can be collected many times, and each time is an answer: use collect()"
+                )
+            return super().__getattribute__(name)
+
+        def __call__(self, query: Any) -> Any:  # noqa: ANN401  untyped library
+            if isinstance(query, opendp.Measurement | opendp.Odometer):
+                _check_construction(query)
+            if ask is not None:
+                return ask(query)
+            with lock:
+                return guarded(answer(query), lock=lock)
+
+        invoke = __call__
+
+    return Guarded()
+
+
+def context(
+    account: Account,
+    data: Any,  # noqa: ANN401  whatever the domain has
+    privacy_unit: tuple[Any, Any],
+    privacy_loss: tuple[Any, Any] | None = None,
+    **settings: Any,
+) -> Any:  # noqa: ANN401  an `AccountContext`, or OpenDP's `Context`
+    """Return an OpenDP context over an account: write this in place of `dp.Context.compositor`.
+
+    Without a `privacy_loss` the account is the budget: each `release()` is charged by its own measurement's map, and
+    queries say what they want to spend (`query(epsilon=0.1)`, `query(rho=0.01)`) or what noise they add. See
+    `AccountContext`. This is the one to take for new code.
+
+    With a `privacy_loss` the account is charged that loss now, all of it, and OpenDP divides it as its own code says
+    (`split_evenly_over`, `split_by_weights`, or query by query). Take it for code that is written that way. A loss
+    without end (`dp.loss_of(epsilon=math.inf)`) is an odometer: then each release is charged as it comes.
+
+    `settings` are those of `dp.Context.compositor`: `domain`, `margins`, and how to split a loss.
+    """
+    check_account(account, "a context")
+    if privacy_loss is None:
+        if given := sorted(name for name in settings if name.startswith("split_")):
+            raise InvalidArgument(f"{given[0]} divides a privacy_loss, which must be given too (got none)")
+        return AccountContext(account, data, privacy_unit, **settings)
+    compositor = load("opendp.context").Context.compositor
+    made = compositor(data=data, privacy_unit=privacy_unit, privacy_loss=privacy_loss, **settings)
+    neighbors, spawned = account.policy.neighbors, made.queryable
+    if isinstance(made.accountant, load("opendp.mod").Odometer):
+        made.queryable = _charged_queries(account, spawned, _distance(made.accountant, neighbors, made.d_in))
+        return made
+
+    def opendp_context() -> Any:  # noqa: ANN401  untyped library
+        return spawned  # it has drawn nothing yet: a compositor, or filter, holds the data until it is asked
+
+    cost = cost_of(made.accountant, neighbors=neighbors, d_in=made.d_in)
+    made.queryable = guarded(spawned, account.interact(opendp_context, cost=cost))
+    return made
+
+
+class AccountContext:
+    """OpenDP's `Context` with an account in place of its budget; made by `context`.
+
+    `query()` begins a query as OpenDP's own does, on vectors and on Polars frames. `release()` charges the account,
+    then runs it; `BudgetExceeded` means that nothing ran. Measures may differ from query to query, where a context of
+    OpenDP has one. What is left is the account's: `account.remaining`, `account.largest(...)`.
+
+    Theorem: as `queryable` of an odometer.
+    Assumes: `privacy_unit` is what the account's policy protects: all records of one person, by its neighbors.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        data: Any,  # noqa: ANN401  whatever the domain has
+        privacy_unit: tuple[Any, Any],
+        domain: Any = None,  # noqa: ANN401  untyped library
+        margins: Sequence[Any] | None = None,
+    ) -> None:
+        check_account(account, "a context")
+        self.account = account
+        self._settings = {"data": data, "privacy_unit": privacy_unit, "domain": domain, "margins": margins}
+        # One of OpenDP's contexts for each measure: a context of OpenDP has one.
+        self._contexts: dict[str, Any] = {}
+        self._space = self._in(load("opendp.measures").max_divergence()).accountant.input_space
+
+    def query(self, **loss: float) -> Any:  # noqa: ANN401  untyped library
+        """Begin a query; `epsilon`, `rho` and `delta` are its loss, from which missing noise is found.
+
+        Without a loss the noise has to be given (`.laplace(scale=10.0)`), and the cost follows from it.
+        """
+        library = load("opendp.context")
+        if loss:
+            measure, _ = library.loss_of(**loss)
+            return self._in(measure).query(**loss)
+        if _type_name(self._space[0]) == "LazyFrameDomain":
+            raise InvalidArgument("query() of a frame needs a loss, such as query(epsilon=0.1) or query(rho=0.01)")
+        _, d_in = self._settings["privacy_unit"]
+        return library.Query(chain=self._space, output_measure=None, d_in=d_in, context=self)
+
+    def __call__(self, query: Any) -> Any:  # noqa: ANN401  untyped library
+        """Charge the account for a measurement, run it and return its answer."""
+        _check_construction(query)
+        return self._in(query.output_measure)(query)
+
+    def current_privacy_loss(self) -> dict[str, Any]:
+        """Return what OpenDP counts for the queries so far, for each measure; the account's reading is another."""
+        losses = {name: made.current_privacy_loss() for name, made in self._contexts.items()}
+        return {name: loss for name, loss in losses.items() if loss not in (0, (0, 0))}
+
+    def _in(self, measure: Any) -> Any:  # noqa: ANN401  untyped library
+        """Return the context whose odometer takes measurements of a measure, each charged to the account."""
+        if str(measure) not in self._contexts:
+            made = load("opendp.context").Context.compositor(**self._settings, privacy_loss=(measure, math.inf))
+            distance = _distance(made.accountant, self.account.policy.neighbors, made.d_in)
+            made.queryable = _charged_queries(self.account, made.queryable, distance)
+            self._contexts[str(measure)] = made
+        return self._contexts[str(measure)]
 
 
 def noisy(truths: Sequence[int], sensitivity: int, epsilon: float) -> list[int]:
