@@ -89,7 +89,7 @@ class LedgerOptions:
     json: AsJson = False
 
     def ledger(self) -> Ledger:
-        """Return the ledger; only `open`, `import` and `restore` create one."""
+        """Return the ledger; only `open`, `apply`, `import` and `restore` create one."""
         if self.url.startswith("memory:"):
             raise InvalidArgument(
                 f"--url must not be in memory (got {self.url!r}): that ledger would end with this command. Use a URL"
