@@ -885,7 +885,7 @@ def _carry_out(ledger: Ledger, plan: _Plan, options: LedgerOptions, *, dry_run: 
                 )
             done.append(f"opened {one.name}")
             kept = f"{one.policy.promise}, by the filter {one.policy.filter_text}"
-            yield f"{'would open' if dry_run else 'opened'} {one.name}{_place(one)}: {kept}"
+            yield f"{'would open' if dry_run else 'opened'} {one.name}{_position(one)}: {kept}"
         for name in plan.closes:
             if not dry_run:
                 ledger.account(name).close(note="declared as closed")
@@ -897,7 +897,7 @@ def _carry_out(ledger: Ledger, plan: _Plan, options: LedgerOptions, *, dry_run: 
         raise
 
 
-def _place(one: Declared) -> str:
+def _position(one: Declared) -> str:
     words = ((" below", one.parent), (" after", one.successor_of), (" as a block of", one.dataset))
     return "".join(f"{word} {name}" for word, name in words if name)
 

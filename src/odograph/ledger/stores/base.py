@@ -297,6 +297,10 @@ class Store(Protocol):
         """Read the reservations that named this account and are neither committed nor voided."""
         ...
 
+    def pending_counts(self) -> dict[str, int]:
+        """Count the pending reservations of every account that has any; reads every reservation ever made."""
+        ...
+
     def voids(self, account: str) -> int:
         """Count the reservations charged to this account that were voided."""
         ...

@@ -118,6 +118,11 @@ class MemoryStore:
             reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
             return [entry for entry in reserved if ("", entry.request_id) not in self._keys]
 
+    def pending_counts(self) -> dict[str, int]:
+        """Count the open reservations of every account."""
+        counts = {name: len({entry.request_id for entry in self.pending(name)}) for name in self.balances()}
+        return {account: count for account, count in counts.items() if count}
+
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""
         with self._free():

@@ -169,6 +169,10 @@ class PostgresStore:
         """Read the open reservations of an account."""
         return [Entry._make(row) for row in self._read("pending", account)]
 
+    def pending_counts(self) -> dict[str, int]:
+        """Count the open reservations of every account."""
+        return dict(self._read("pending_counts"))
+
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""
         return int(self._read("voids", account)[0][0])

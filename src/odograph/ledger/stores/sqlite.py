@@ -150,6 +150,11 @@ class SqliteStore:
         with self._reading() as connection:
             return [Entry(*row) for row in connection.execute(SQL["pending"], (account,))]
 
+    def pending_counts(self) -> dict[str, int]:
+        """Count the open reservations of every account."""
+        with self._reading() as connection:
+            return dict(connection.execute(SQL["pending_counts"]).fetchall())
+
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""
         with self._reading() as connection:

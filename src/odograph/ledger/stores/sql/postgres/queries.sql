@@ -134,6 +134,15 @@ WHERE account = %s AND verb = 'reserve' AND NOT EXISTS (
 )
 ORDER BY sequence;
 
+-- name: pending_counts
+SELECT account, count(DISTINCT split_part(split_part(entries.legs, ' ', 1), '/', 1))
+FROM odograph.entries
+WHERE verb = 'reserve' AND NOT EXISTS (
+    SELECT 1 FROM odograph.keys
+    WHERE keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
+)
+GROUP BY account;
+
 -- name: voids
 SELECT count(*)
 FROM odograph.entries
