@@ -144,6 +144,7 @@ class AppState:
         )
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
+        self.proxy = settings.proxy
         self._readers = Threads("readers", _READERS)
         self._computer = Threads("computer", 1)
         self._auditor = Threads("auditor", 1)
