@@ -281,6 +281,10 @@ class Store(Protocol):
         """Write durably without changing anything; raise the error that a charge would raise now."""
         ...
 
+    def settings(self) -> dict[str, str]:
+        """Return the settings of the database that durability depends on, and its clock, for an operator."""
+        ...
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one durable transaction, in an empty ledger, which is created if there is none."""
         ...

@@ -87,6 +87,10 @@ class MemoryStore:
     def probe(self) -> None:
         """Do nothing: memory can always be written."""
 
+    def settings(self) -> dict[str, str]:
+        """Return nothing: a process has no settings."""
+        return {}
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store all the parts, or none."""
         with self._free():

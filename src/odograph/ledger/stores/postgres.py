@@ -139,6 +139,11 @@ class PostgresStore:
             connection.execute(_SQL["settings"], (self._brief_wait, _IDLE_TIMEOUT))
             connection.execute(_SQL["probe"])
 
+    def settings(self) -> dict[str, str]:
+        """Return the settings of the server and of this database that charges depend on, and the server's clock."""
+        with self._fresh() as connection:
+            return dict(connection.execute(_SQL["server_settings"]).fetchall())
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
         with self._fresh() as connection, connection.transaction():
