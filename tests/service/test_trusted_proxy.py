@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -16,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from page_client import csrf_of, words_of
 from postgres_server import free_port
+from server_programs import program
 from service_server import ServiceThread
 from typer.testing import CliRunner
 
@@ -305,19 +305,10 @@ def test_networks_of_both_families_are_trusted_whole_and_no_more() -> None:
 # The example of the documentation, with a real nginx: it replaces what a client sends under that name.
 
 
-@pytest.fixture
-def nginx(tmp_path: Path) -> tuple[str, Path]:
-    """The folder of deploy/nginx-oidc.conf as it runs here, and the program."""
-    program = shutil.which("nginx")
-    if program is None:
-        pytest.skip("there is no nginx: install Debian's nginx-light to run the example")
-    return program, tmp_path
-
-
 def test_the_example_for_nginx_signs_in_who_was_authenticated_and_replaces_forged_headers(
-    nginx: tuple[str, Path],
+    tmp_path: Path,
 ) -> None:
-    program, folder = nginx
+    nginx, folder = program("nginx", "nginx"), tmp_path
     example = (ROOT / "deploy" / "nginx-oidc.conf").read_text()
     with ExitStack() as stack:
         service = stack.enter_context(serving(folder, trusted_proxy="127.0.0.1", proxy_header=HEADER))
@@ -348,7 +339,7 @@ def test_the_example_for_nginx_signs_in_who_was_authenticated_and_replaces_forge
             f"http {{ access_log off; {temporary}\n{fake}\n{own}\n}}"
         )
         log = stack.enter_context((folder / "log").open("wb"))
-        command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf")]
+        command = [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")]
         process = subprocess.Popen(command, stderr=log)  # noqa: S603  our own
         stack.callback(process.wait, 20)
         stack.callback(process.terminate)
