@@ -79,6 +79,15 @@ $(VENV)/programs: $(VENV)/stamp
 	done
 	@touch $@
 
+# The servers that the examples of deploy/ are tested with are unpacked and not installed: nothing is started.
+$(VENV)/servers: $(VENV)/stamp
+	@mkdir -p $@.new && cd $@.new && { \
+	  for package in caddy nginx prometheus; do \
+	    apt-get download -qq $$package 2>/dev/null && dpkg-deb --extract $${package}_*.deb . && rm $${package}_*.deb \
+	    || echo "Debian's $$package cannot be unpacked here: tests that need it are skipped, and say so"; \
+	  done; }
+	@rm -rf $@ && mv $@.new $@
+
 # Tumult pins NumPy 1 and pandas 1, so its tests have an environment of their own.
 TUMULT := $(VENV)-tumult
 $(TUMULT)/stamp: pyproject.toml
@@ -93,10 +102,10 @@ demo: $(VENV)/demo
 quick: $(VENV)/stamp
 	@$(BIN)/python -m pytest -q -m quick -n $(JOBS) --dist worksteal
 
-test: $(VENV)/training $(VENV)/programs
+test: $(VENV)/training $(VENV)/programs $(VENV)/servers
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-test-all: $(VENV)/training $(VENV)/programs $(TUMULT)/stamp
+test-all: $(VENV)/training $(VENV)/programs $(VENV)/servers $(TUMULT)/stamp
 	@ODOGRAPH_FULL=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 	@$(TUMULT)/bin/python -m pytest tests/integrations/test_tumult.py
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # What `make quick` leaves out: what needs a server, a browser, another engine or program, simulations, and the checks
 # of prices at many digits.
-SLOW_FOLDERS = {"crash", "docs", "integrations", "release", "service", "support"}
+SLOW_FOLDERS = {"crash", "deploy", "docs", "integrations", "release", "service", "support"}
 SLOW_FILES = {
     "test_crossings.py",
     "test_demo.py",

@@ -24,6 +24,7 @@ _MISSING: Final = {
     "statsmodels": "the demo needs statsmodels for its data: pip install 'odograph[demo]'",
     "tmlt": "Tumult is not installed: pip install 'odograph[tumult]', in a separate environment (it needs NumPy 1)",
     "torch": _TRAINING,
+    "yaml": "a file in YAML needs PyYAML: pip install 'odograph[cli]'; JSON is read without it",
 }
 
 

@@ -65,6 +65,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "torch": "integrations/opacus.py",
     "typer": "cli/",
     "uvicorn": "service/server.py",
+    "yaml": "cli/accounts.py",
 }
 
 # Input and output, the clock, randomness, logging: none of it in core.

@@ -1,10 +1,19 @@
-"""Accounts and their charges: open, show, accounts, close; spend, reserve, commit, void; and what would fit."""
+"""Accounts and their charges: open, show, accounts, close; spend, reserve, commit, void; and what would fit.
+
+`apply` opens the accounts that a file declares, and `declare` writes such a file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import typer
 from rich.progress_bar import ProgressBar
@@ -17,36 +26,51 @@ from odograph.cli.options import (
     Note,
     account_names,
     guarantee_from_json,
+    new_file,
     print_result,
     progress,
     with_options,
 )
 from odograph.compile import compile_policy
-from odograph.core.filters import FILTERS
+from odograph.core.filters import FILTERS, Filter
+from odograph.core.filters.smooth import RESERVES
+from odograph.core.fixed_point import exact_of, text_of
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.mechanisms import NOISES
+from odograph.core.odometers import ODOMETER_NAMES, odometer_from_dict
 from odograph.core.planning import used
-from odograph.core.policy import Policy
-from odograph.errors import AccountExists, InvalidArgument
+from odograph.core.policy import Compiled, Policy
+from odograph.errors import AccountExists, InvalidArgument, InvalidPolicy, LedgerNotFound, OdographError
+from odograph.extras import load
+from odograph.ledger.entries import check_name, check_note
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import Receipt
+from odograph.ledger.stores.base import Balance
 
 __all__ = [
+    "Declared",
+    "Difference",
     "accounts",
+    "apply",
     "calibrate",
     "close",
     "commit",
     "decide",
+    "declare",
+    "declared_form",
     "how_many",
     "largest",
     "open_",
+    "read_accounts",
     "reserve",
     "show",
     "spend",
     "void",
+    "yaml_of",
 ]
 
 _REFUSED_EXIT_CODE: Final = 3
+_DIFFERS_EXIT_CODE: Final = 5
 
 Account = Annotated[str, typer.Argument(help="The account's name.", autocompletion=account_names)]
 Accounts = Annotated[
@@ -397,3 +421,557 @@ def _spent_lines(ledger: Ledger, accounts: Iterable[str]) -> list[str]:
         part, steps = used(account.compiled, totals), totals.steps
         lines.append(f"{name}: {part:.1%} of the budget spent in {steps} step{'s' * (steps != 1)}")
     return lines
+
+
+# Accounts declared in a file. Every scalar is kept as it was typed, so numbers are read exactly and an account may be
+# called `no` or `2030`; each field knows what it wants to be.
+
+_Path: TypeAlias = tuple[str, ...]  # the names of the fields that lead to a value
+_FORM: Final = 1  # of a file
+_YAML_TAG: Final = "tag:yaml.org,2002:"
+_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]*( [A-Za-z0-9._/@+-]+)*")  # needs no quotes in YAML
+_NOT_TEXT: Final = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})  # as YAML reads it
+_PROMISED: Final = ("epsilon", "delta", "privacy_unit", "neighbors")
+_CHOICES: Final = ("delta_steps", "filter", "reserve", "odometer", "slack")
+_RELATIVES: Final = ("parent", "successor_of")
+_FIELDS: Final = (*_PROMISED, *_CHOICES, *_RELATIVES, "dataset", "note", "closed")
+_TRUTH: Final[dict[object, bool]] = {"true": True, "false": False}
+_SHOWN: Final = 80  # characters of a value in a message
+
+
+class _Bare(str):
+    """A scalar without quotes, as it was typed: a number or a truth value where a field wants one."""
+
+    __slots__ = ()
+
+
+class _Document(NamedTuple):
+    """A file that was parsed, and where its fields are."""
+
+    file: str
+    content: Any
+    lines: dict[_Path, int]  # none are known of JSON
+
+    def error(self, path: _Path, problem: str) -> InvalidArgument:
+        """Return the error for a field, with the file and the nearest line that is known."""
+        known = next((path[:end] for end in range(len(path), -1, -1) if path[:end] in self.lines), None)
+        line = "" if known is None else f", line {self.lines[known]}"
+        return InvalidArgument(f"{self.file}{line}: {'.'.join(path) or 'the file'} {problem}. Nothing was opened")
+
+
+class Declared(NamedTuple):
+    """An account as a file declares it. `given` are the arguments of its policy that the file names."""
+
+    name: str
+    policy: Policy
+    given: Mapping[str, Any]
+    parent: str = ""
+    successor_of: str = ""
+    dataset: str = ""
+    note: str = ""
+    closed: bool = False
+
+
+class Difference(NamedTuple):
+    """A field of which a file says something else than the ledger, and what to do about it."""
+
+    account: str
+    field: str
+    ledger: str
+    file: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.account}: {self.field}: the ledger has {self.ledger}, the file says {self.file}. {self.advice}"
+
+
+class _Plan(NamedTuple):
+    """What applying a file does, in this order, or why it does nothing."""
+
+    opens: list[Declared]
+    closes: list[str]
+    same: list[str]
+    differences: list[Difference]
+    not_in_file: list[str]
+
+
+@with_options
+def apply(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="YAML or JSON with the accounts, as `odograph declare` writes it; - for standard input.",
+        ),
+    ],
+    *,
+    options: LedgerOptions,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+) -> None:
+    """Open the accounts that a file declares and the ledger does not have. Running it again changes nothing.
+
+    A promise never changes: if the ledger has an account that the file declares differently, each difference is shown
+    with what to do, nothing is done, and the exit code is 5.
+
+    odograph apply accounts.yaml --dry-run
+    """
+    declared = read_accounts(file)
+    with options.ledger() as ledger:
+        plan = _plan(ledger, declared)
+        if not plan.differences:
+            for line in _carry_out(ledger, plan, options, dry_run=dry_run):
+                if not options.json:
+                    typer.echo(line)
+        form = {
+            "url": ledger.url,
+            "dry_run": dry_run,
+            "opened": [] if plan.differences else [one.name for one in plan.opens],
+            "closed": [] if plan.differences else plan.closes,
+            "same": plan.same,
+            "differences": [one._asdict() for one in plan.differences],
+            "not_in_file": plan.not_in_file,
+        }
+        print_result(form, "\n".join(_summary(plan, ledger.url, dry_run=dry_run)), as_json=options.json)
+    if plan.differences:
+        raise typer.Exit(_DIFFERS_EXIT_CODE)
+
+
+@with_options
+def declare(
+    *,
+    options: LedgerOptions,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write to this new file; by default to standard output.")
+    ] = None,
+) -> None:
+    """Write the accounts of a ledger as a file that `odograph apply` reads: promises and relations, no charges.
+
+    odograph declare --out accounts.yaml
+    """
+    with options.ledger() as ledger:
+        form = {"form": _FORM, "accounts": {one.name: declared_form(one) for one in ledger.accounts()}}
+    if out is None:
+        print_result(form, yaml_of(form).removesuffix("\n"), as_json=options.json)
+        return
+    with new_file(out) as written:
+        written.write(yaml_of(form) if out.suffix != ".json" else json.dumps(form, indent=1) + "\n")
+    count = len(form["accounts"])  # type: ignore[arg-type]
+    text = f"wrote {out}: {count} account{'s' * (count != 1)}; `odograph apply {out}` finds nothing to do"
+    print_result(form | {"file": str(out)}, text, as_json=options.json)
+
+
+def read_accounts(file: Path) -> list[Declared]:
+    """Read the accounts of a file; what is wrong with it is raised with its line and field."""
+    document = _parse(file)
+    content = document.content
+    if not isinstance(content, dict) or not isinstance(content.get("accounts"), dict):
+        raise document.error((), "must have a field `accounts`: the name of each account, with its promise below it")
+    for field in content:
+        if field not in {"form", "accounts"}:
+            raise document.error((field,), "is not a field of this file; it has `form` and `accounts`")
+    if content.get("form", _FORM) not in {_FORM, str(_FORM)}:
+        raise document.error(("form",), f"must be {_FORM} (got {content['form']!r}); upgrade Odograph to read others")
+    found = {name: _declared(document, name, form) for name, form in content["accounts"].items()}
+    for one in found.values():
+        if not one.closed and one.parent in found and found[one.parent].closed:
+            raise document.error(
+                ("accounts", one.name, "parent"),
+                f"must be an open account (got {one.parent!r}, which the file closes with everything below it)",
+            )
+    return _in_order(document, found)
+
+
+def _in_order(document: _Document, found: dict[str, Declared]) -> list[Declared]:
+    """Return the accounts so that each comes after those it refers to; raise if some refer to each other."""
+    ordered: dict[str, Declared] = {}
+    while len(ordered) < len(found):
+        ready = [
+            one
+            for one in found.values()
+            if one.name not in ordered and all(name not in found or name in ordered for name in _relatives(one))
+        ]
+        if not ready:
+            names = [name for name in found if name not in ordered]
+            raise document.error(
+                ("accounts", names[0]), f"must not refer to itself through its relatives (see {', '.join(names)})"
+            )
+        ordered |= {one.name: one for one in ready}
+    return [*ordered.values()]
+
+
+def _relatives(one: Declared) -> list[str]:
+    return [*filter(None, (one.parent, one.successor_of))]
+
+
+def _declared(document: _Document, name: str, form: object) -> Declared:
+    path = ("accounts", name)
+    if not isinstance(form, dict):
+        raise document.error(path, f"must have fields, at least epsilon and delta (got {_brief(form)})")
+    for field in form:
+        if field not in _FIELDS:
+            raise document.error((*path, field), f"is not a field of an account; it has {', '.join(_FIELDS)}")
+    for field in ("epsilon", "delta"):
+        if form.get(field) is None:
+            raise document.error(path, f"must have {field}")
+    texts = {field: form.get(field) or "" for field in (*_RELATIVES, "dataset", "note")}
+    try:
+        check_name(name)
+        for field in (*_RELATIVES, "dataset"):
+            if texts[field] != "":
+                check_name(texts[field], field)
+        check_note(texts["note"])
+        given = {
+            field: _choice(field, form[field]) for field in (*_PROMISED, *_CHOICES) if form.get(field) is not None
+        }
+        policy = Policy(**given)
+    except (InvalidArgument, TypeError, ValueError, ZeroDivisionError) as problem:
+        said = str(problem) if isinstance(problem, OdographError) else "a value has the wrong form"
+        wrong = next((field for field in form if re.search(rf"\b{field}\b", said)), None)
+        raise document.error(path if wrong is None else (*path, wrong), f"cannot be read: {said}") from problem
+    closed = _typed(form.get("closed")) or False
+    if not isinstance(closed, bool):
+        raise document.error((*path, "closed"), f"must be true or false (got {_brief(closed)})")
+    return Declared(name, policy, given, **texts, closed=closed)
+
+
+def _choice(field: str, value: Any) -> Any:  # noqa: ANN401  as a policy takes it
+    """Return the value of a field as an argument of a policy."""
+    if field == "filter" and isinstance(value, str):
+        return _parse_filter(value)
+    if field == "filter":
+        if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+            raise InvalidPolicy(
+                f"filter must be a name, shares, or a list of filters with a kind (got {_brief(value)})"
+            )
+        return [(_filter_of(one), one.get("share", 1)) for one in _typed(value)]
+    if field == "odometer" and isinstance(value, dict):
+        return odometer_from_dict(_typed(value))
+    if not isinstance(value, str):
+        raise InvalidPolicy(f"{field} must be one value (got {_brief(value)})")
+    return value
+
+
+def _filter_of(form: Mapping[str, Any]) -> Filter:
+    """Return a filter with the options that are named."""
+    kind = FILTERS.get(str(form.get("kind")))
+    if kind is None:
+        raise InvalidPolicy(f"filter must be of a kind of {', '.join(sorted(FILTERS))} (got {form.get('kind')!r})")
+    options = {name: value for name, value in form.items() if name not in {"kind", "share"}}
+    if set(options) - set(kind.options):
+        raise InvalidPolicy(f"filter {kind.kind!r} has the options {[*kind.options]} (got {sorted(options)})")
+    return kind(**{name: kind.options[name](value) for name, value in options.items()})
+
+
+def _typed(value: Any) -> Any:  # noqa: ANN401  any part of a document
+    """Return a part of a document with its truth values, and its numbers where a number holds them exactly."""
+    if isinstance(value, dict):
+        return {name: _typed(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_typed(one) for one in value]
+    if not isinstance(value, _Bare) or value in _TRUTH:
+        return _TRUTH[value] if isinstance(value, _Bare) else value
+    try:
+        exact = Fraction(value)
+        near = float(exact)
+    except (OverflowError, ValueError, ZeroDivisionError):
+        return value
+    return int(exact) if re.fullmatch("-?[0-9]+", value) else near if exact_of(near) == exact else value
+
+
+def _brief(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+# Parsing: YAML as nodes, which know their lines and build no objects; JSON by the standard library.
+
+
+def _parse(file: Path) -> _Document:
+    name = "standard input" if str(file) == "-" else str(file)
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise InvalidArgument(f"{name} must be text in UTF-8 (byte {problem.start} is not)") from problem
+    try:
+        if file.suffix == ".json" or text.lstrip()[:1] == "{":
+            return _Document(name, _parse_json(name, text), {})
+        return _parse_yaml(name, text)
+    except RecursionError:
+        raise InvalidArgument(f"{name} is nested too deeply") from None
+
+
+def _parse_json(name: str, text: str) -> Any:  # noqa: ANN401  any document
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+            raise InvalidArgument(f"{name}: {twice} must be there once (got it twice). Nothing was opened")
+        return found
+
+    try:
+        return json.loads(text, parse_float=_Bare, parse_int=_Bare, parse_constant=_Bare, object_pairs_hook=unique)
+    except json.JSONDecodeError as problem:
+        raise InvalidArgument(
+            f"{name}, line {problem.lineno}, column {problem.colno}: this is not JSON ({problem.msg})"
+        ) from problem
+
+
+def _parse_yaml(name: str, text: str) -> _Document:
+    yaml = load("yaml")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as problem:
+        mark = getattr(problem, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        reason = getattr(problem, "problem", None) or getattr(problem, "reason", None) or "it cannot be read"
+        raise InvalidArgument(f"{name}{where}: this is not YAML ({reason})") from problem
+    document = _Document(name, None, {})
+    return document if root is None else document._replace(content=_content(document, root, (), set()))
+
+
+def _content(document: _Document, node: Any, path: _Path, seen: set[int]) -> Any:  # noqa: ANN401  a node of PyYAML
+    """Return a node's content in plain types, and remember its line."""
+    document.lines.setdefault(path, node.start_mark.line + 1)
+    if id(node) in seen:
+        raise document.error(path, "must be written out: aliases (*name) are not read here")
+    seen.add(id(node))
+    if not node.tag.startswith(_YAML_TAG):
+        raise document.error(path, f"must be plain: the tag {node.tag} is not read here")
+    if node.id == "scalar":
+        plain = _Bare(node.value) if node.style is None else str(node.value)
+        return None if node.tag == f"{_YAML_TAG}null" else plain
+    if node.id == "sequence":
+        return [_content(document, one, (*path, str(place)), seen) for place, one in enumerate(node.value)]
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        inner = (*path, str(key.value))
+        document.lines[inner] = key.start_mark.line + 1
+        if key.id != "scalar" or key.value in found:
+            raise document.error(inner, "must be there once" if key.id == "scalar" else "must have a name before it")
+        found[key.value] = _content(document, value, inner, seen)
+    return found
+
+
+# Comparing and applying.
+
+
+def _plan(ledger: Ledger, declared: list[Declared]) -> _Plan:
+    """Compare what is declared with what the ledger has."""
+    try:
+        there = ledger.backend.balances()
+    except LedgerNotFound:  # the first account creates it
+        there = {}
+    plan = _Plan([], [], [], [], [])
+    names = {one.name for one in declared}
+    for one in declared:
+        balance = there.get(one.name)
+        if balance is None:
+            plan.opens.append(one)
+            found = [*_missing_relatives(one, names, there)]
+        else:
+            found = [*_differences(one, balance, ledger)]
+            if not found and (balance.closed or not one.closed):
+                plan.same.append(one.name)
+        plan.differences.extend(found)
+        if one.closed and not (balance is not None and balance.closed):
+            plan.closes.append(one.name)
+    own = [name for name in there if name not in names and ledger.backend.opened(name).population is None]
+    plan.not_in_file.extend(own)
+    return plan
+
+
+def _missing_relatives(one: Declared, names: set[str], there: Mapping[str, Balance]) -> Iterator[Difference]:
+    """Yield why an account could not be opened: a relative is not there, or takes nothing below it."""
+    for field in _RELATIVES:
+        name = getattr(one, field)
+        if name and name not in names and name not in there:
+            yield Difference(
+                one.name, field, "no such account", name, f"Declare {name} in the file too, or correct the name."
+            )
+    if one.parent in there and there[one.parent].closed:
+        yield Difference(
+            one.name,
+            "parent",
+            f"{one.parent} as a closed account",
+            one.parent,
+            f"Nothing can be opened below a closed account: declare a successor of {one.parent}, and name that.",
+        )
+
+
+def _differences(one: Declared, balance: Balance, ledger: Ledger) -> Iterator[Difference]:
+    """Yield what the file says differently of an account that exists. What it leaves to Odograph is not compared."""
+    opened, head = ledger.backend.opened(one.name), balance.head
+    if opened.population is not None:
+        yield Difference(one.name, "name", "a population", "an account", "Give the account another name.")
+        return
+    successor = f"or declare another account with `successor_of: {one.name}`"
+    promise = "A promise never changes: write `{}` in the file, " + successor + "."
+    for field in _PROMISED:
+        has, says = getattr(opened.compiled.policy, field), getattr(one.policy, field)
+        if has != says:
+            yield Difference(one.name, field, _shown(has), _shown(says), promise.format(f"{field}: {_shown(has)}"))
+    for field, has, says in _changed_choices(one, opened.compiled):
+        yield Difference(one.name, field, has, says, promise.format(f"{field}: {has}"))
+    for field in (*_RELATIVES, "dataset"):
+        has, says = getattr(head, field), getattr(one, field)
+        if has != says:
+            write = f"write `{field}: {has}` in the file" if has else f"remove `{field}` from the file"
+            yield Difference(
+                one.name,
+                field,
+                has or "none",
+                says or "none",
+                f"An account stays where it was opened: {write}, or declare the account under another name.",
+            )
+    if balance.closed and not one.closed:
+        advice = f"A closed account stays closed: write `closed: true` in the file, {successor}."
+        yield Difference(one.name, "closed", "true", "false", advice)
+
+
+def _changed_choices(one: Declared, compiled: Compiled) -> Iterator[tuple[str, str, str]]:
+    """Yield the choices that the file names and the account does not have: field, what it has, what the file says."""
+    policy = compiled.policy
+    own = {
+        "delta_steps": policy.delta_steps,
+        "filter": [*policy.filters],
+        "odometer": policy.odometer,
+        "slack": policy.slack,
+    }
+    form = policy.to_dict()
+    for field in _CHOICES:
+        if field not in one.given:
+            continue
+        written = "filter" if field == "reserve" else field
+        arguments = own | {"filter": None} if field == "reserve" else own
+        try:  # as if this one choice had been made for the account's promise, with all its other choices
+            chosen = Policy(
+                policy.epsilon,
+                policy.delta,
+                **arguments | {field: one.given[field]},
+                privacy_unit=policy.privacy_unit,
+                neighbors=policy.neighbors,
+            ).to_dict()[written]
+        except InvalidPolicy:
+            chosen = None
+        if chosen != form[written]:
+            says = one.given[field] if isinstance(one.given[field], str) else one.policy.to_dict()[written]
+            yield field, _short_choice(policy, field), _shown(says)
+
+
+def _short_choice(policy: Policy, field: str) -> str:
+    """Return how a file would name the choice that a policy has made."""
+    return _shown(_policy_form(policy).get(field, policy.to_dict()["filter" if field == "reserve" else field]))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float | Fraction):
+        return text_of(value).removesuffix(".0")
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
+
+
+def _carry_out(ledger: Ledger, plan: _Plan, options: LedgerOptions, *, dry_run: bool) -> Iterator[str]:
+    """Open and close what the plan says, and yield a line for each. If it stops, the error says how far it came."""
+    done: list[str] = []
+    try:
+        for one in plan.opens:
+            if not dry_run:
+                with progress(f"solving for {one.name}", quiet=options.json) as report:
+                    compiled = compile_policy(one.policy, progress=report)
+                ledger.open_account(
+                    one.name,
+                    compiled,
+                    parent=one.parent,
+                    successor_of=one.successor_of,
+                    dataset=one.dataset,
+                    note=one.note,
+                )
+            done.append(f"opened {one.name}")
+            kept = f"{one.policy.promise}, by the filter {one.policy.filter_text}"
+            yield f"{'would open' if dry_run else 'opened'} {one.name}{_position(one)}: {kept}"
+        for name in plan.closes:
+            if not dry_run:
+                ledger.account(name).close(note="declared as closed")
+            done.append(f"closed {name}")
+            yield f"{'would close' if dry_run else 'closed'} {name}, and everything below it"
+    except OdographError as problem:
+        before = ", ".join(done) or "nothing was done"
+        problem.args = (f"{problem}. Before that: {before}. The same command goes on from there",)
+        raise
+
+
+def _position(one: Declared) -> str:
+    words = ((" below", one.parent), (" after", one.successor_of), (" as a block of", one.dataset))
+    return "".join(f"{word} {name}" for word, name in words if name)
+
+
+def _summary(plan: _Plan, url: str, *, dry_run: bool) -> Iterator[str]:
+    yield from map(str, plan.differences)
+    if plan.differences:
+        count = len(plan.differences)
+        yield f"{count} difference{'s' * (count != 1)}: nothing was done in {url}"
+        return
+    if plan.same:
+        count = len(plan.same)
+        yield f"{count} account{'s' * (count != 1)} there already: {', '.join(plan.same)}"
+    if plan.not_in_file:
+        yield f"not in the file, and not changed: {', '.join(plan.not_in_file)}"
+    if dry_run and (plan.opens or plan.closes):
+        yield f"nothing was done in {url}: this was a dry run"
+    else:
+        yield f"{url} is as the file says"
+
+
+# Writing.
+
+
+def declared_form(account: LedgerAccount) -> dict[str, Any]:
+    """Return the fields that a file needs to declare an account as it is."""
+    summary = account.summary()
+    form = _policy_form(account.policy)
+    form |= {field: summary[field] for field in (*_RELATIVES, "dataset") if summary[field]}
+    return form | ({"closed": True} if summary["closed"] else {})
+
+
+def _policy_form(policy: Policy) -> dict[str, Any]:
+    """Return the shortest fields of which a policy is made again; in full, if no shorter ones give the same."""
+    full = policy.to_dict()
+    form: dict[str, Any] = {"epsilon": _shown(policy.epsilon), "delta": _shown(policy.delta)}
+    others = {"privacy_unit": policy.privacy_unit, "neighbors": policy.neighbors}
+    form |= {name: value for name, value in others.items() if value != _DEFAULTS[name]}
+    form |= {"slack": _shown(policy.slack)} if policy.slack is not None else {}
+    kinds = {one.kind for one, _ in policy.filters}
+    filters: list[dict[str, Any]] = [
+        {},
+        *({"reserve": name} for name in RESERVES),
+        *({"filter": one} for one in kinds),
+    ]
+    asides: list[dict[str, Any]] = [{}, {"delta_steps": _shown(policy.delta_steps)}]
+    odometers: list[dict[str, Any]] = [{}, *({"odometer": name} for name in ODOMETER_NAMES)]
+    whole = ({"filter": full["filter"]}, {"odometer": full["odometer"]})
+    for parts in product(asides, [*filters, whole[0]], [*odometers, whole[1]]):
+        choices = {name: value for part in parts for name, value in part.items()}
+        try:
+            arguments = {field: _choice(field, value) for field, value in (form | choices).items()}
+            if Policy(**arguments) == policy:
+                return form | choices
+        except InvalidPolicy:
+            continue
+    return form | asides[1] | whole[0] | whole[1]  # pragma: no cover  the loop tries this too
+
+
+_DEFAULTS: Final = {"privacy_unit": "person", "neighbors": "add-remove"}
+
+
+def yaml_of(form: Mapping[str, Any]) -> str:
+    """Write accounts as YAML. PyYAML would quote every number, because here they are text."""
+    lines = [f"form: {form['form']}", "accounts:" if form["accounts"] else "accounts: {}"]
+    for name, fields in form["accounts"].items():
+        lines.append(f"  {_scalar(name)}:")
+        lines += [f"    {field}: {_scalar(value)}" for field, value in fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _scalar(value: Any) -> str:  # noqa: ANN401  text, or a part of a document, in the JSON that YAML reads too
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
+        return value
+    return json.dumps(value, ensure_ascii=False)

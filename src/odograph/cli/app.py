@@ -12,10 +12,12 @@ from typer.core import TyperGroup
 
 from odograph.cli.accounts import (
     accounts,
+    apply,
     calibrate,
     close,
     commit,
     decide,
+    declare,
     how_many,
     largest,
     open_,
@@ -52,7 +54,7 @@ _USAGE_EXIT_CODE: Final = 2
 _HELP: Final = """Privacy filters and odometers: how much privacy budget is spent, and when to stop.
 
 The ledger is at --url or ODOGRAPH_URL; by default it is privacy.db in the working directory. \
-Only open, import and restore create a ledger.
+Only open, apply, import and restore create a ledger.
 
 With --json a command prints one JSON document. An error is one line on standard error; with --json it is a \
 document there, {"error": {"code", "message", "charged", "decision"}}, and standard output is empty. "charged" is \
@@ -133,7 +135,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _PANELS: Final = {
-    "Accounts": (open_, show, accounts, close),
+    "Accounts": (open_, show, accounts, close, apply, declare),
     "Charges": (decide, spend, reserve, commit, void, largest, calibrate, how_many),
     "Records": (history, verify, checkpoint, doctor, plot, erase),
     "Copies": (backup, restore, export, import_),

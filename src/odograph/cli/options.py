@@ -88,15 +88,15 @@ class LedgerOptions:
     ] = None
     json: AsJson = False
 
-    def ledger(self) -> Ledger:
-        """Return the ledger; only `open`, `import` and `restore` create one."""
+    def ledger(self, *, accept_fsync_off: bool = False) -> Ledger:
+        """Return the ledger; only `open`, `apply`, `import` and `restore` create one."""
         if self.url.startswith("memory:"):
             raise InvalidArgument(
                 f"--url must not be in memory (got {self.url!r}): that ledger would end with this command. Use a URL"
                 f" such as {DEFAULT_URL}"
             )
         if not self.url.startswith(("http://", "https://")):
-            return connect(self.url, principal=self.principal)
+            return connect(self.url, principal=self.principal, accept_fsync_off=accept_fsync_off)
         token = os.environ.get("ODOGRAPH_TOKEN") if self.token_file is None else self.token_file.read_text().strip()
         return connect(self.url, token=token, principal=self.principal, accept_plain_http=self.plain_http)
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
 import re
+import shlex
+import shutil
 import signal
+import sqlite3
+import stat
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from enum import StrEnum
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final, NamedTuple
@@ -40,12 +50,13 @@ from odograph.core.filters.smooth import RESERVES
 from odograph.core.planning import outlook, usual_requests
 from odograph.core.policy import Policy
 from odograph.core.value_iteration import COARSE, FAMILIES, FINE, Budget, refuted_intrinsic
-from odograph.errors import InvalidArgument, InvalidPolicy, LedgerError, LedgerNotFound
+from odograph.errors import InvalidArgument, InvalidPolicy, LedgerError, LedgerNotFound, OdographError
 from odograph.figures import PANELS, blank_axes, draw_all
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import AHEAD, moment
 from odograph.ledger.ledger import Ledger, LedgerAccount, states
 from odograph.ledger.results import Checkpoint, Verification
-from odograph.ledger.stores.base import SCHEMA, Balance
+from odograph.ledger.stores.base import SCHEMA, Balance, Store
 
 __all__ = [
     "Finding",
@@ -77,8 +88,48 @@ _NETWORK_FILE_SYSTEMS: Final = frozenset(
     ["9p", "afs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "lustre", "nfs", "nfs4", "smb3", "smbfs"]
 )
 _ESCAPE: Final = re.compile(r"\\(\d{3})")  # a space in a folder name is written \040
+# What is stored there is lost with it.
+_VOLATILE_FILE_SYSTEMS: Final = {
+    "overlay": ", a container's own layer: the ledger ends with the container, unless a volume is mounted there",
+    "ramfs": ", in memory: a reboot loses the ledger",
+    "tmpfs": ", in memory: a reboot loses the ledger",
+}
 _WAL_SIZE_WARNING: Final = 256 * 2**20  # bytes; the log is written back at 16 MB, unless a program keeps reading
+_MIN_FREE: Final = 256 * 2**20  # bytes
+_KEY_FILE_END: Final = "-owner-key"
+_FILE_ENDS: Final = ("", "-wal", "-shm", "-access", _KEY_FILE_END)  # of the files of a ledger and its service
+_SYNCHRONOUS: Final = {"0": "off", "1": "normal", "2": "full", "3": "extra"}
+_MAX_SKEW: Final = 60.0  # seconds between two clocks
 _MAX_ACCOUNTS_SHOWN: Final = 3  # in one finding
+_MAX_ACCOUNTS_READ: Final = 20  # of which the last entries are read
+_MAX_ENTRIES_READ: Final = 50  # of one account
+# What a setting of PostgreSQL must be, and what to do if it is not.
+_SERVER_SETTINGS: Final = {
+    "fsync": (
+        "on",
+        "set fsync = on in postgresql.conf and reload: a crash loses charges, and other commands refuse this server",
+    ),
+    "full_page_writes": ("on", "set full_page_writes = on and reload: a crash may damage the tables"),
+    "default_transaction_isolation": (
+        "read committed",
+        "ALTER DATABASE ... SET default_transaction_isolation = 'read committed': else charges fail under load",
+    ),
+    "default_transaction_read_only": (
+        "off",
+        "ALTER DATABASE ... SET default_transaction_read_only = off: no charge can be stored",
+    ),
+    "in_recovery": ("false", "this is a standby, which takes no charges: connect to the primary"),
+}
+# Tells what another process finds of a file that is locked: the error, or the number of rows.
+_SECOND_PROCESS: Final = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None)
+try:
+    connection.execute("BEGIN IMMEDIATE")
+    print(connection.execute("SELECT count(*) FROM written").fetchone()[0])
+except sqlite3.Error as error:
+    print(error.sqlite_errorname)
+"""
 
 
 class _Erasable(StrEnum):
@@ -297,17 +348,92 @@ class Finding(NamedTuple):
         return {"what": self.what, "found": self.found, "advice": self.advice or None}
 
 
-def examine(ledger: Ledger, now: int) -> list[Finding]:
-    """Examine the storage and the clock of a ledger; `now` is in microseconds since 1970. No entry is replayed."""
+def examine(options: LedgerOptions) -> Iterator[Finding]:
+    """Examine what a ledger depends on: first what can be seen without opening it. No entry is replayed."""
+    yield Finding(
+        "versions",
+        f"odograph {version('odograph')}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
+    )
+    if options.url.startswith(_SQLITE_PREFIX):
+        yield from _examine_file(Path(unquote(options.url.removeprefix(_SQLITE_PREFIX))).absolute().resolve())
+    try:
+        with options.ledger(accept_fsync_off=True) as ledger:
+            yield from _examine_ledger(ledger)
+    except InvalidArgument:
+        raise
+    except OdographError as problem:
+        yield Finding("ledger", str(problem), "nothing more can be checked until this is solved")
+
+
+def _examine_ledger(ledger: Ledger) -> Iterator[Finding]:
+    """Examine a ledger that can be opened: its size, schema, settings, whether it can be written, its times."""
     balances = ledger.backend.balances()
     count = sum(balance.sequence + 1 for balance in balances.values())
-    findings = [Finding("ledger", f"{ledger.url}, entries: {count}, accounts: {len(balances)}")]
-    if not ledger.url.startswith(("http://", "https://")):
-        findings.append(Finding("schema", f"{SCHEMA}, which this version of Odograph writes"))
-    if ledger.url.startswith(_SQLITE_PREFIX):
-        findings += _examine_file(Path(unquote(ledger.url.removeprefix(_SQLITE_PREFIX))).absolute())
-    findings.append(examine_clock(balances.values(), now))
-    return findings
+    yield Finding("ledger", f"{ledger.url}, entries: {count}, accounts: {len(balances)}")
+    now = time.time_ns() // 1000
+    if isinstance(ledger.backend, LocalBackend):
+        store = ledger.backend.store
+        yield Finding("schema", f"{SCHEMA}, which this version of Odograph writes")
+        settings = store.settings()
+        yield from _examine_server(settings, now) if "fsync" in settings else _examine_sqlite(settings)
+        yield _examine_writing(store)
+    elif (served := getattr(ledger.backend, "version", None)) is not None:
+        yield _examine_service(served)
+    clock = examine_clock(balances.values(), now)
+    back = [*_set_back(ledger, balances.values())]
+    yield clock._replace(found=f"{clock.found}; it was set back before {', '.join(back)}") if back else clock
+
+
+def _examine_service(served: str) -> Finding:
+    own = version("odograph")
+    same = served.split(".")[:2] == own.split(".")[:2]
+    advice = "upgrade the service and its clients together: they may not understand each other"
+    return Finding("service", f"odograph {served}, asked by odograph {own}", "" if same else advice)
+
+
+def _examine_writing(store: Store) -> Finding:
+    """Have something written and synced that changes nothing."""
+    begun = time.perf_counter()
+    try:
+        store.probe()
+    except OdographError as problem:
+        return Finding("writing", str(problem), "charges fail now for the same reason; solve it, or ask its owner")
+    return Finding("writing", f"a write was synced in {1e3 * (time.perf_counter() - begun):.1f} ms")
+
+
+def _examine_sqlite(settings: Mapping[str, str]) -> Iterator[Finding]:
+    mode, synced = settings["journal_mode"], settings["synchronous"]
+    found = f"journal mode {mode}, synchronous {_SYNCHRONOUS.get(synced, synced)}"
+    advice = "" if (mode, synced) == ("wal", "2") else "another program has changed them: find and stop it"
+    yield Finding("settings", found, advice)
+
+
+def _examine_server(settings: Mapping[str, str], now: int) -> Iterator[Finding]:
+    """Examine the settings of a PostgreSQL server, and compare its clock with this one."""
+    yield Finding("server", f"PostgreSQL {settings['server_version']}")
+    for name, (expected, advice) in _SERVER_SETTINGS.items():
+        yield Finding("settings", f"{name} = {settings[name]}", "" if settings[name] == expected else advice)
+    yield Finding(
+        "settings",
+        f"synchronous_commit = {settings['synchronous_commit']}; Odograph sets it to on in its own transactions",
+    )
+    skew = (int(settings["clock"]) - now) / 1e6
+    yield Finding(
+        "clocks",
+        f"the server's is {abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's",
+        "" if abs(skew) <= _MAX_SKEW else "set the one that is wrong, by NTP: entries have the server's time",
+    )
+
+
+def _set_back(ledger: Ledger, balances: Iterable[Balance]) -> Iterator[str]:
+    """Yield recent entries that are earlier than the one before them, of the accounts that were used last."""
+    last = sorted(balances, key=lambda balance: balance.time, reverse=True)[:_MAX_ACCOUNTS_READ]
+    for balance in last:
+        first = max(0, balance.sequence + 1 - _MAX_ENTRIES_READ)
+        entries = ledger.backend.history(balance.head.name, first, _MAX_ENTRIES_READ)
+        for before, entry in pairwise(entries):
+            if entry.time < before.time:
+                yield f"{balance.head.name}#{entry.sequence}"
 
 
 def examine_clock(balances: Iterable[Balance], now: int) -> Finding:
@@ -329,37 +455,112 @@ def examine_clock(balances: Iterable[Balance], now: int) -> Finding:
     )
 
 
-def _examine_file(path: Path) -> Iterator[Finding]:
-    """Examine the file system and the write-ahead log of a SQLite file."""
-    file = path.resolve()
-    kind = _file_system(file)
+def _examine_file(file: Path) -> Iterator[Finding]:
+    """Examine where a SQLite file is, or will be: its file system, space, permissions, locks, write-ahead log."""
+    folder = file.parent
+    if not folder.is_dir():
+        yield Finding("folder", f"there is no folder {folder}", "create it, or correct --url")
+        return
+    kind, read_only = _file_system(file)
     advice = "SQLite must not be used over a network file system: move the ledger to a local disk, or use PostgreSQL"
-    yield Finding("file system", kind or "unknown", advice if kind in _NETWORK_FILE_SYSTEMS else "")
+    remark = _VOLATILE_FILE_SYSTEMS.get(kind, "")
+    yield Finding("file system", (kind or "unknown") + remark, advice if kind in _NETWORK_FILE_SYSTEMS else "")
+    if read_only:
+        yield Finding("mount", "read-only", "mount it for writing: no charge can be stored")
+    free = shutil.disk_usage(folder).free
+    advice = "make room: charges are refused on a full disk, and the log alone may take 16 MB"
+    yield Finding("space", f"{free / 2**20:,.0f} MB free", advice if free < _MIN_FREE else "")
+    yield from _examine_permissions(file)
+    yield _examine_locks(folder)
     log = file.with_name(f"{file.name}-wal")
     size = log.stat().st_size if log.exists() else 0
     advice = "a program keeps reading, which prevents the log from being written back; find and end it"
     yield Finding("log", f"{size:,} bytes", advice if size > _WAL_SIZE_WARNING else "")
 
 
-def _file_system(path: Path) -> str:
-    """Return the type of the file system of a file; an empty string if it is unknown."""
+def _examine_permissions(file: Path) -> Iterator[Finding]:
+    """Examine whether this user can write the files and others cannot."""
+    files = [one for end in _FILE_ENDS if (one := file.with_name(file.name + end)).exists()]
+    denied = [one for one in files if not os.access(one, os.R_OK | os.W_OK)]
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        denied.insert(0, file.parent)
+    open_to_all = [one for one in (file.parent, *files) if one.stat().st_mode & stat.S_IWOTH and not _is_sticky(one)]
+    shown = [one for one in files if one.name.endswith(_KEY_FILE_END) and one.stat().st_mode & 0o077]
+    if denied:
+        names = ", ".join(map(str, denied))
+        advice = f"run as the owner of the ledger, or let this user write there: {names}"
+        yield Finding("permissions", f"this user cannot write {names}", advice)
+    for one in open_to_all:
+        yield Finding("permissions", f"every user can write {one}", f"chmod o-w {shlex.quote(str(one))}")
+    for one in shown:
+        yield Finding("permissions", f"other users can read {one}", f"chmod 600 {shlex.quote(str(one))}")
+    if not (denied or open_to_all or shown):
+        yield Finding("permissions", "this user can write, and not every user")
+
+
+def _is_sticky(path: Path) -> bool:
+    """Return whether it is a folder such as /tmp, where users cannot replace each other's files."""
+    return path.is_dir() and bool(path.stat().st_mode & stat.S_ISVTX)
+
+
+def _examine_locks(folder: Path) -> Finding:
+    """Have two processes lock and write a file in the folder, which goes away again."""
+    advice = "SQLite cannot be used here safely: move the ledger to a local disk, or use PostgreSQL"
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".odograph-doctor-") as scratch:
+            problem = _try_locks(f"{scratch}/locks.db")
+    except OSError as error:
+        return Finding("locks", f"no file can be made in {folder} ({error.strerror})", "let this user write there")
+    except sqlite3.Error as error:
+        problem = f"SQLite failed ({error})"
+    if problem:
+        return Finding("locks", f"in {folder} {problem}", advice)
+    return Finding("locks", "a second process waits for the first, and then sees what it wrote")
+
+
+def _try_locks(path: str) -> str:
+    """Return what is wrong with locks, or an empty string."""
+
+    def other() -> str:
+        command = [sys.executable, "-I", "-c", _SECOND_PROCESS, path]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  this Python
+        return done.stdout.strip()
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        (mode,) = connection.execute("PRAGMA journal_mode = wal").fetchone()
+        if mode != "wal":
+            return f"there can be no write-ahead log (SQLite chose {mode})"
+        connection.execute("CREATE TABLE written (number INTEGER)")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT INTO written VALUES (1)")
+        if other() != "SQLITE_BUSY":
+            return "a lock of one process does not keep another one out"
+        connection.execute("COMMIT")
+        return "" if other() == "1" else "a process does not see what another one has written"
+
+
+def _file_system(path: Path) -> tuple[str, bool]:
+    """Return the type of the file system of a file, an empty string if it is unknown, and whether it is read-only."""
     try:
         lines = _MOUNT_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
-        return ""
-    kinds: dict[Path, str] = {}
+        return "", False
+    kinds: dict[Path, tuple[str, bool]] = {}
     for line in lines:
         fields = line.split(" ")
         mounted = _ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[4])
-        kinds[Path(mounted)] = fields[fields.index("-") + 1]  # the last mount on a folder covers earlier ones
-    return next((kinds[parent] for parent in (path, *path.parents) if parent in kinds), "")
+        kind = fields[fields.index("-") + 1]
+        kinds[Path(mounted)] = kind, "ro" in fields[5].split(",")  # the last mount on a folder covers earlier ones
+    return next((kinds[parent] for parent in (path, *path.parents) if parent in kinds), ("", False))
 
 
 @with_options
 def doctor(*, options: LedgerOptions) -> None:
-    """Examine the storage and the clock of the ledger. Exits with 5 if something needs attention."""
-    with options.ledger() as ledger:
-        findings = examine(ledger, time.time_ns() // 1000)
+    """Check what the ledger depends on: versions, storage, locks, database settings, clocks. Changes nothing.
+
+    Each finding that needs attention says what to do; the exit code is then 5.
+    """
+    findings = [*examine(options)]
     text = "\n".join(f"{one.what}: {one.found}" + (f"\n  {one.advice}" if one.advice else "") for one in findings)
     print_result({"findings": [one.to_dict() for one in findings]}, text, as_json=options.json)
     if any(one.advice for one in findings):

@@ -61,6 +61,17 @@ def serve(  # noqa: PLR0913  each is one option
             help="Listen on any address without TLS, because a proxy in front of the service terminates it.",
         ),
     ] = False,
+    trusted_proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address or network of a proxy that signs people in to the dashboard; with --proxy-header.",
+        ),
+    ] = None,
+    proxy_header: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Header in which the trusted proxy names the principal of a browser."),
+    ] = None,
     accept_fsync_off: Annotated[
         bool,
         typer.Option(
@@ -90,6 +101,8 @@ def serve(  # noqa: PLR0913  each is one option
         tls_cert=tls_cert,
         tls_key=tls_key,
         plain_http=plain_http,
+        trusted_proxy=trusted_proxy,
+        proxy_header=proxy_header,
         accept_fsync_off=accept_fsync_off,
     )
     import_module("odograph.service.server").serve(settings, typer.echo)

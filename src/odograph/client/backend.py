@@ -99,6 +99,11 @@ class RemoteBackend:
         """Whether the key may commit and void."""
         return part_of(self._me(), "role", str) in _RESOLVERS
 
+    @property
+    def version(self) -> str:
+        """The version of Odograph that the service runs."""
+        return part_of(self._transport.call("GET", "/healthz"), "version", str)
+
     def acting_as(self, principal: str) -> RemoteBackend:
         """Act as another principal, under a new key that expires in an hour; only an owner may."""
         form = {"principal": check_key(principal, "principal"), "role": "owner", "expires": _ACTING_KEY_LIFETIME}

@@ -1,4 +1,4 @@
-"""Authentication and authorization: roles, API keys, browser sessions, callers, and the rate limit of a key.
+"""Authentication and authorization: roles, API keys, browser sessions, callers, a proxy that signs people in, rates.
 
 A token is shown once, when its key is made; only its SHA-256 digest is stored. A token has 256 random bits and cannot
 be guessed from its digest, so a slow hash would add nothing.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import math
 import re
 import secrets
@@ -17,7 +18,7 @@ from enum import StrEnum
 from time import monotonic_ns
 from typing import Any, Final, Literal, Self, TypeAlias
 
-from odograph.errors import BadRequest, InvalidArgument, NotPermitted
+from odograph.errors import BadRequest, InvalidArgument, NotAuthenticated, NotPermitted
 from odograph.ledger.entries import check_key, check_name, moment, shown
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Caller",
     "RateLimit",
     "Role",
+    "TrustedProxy",
     "Verb",
     "check_key_request",
     "check_seconds",
@@ -190,6 +192,71 @@ class Caller:
                 f"{verb} concerns the whole ledger, but this key is bound to some accounts; use a key made with"
                 " every_account"
             )
+
+
+_HEADER_NAME: Final = re.compile("[A-Za-z0-9-]{1,100}")
+# What the service or its server reads, or a client may send for another reason.
+_TAKEN_HEADERS: Final = frozenset(
+    {
+        *("accept", "authorization", "connection", "content-length", "content-type", "cookie", "expect", "host"),
+        *("idempotency-key", "origin", "referer", "transfer-encoding", "upgrade", "user-agent", "x-request-id"),
+    }
+)
+
+
+class TrustedProxy:
+    """A proxy that authenticates people and names them in a header, which counts from the proxy's address only.
+
+    The name is that of a principal. It grants nothing by itself: an owner has made an API key for that principal.
+    """
+
+    __slots__ = ("_network", "header")
+
+    def __init__(self, address: str, header: str) -> None:
+        try:
+            self._network = ipaddress.ip_network(address)
+        except ValueError:
+            raise InvalidArgument(
+                f"trusted_proxy must be the proxy's address, or a network such as 10.0.0.0/29 (got {address!r})"
+            ) from None
+        if self._network.prefixlen == 0:
+            raise InvalidArgument(
+                f"trusted_proxy must not be every address (got {address!r}): everybody could sign in as anybody"
+            )
+        self.header = header.lower()
+        if not _HEADER_NAME.fullmatch(header) or self.header in _TAKEN_HEADERS:
+            raise InvalidArgument(
+                "proxy_header must be a header of the proxy's own, of letters, digits and -, such as"
+                f" X-Forwarded-Email (got {header!r})"
+            )
+
+    def principal(self, address: str | None, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Return the principal that the proxy names, None without the header.
+
+        A header that cannot be believed is refused, and not overlooked: from another address, twice, empty.
+        """
+        name = self.header.encode()
+        values = [value for one, value in headers if one == name]
+        if not values:
+            return None
+        if not self._trusts(address):
+            raise NotPermitted(f"the header {self.header} is accepted from the trusted proxy only; do not send it")
+        if len(values) > 1:
+            raise BadRequest(
+                f"the header {self.header} occurs more than once; the proxy must replace the client's own"
+            )
+        try:
+            return check_key(values[0].decode("utf-8"), "principal")
+        except (InvalidArgument, UnicodeDecodeError):
+            raise NotAuthenticated(f"the proxy sent no name in the header {self.header}; sign in there") from None
+
+    def _trusts(self, address: str | None) -> bool:
+        try:
+            found = ipaddress.ip_address(address or "")
+        except ValueError:  # no address, as of a Unix socket
+            return False
+        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        return (found if mapped is None else mapped) in self._network
 
 
 def check_key_request(

@@ -147,7 +147,7 @@ class Endpoint:
             await send_response(send, status, content_type, content, request_id, extra, bare=receipt)
         took = perf_counter() - started
         name = scope["path_params"].get("name", "")
-        self._state.metrics.count_response(self._route.path, status)
+        self._state.metrics.count_response(self._route.path, status, took)
         logs.request_line(
             request_id=request_id,
             method=self._route.method,

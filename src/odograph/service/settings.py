@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from odograph.errors import InvalidArgument
-from odograph.service.auth import RateLimit
+from odograph.service.auth import RateLimit, TrustedProxy
 
 __all__ = ["LEVELS", "VARIABLE", "Settings", "tune_garbage_collector"]
 
@@ -29,6 +29,7 @@ class Settings:
     rate). Sizes are bytes. `timeout` is seconds to wait for the ledger, `receive_timeout` seconds in which a request
     must have arrived. `connections` is the most that a worker accepts, `connections_per_address` the most from one
     address (0: no limit). `start_timeout` is seconds to wait for an unreachable ledger when the service starts.
+    `trusted_proxy` is the address of a proxy that signs people in, and `proxy_header` where it names them.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -50,6 +51,15 @@ class Settings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     plain_http: bool = False
+    trusted_proxy: str | None = None
+    proxy_header: str | None = None
+
+    @property
+    def proxy(self) -> TrustedProxy | None:
+        """The proxy whose header signs people in; None by default."""
+        if self.trusted_proxy is None or self.proxy_header is None:
+            return None
+        return TrustedProxy(self.trusted_proxy, self.proxy_header)
 
     @property
     def secure_cookies(self) -> bool:
@@ -63,6 +73,15 @@ class Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidArgument(
                 "TLS needs both a certificate and its key: pass --tls-cert and --tls-key, or neither"
+            )
+        if (self.trusted_proxy is None) != (self.proxy_header is None):
+            raise InvalidArgument(
+                "sign-in by a proxy needs its address and its header: pass --trusted-proxy and --proxy-header, or"
+                " neither"
+            )
+        if self.proxy is not None and not self.plain_http:
+            raise InvalidArgument(
+                "sign-in by a proxy needs a proxy in front that terminates TLS: pass --plain-http too"
             )
         if not _is_loopback(self.host) and not self.secure_cookies:
             raise InvalidArgument(

@@ -136,6 +136,7 @@ class AppState:
         with suppress(LedgerBusy):  # a database that is away now may come back; until then nothing is ready
             store.create()
         self.writer = WriterClient(settings, self.metrics.count_commit, self.metrics.set_queue_depth, start)
+        self.writer.on_restart = self.metrics.count_restart
         self._backend = LocalBackend(store, _SERVICE, self.writer)
         self._backends: dict[str, LocalBackend] = {}  # by principal
         self.keys: KeyStore = connect_keys(
@@ -143,6 +144,7 @@ class AppState:
         )
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
+        self.proxy = settings.proxy
         self._readers = Threads("readers", _READERS)
         self._computer = Threads("computer", 1)
         self._auditor = Threads("auditor", 1)

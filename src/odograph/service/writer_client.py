@@ -123,6 +123,7 @@ class WriterClient:
         self._observer = observer
         self._depth_observer = depth_observer
         self._start = start
+        self.on_restart: Callable[[], None] = lambda: None  # called when a process has ended or did not start
         self._loop = asyncio.get_running_loop()
         self._queue: FairQueue[_Pending] = FairQueue(_CAPACITY)
         self._sent: deque[_Batch] = deque()  # without an answer
@@ -275,6 +276,7 @@ class WriterClient:
                 connection, wait = await self._connect()
             except OSError as problem:
                 logs.failure(problem)
+                self.on_restart()
                 self._refuse_queued()
                 await asyncio.sleep(_RESTART_DELAY)
                 continue
@@ -283,6 +285,7 @@ class WriterClient:
                 self._send()
                 await connection.lost
                 logs.failure(ConnectionError("the writer process has ended"))
+                self.on_restart()
             finally:
                 self._connection = None
                 connection.close()

@@ -281,6 +281,10 @@ class Store(Protocol):
         """Write durably without changing anything; raise the error that a charge would raise now."""
         ...
 
+    def settings(self) -> dict[str, str]:
+        """Return the settings of the database that durability depends on, and its clock, for an operator."""
+        ...
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one durable transaction, in an empty ledger, which is created if there is none."""
         ...
@@ -295,6 +299,10 @@ class Store(Protocol):
 
     def pending(self, account: str) -> list[Entry]:
         """Read the reservations that named this account and are neither committed nor voided."""
+        ...
+
+    def pending_counts(self) -> dict[str, int]:
+        """Count the pending reservations of every account that has any; reads every reservation ever made."""
         ...
 
     def voids(self, account: str) -> int:

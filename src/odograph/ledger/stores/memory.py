@@ -87,6 +87,10 @@ class MemoryStore:
     def probe(self) -> None:
         """Do nothing: memory can always be written."""
 
+    def settings(self) -> dict[str, str]:
+        """Return nothing: a process has no settings."""
+        return {}
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store all the parts, or none."""
         with self._free():
@@ -117,6 +121,11 @@ class MemoryStore:
         with self._free():
             reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
             return [entry for entry in reserved if ("", entry.request_id) not in self._keys]
+
+    def pending_counts(self) -> dict[str, int]:
+        """Count the open reservations of every account."""
+        counts = {name: len({entry.request_id for entry in self.pending(name)}) for name in self.balances()}
+        return {account: count for account, count in counts.items() if count}
 
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""

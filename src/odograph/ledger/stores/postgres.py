@@ -139,6 +139,11 @@ class PostgresStore:
             connection.execute(_SQL["settings"], (self._brief_wait, _IDLE_TIMEOUT))
             connection.execute(_SQL["probe"])
 
+    def settings(self) -> dict[str, str]:
+        """Return the settings of the server and of this database that charges depend on, and the server's clock."""
+        with self._fresh() as connection:
+            return dict(connection.execute(_SQL["server_settings"]).fetchall())
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
         with self._fresh() as connection, connection.transaction():
@@ -168,6 +173,10 @@ class PostgresStore:
     def pending(self, account: str) -> list[Entry]:
         """Read the open reservations of an account."""
         return [Entry._make(row) for row in self._read("pending", account)]
+
+    def pending_counts(self) -> dict[str, int]:
+        """Count the open reservations of every account."""
+        return dict(self._read("pending_counts"))
 
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""

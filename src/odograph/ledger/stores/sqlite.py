@@ -54,6 +54,7 @@ _MAX_ROWS: Final = 64  # rows in one statement
 _LEDGER: Final = 0x0D06_0001  # the application id of a ledger
 _BACKUP: Final = 0x0D06_0003  # that of a backup, which takes no charges: it would be a second budget
 _T = TypeVar("_T")
+_SETTINGS: Final = ("journal_mode", "synchronous", "foreign_keys")
 _CHUNK: Final = 1024  # rows read at a time from a complete ledger
 _NO_END: Final = 2**63 - 1
 _POLL_INTERVAL: Final = 0.002  # seconds between two attempts to change the journal mode
@@ -105,6 +106,12 @@ class SqliteStore:
 
         self._transact(transaction)
 
+    def settings(self) -> dict[str, str]:
+        """Return the journal mode of the file, and how commits on it are synced."""
+        with self._reading() as connection:
+            values = {name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _SETTINGS}
+        return {name: str(value).lower() for name, value in values.items()}
+
     def load(self, parts: Iterable[Changes], principals: dict[str, str]) -> None:
         """Store the parts in one transaction."""
 
@@ -149,6 +156,11 @@ class SqliteStore:
         """Read the open reservations of an account."""
         with self._reading() as connection:
             return [Entry(*row) for row in connection.execute(SQL["pending"], (account,))]
+
+    def pending_counts(self) -> dict[str, int]:
+        """Count the open reservations of every account."""
+        with self._reading() as connection:
+            return dict(connection.execute(SQL["pending_counts"]).fetchall())
 
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""

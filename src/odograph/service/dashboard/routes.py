@@ -128,7 +128,7 @@ async def _respond(route: str, respond: Respond, state: AppState, request: Reque
     response.headers["X-Request-ID"] = request_id
     session: PageSession | None = request.state.browser_session
     took = perf_counter() - started
-    state.metrics.count_response(route, response.status_code)
+    state.metrics.count_response(route, response.status_code, took)
     if route == "/data-version" and response.status_code == 200:
         return response  # not logged: every open page asks every second or two
     name = request.path_params.get("name", "")

@@ -1,6 +1,8 @@
 """Browser sessions: signing in and out, the session cookie, and CSRF protection of forms.
 
 The session cookie is accepted only by the dashboard, and the dashboard accepts an API key only in its sign-in form.
+A trusted proxy, if there is one, may name the principal instead; the API never reads its header, since a browser that
+is signed in at the proxy could be tricked into sending a charge.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ _SECRET_LENGTH: Final = 43  # characters of a cookie's value
 _MAX_FORM_SIZE: Final = 64 * 1024  # bytes
 _MAX_FORM_FIELDS: Final = 50
 _INVALID_KEY: Final = "This key is not valid: it is mistyped, revoked or expired."
+_NO_KEY: Final = "You have no access here yet, or no longer: ask an owner to make an API key for this name."
 
 
 class PageSession(NamedTuple):
@@ -57,14 +60,26 @@ class PageSession(NamedTuple):
 async def load_session(state: AppState, request: Request) -> PageSession | None:
     """Return the session of a request's cookie; None without a valid cookie or if the key is no longer valid.
 
-    It is also kept in the request's state, for the header of the page.
+    A session of another principal than the one a trusted proxy names is not returned. It is also kept in the
+    request's state, for the header of the page.
     """
+    named = _named_by_proxy(state, request)
     secret = _read_cookie(state, request, COOKIE)
     if len(secret) != _SECRET_LENGTH:
         return None
     session = await state.look_up(_find_session, state.keys, digest_of_token(secret))
+    if session is not None and named is not None and session.caller.principal != named:
+        session = None
     request.state.browser_session = session
     return session
+
+
+def _named_by_proxy(state: AppState, request: Request) -> str | None:
+    """Return the principal that a trusted proxy names; raise if its header cannot be believed."""
+    if state.proxy is None:
+        return None
+    address = None if request.client is None else request.client.host
+    return state.proxy.principal(address, request.headers.raw)
 
 
 def _find_session(keys: KeyStore, digest: str) -> PageSession | None:
@@ -121,7 +136,11 @@ def redirect_to_sign_in(request: Request) -> Response:
 
 
 async def sign_in(state: AppState, request: Request) -> Response:
-    """Show the sign-in form, or exchange the API key of a sent form for a session cookie."""
+    """Show the sign-in form, or exchange the API key of a sent form for a session cookie.
+
+    The principal that a trusted proxy names needs no API key in the form, and can use no other one.
+    """
+    named = _named_by_proxy(state, request)
     if request.method != "POST":
         then = _local_path(request.query_params.get("then", ""))
         if await load_session(state, request) is not None and not wants_json(request):
@@ -132,9 +151,12 @@ async def sign_in(state: AppState, request: Request) -> Response:
     secret = _read_cookie(state, request, _SIGN_IN_COOKIE)
     check_csrf(form, digest_of_token(secret) if secret else "")
     then = _local_path(form.get("then", ""))
-    begun = await state.look_up(_begin_session, state.keys, form.get("token", "").strip())
+    if named is None:
+        begun = await state.look_up(_begin_session, state.keys, form.get("token", "").strip())
+    else:
+        begun = await state.look_up(_begin_session_of, state.keys, named)
     if begun is None:
-        return _sign_in_page(state, request, then, _INVALID_KEY)
+        return _sign_in_page(state, request, then, _INVALID_KEY if named is None else _NO_KEY)
     secret, session = begun
     response = RedirectResponse(then, 303, HEADERS)
     _set_cookie(state, response, COOKIE, secret, (session.ends - session.began) // 1_000_000)
@@ -155,11 +177,24 @@ def _begin_session(keys: KeyStore, token: str) -> tuple[str, BrowserSession] | N
         return None
 
 
+def _begin_session_of(keys: KeyStore, principal: str) -> tuple[str, BrowserSession] | None:
+    """Begin a session for the newest valid key of a principal; return None if there is none."""
+    made, now = keys.keys(), keys.now()
+    for key in made:  # newest first
+        if key.principal == principal and key.valid_at(now):
+            try:
+                return keys.begin_session(key.id)
+            except NotAuthenticated:  # revoked in the meantime
+                continue
+    return None
+
+
 def _sign_in_page(state: AppState, request: Request, then: str, message: str = "") -> Response:
     current = _read_cookie(state, request, _SIGN_IN_COOKIE)
     secret = current if len(current) == _SECRET_LENGTH else new_secret()
     representation = {"signed_in": request.state.browser_session is not None, "message": message}
-    context = {"then": then, "message": message, "form_csrf": digest_of_token(secret)}
+    named = _named_by_proxy(state, request)
+    context = {"then": then, "message": message, "form_csrf": digest_of_token(secret), "named": named}
     page = Page("sign_in.html", "Sign in", representation, context, 401 if message else 200)
     response = page_response(request, page)
     if secret != current:

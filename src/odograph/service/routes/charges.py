@@ -188,7 +188,7 @@ def _receipt(
     decision = result.decision._replace(searched=False)
     if search:
         decision = with_counter_offer(_price(backend, request).asks, result)
-    call.state.metrics.count_refusal()
+    call.state.metrics.count_refusal(result.decision.account)
     raise BudgetExceeded(mask_refusal(backend, call.caller, costs_of(request.costs), decision))
 
 

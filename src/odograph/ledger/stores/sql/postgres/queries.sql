@@ -7,6 +7,14 @@ SELECT
     set_config('lock_timeout', %s, true),
     set_config('idle_in_transaction_session_timeout', %s, true);
 
+-- name: server_settings
+SELECT name, setting FROM pg_settings WHERE name IN (
+    'default_transaction_isolation', 'default_transaction_read_only', 'fsync', 'full_page_writes', 'server_version',
+    'synchronous_commit'
+)
+UNION ALL SELECT 'in_recovery', pg_is_in_recovery()::text
+UNION ALL SELECT 'clock', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text;
+
 -- name: one_at_a_time
 SELECT pg_advisory_xact_lock(7310046181401);
 
@@ -133,6 +141,15 @@ WHERE account = %s AND verb = 'reserve' AND NOT EXISTS (
     WHERE keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
 )
 ORDER BY sequence;
+
+-- name: pending_counts
+SELECT account, count(DISTINCT split_part(split_part(entries.legs, ' ', 1), '/', 1))
+FROM odograph.entries
+WHERE verb = 'reserve' AND NOT EXISTS (
+    SELECT 1 FROM odograph.keys
+    WHERE keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
+)
+GROUP BY account;
 
 -- name: voids
 SELECT count(*)

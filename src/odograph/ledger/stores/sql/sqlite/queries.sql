@@ -80,6 +80,18 @@ WHERE account = ? AND verb = 'reserve' AND NOT EXISTS (
 )
 ORDER BY sequence;
 
+-- name: pending_counts
+SELECT account, count(DISTINCT substr(
+    entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
+))
+FROM entries INDEXED BY entries_that_reserve
+WHERE verb = 'reserve' AND NOT EXISTS (
+    SELECT 1 FROM keys WHERE keys.owner = '' AND keys.key = substr(
+        entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
+    )
+)
+GROUP BY account;
+
 -- name: voids
 SELECT count(*)
 FROM entries INDEXED BY entries_that_reserve
