@@ -16,6 +16,7 @@ import odograph as odo
 from odograph.cli import options
 from odograph.cli.app import app
 from odograph.cli.records import chart
+from odograph.core.guarantees import Interactive
 
 URL = "sqlite:///privacy.db"
 MORE_DIGITS_THAN_A_FLOAT = "0.05000000000000000001"
@@ -99,6 +100,7 @@ def test_the_same_key_charges_once() -> None:
         (["--discrete-gaussian", "25,2,3,0.5"], odo.mechanisms.discrete_gaussian(25, 2, 3, "0.5")),
         (["--discrete-gaussian", "25", "--sensitivity", "2"], odo.mechanisms.discrete_gaussian(25, 2)),
         (["--json-cost", json.dumps(THREE.to_dict())], THREE),
+        (["--json-cost", json.dumps(Interactive(THREE).to_dict())], Interactive(THREE)),
         (
             ["--json-cost", '{"form": 1, "kind": "pure", "epsilon": 0.05000000000000000001}'],
             odo.PureDP(MORE_DIGITS_THAN_A_FLOAT),

@@ -119,6 +119,12 @@ def test_approximate_moments_are_refused_with_what_would_be_taken(kind: str | No
         assert gaussian <= float(advised.cost.epsilon) <= standard
 
 
+@pytest.mark.parametrize("cost", [ZCDP(1, "0.5"), ZCDP(0, "1e-9")], ids=str)
+def test_where_no_epsilon_follows_the_advice_names_the_kind_only(cost: ZCDP) -> None:
+    with pytest.raises(UnprovenComposition, match=r"Interactive\(ApproxDP\(epsilon, delta\)\)$"):
+        compiled_with("zcdp").price(Interactive(cost))
+
+
 def test_parts_that_answer_queries_cost_the_dearest() -> None:
     parts = (PureDP("0.1"), GDP("0.2"), ZCDP("0.001"))
     for neighbors in ("add-remove", "replace-one"):
