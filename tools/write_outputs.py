@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import nbformat
 from nbclient import NotebookClient
@@ -48,7 +48,20 @@ def with_results(text: str) -> str:
     notebook.metadata = about
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if "outputs" in cell:
+            cell.outputs = _joined(cell.outputs)
     return str(nbformat.writes(notebook)) + "\n"
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """Join what was printed in a row: how many messages a kernel sends for it depends on its timing."""
+    found: list[Any] = []
+    for output in outputs:
+        if found and output.output_type == found[-1].output_type == "stream" and output.name == found[-1].name:
+            found[-1].text += output.text
+        else:
+            found.append(output)
+    return found
 
 
 def main() -> None:

@@ -220,7 +220,7 @@ def test_an_answer_that_hides_something_unfinished_is_not_released(answer: objec
         q()
 
 
-@pytest.mark.parametrize("made", [None, 3, 0.5, "text", b"", [1], {}, (adder,)], ids=repr)
+@pytest.mark.parametrize("made", [None, 3, 0.5, "text", b"", [1], {}, (adder,)], ids=lambda made: type(made).__name__)
 def test_what_answers_no_queries_is_charged_and_not_released(made: object) -> None:
     account = opened()
     with pytest.raises(UnprovenComposition, match="answers no queries"):
