@@ -104,6 +104,8 @@ def test_the_image_copies_what_is_there_and_runs_as_a_user_without_privileges() 
     sources = [part for rest in of("COPY") if "--from" not in rest for part in rest.split()[:-1]]
     assert sources
     assert all((ROOT / source).exists() for source in sources)
+    let_in = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {line.removeprefix("!") for line in let_in if line.startswith("!")} == set(sources)
     names = [name for name, _ in instructions()]
     assert names.index("USER") > len(names) - 1 - names[::-1].index("FROM")  # in the image that is kept
     assert of("USER") == ["odograph"]

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -50,6 +51,40 @@ def test_a_copy_of_nothing_makes_a_ledger_of_nothing_and_a_used_one_takes_no_cop
                 ledger.import_(io.StringIO(text))
         assert [account.name for account in ledger.accounts()] == ["b"]
         ledger.verify()
+
+
+def test_pending_reservations_are_counted_once_for_every_account_that_they_charge(url: str) -> None:
+    with odo.connect(url) as ledger:
+        for name, parent in (("top", ""), ("low", "top"), ("other", ""), ("idle", "")):
+            ledger.open_account(name, BASIC, parent=parent)
+        assert isinstance(ledger.backend, LocalBackend)
+        count = ledger.backend.store.pending_counts
+        assert count() == {}
+        both = ledger.reserve({"low": PureDP("0.01"), "top": PureDP("0.01")})  # two entries of top
+        held = [ledger.account(name).reserve(PureDP("0.01")) for name in ("low", "low", "other")]
+        ledger.account("idle").spend(PureDP("0.01"))
+        assert count() == {"top": 3, "low": 3, "other": 1}
+        held[0].commit()
+        held[2].void("not run")
+        assert count() == {"top": 2, "low": 2}
+        assert count() == {one.name: len(one.pending) for one in ledger.accounts() if one.pending}
+        both.commit()
+        held[1].commit()
+        assert count() == {}
+
+
+def test_a_store_shows_the_settings_that_durability_depends_on(url: str) -> None:
+    with odo.connect(url) as ledger:
+        ledger.open_account("a", BASIC)
+        assert isinstance(ledger.backend, LocalBackend)
+        found = ledger.backend.store.settings()
+    if url.startswith("sqlite"):
+        assert found == {"journal_mode": "wal", "synchronous": "2", "foreign_keys": "1"}
+    elif url.startswith("postgresql"):
+        assert (found["fsync"], found["full_page_writes"], found["in_recovery"]) == ("on", "on", "false")
+        assert abs(int(found["clock"]) / 1e6 - time.time()) < 60
+    else:
+        assert found == {}
 
 
 # PostgreSQL.

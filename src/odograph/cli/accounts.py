@@ -510,8 +510,7 @@ def apply(
 ) -> None:
     """Open the accounts that a file declares and the ledger does not have. Running it again changes nothing.
 
-    A promise never changes: if the ledger has an account that the file declares differently, each difference is shown
-    with what to do, nothing is done, and the exit code is 5.
+    A promise never changes: a file that would change one does nothing, says what to do, and exits with 5.
 
     odograph apply accounts.yaml --dry-run
     """
