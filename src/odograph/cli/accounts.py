@@ -10,6 +10,7 @@ import typer
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from odograph.account import spent_text
 from odograph.cli.options import (
     CostOptions,
     Key,
@@ -65,8 +66,15 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     name: Annotated[str, typer.Argument(help="The new account's name.")],
     *,
     options: LedgerOptions,
-    epsilon: Annotated[str, typer.Option(help="Epsilon of the promise, read exactly as typed.", show_default=False)],
-    delta: Annotated[str, typer.Option(help="Delta of the promise, read exactly as typed.", show_default=False)],
+    epsilon: Annotated[
+        str | None,
+        typer.Option(help="Epsilon of the promise, read exactly as typed; none for no limit, only readings."),
+    ] = None,
+    delta: Annotated[
+        str | None, typer.Option(help="Delta of the promise, read exactly as typed; 0 by default for --rho and --mu.")
+    ] = None,
+    rho: Annotated[str | None, typer.Option(help="Promise rho-zCDP instead of an epsilon.")] = None,
+    mu: Annotated[str | None, typer.Option(help="Promise mu-GDP instead of an epsilon.")] = None,
     reserve: Annotated[
         str | None,
         typer.Option(help="What the default filter favors: mixed (every kind of step), pure, or training."),
@@ -117,8 +125,10 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     odograph open census-2030 --epsilon 1 --delta 1e-6
     """
     policy = Policy(
-        epsilon,
+        ... if epsilon is None else None if epsilon.casefold() == "none" else epsilon,
         delta,
+        rho=rho,
+        mu=mu,
         delta_steps=delta_steps,
         filter=None if filter_ is None else _parse_filter(filter_),
         reserve=reserve,
@@ -162,10 +172,10 @@ def accounts(*, options: LedgerOptions) -> None:
     with options.ledger() as ledger:
         for account in ledger.accounts():
             policy, totals, parent = account.policy, account.totals, account.parent
-            part, above = used(account.compiled, totals), "" if parent is None else parent.name
-            closed = "closed" if account.closed else ""
+            part = "" if policy.is_unlimited else f"{used(account.compiled, totals):.1%}"
+            above, closed = "" if parent is None else parent.name, "closed" if account.closed else ""
             kept_by, steps = policy.filter_text, totals.steps
-            table.add_row(account.name, policy.target, kept_by, f"{part:.1%}", str(steps), above, closed)
+            table.add_row(account.name, policy.target, kept_by, part, str(steps), above, closed)
             rows.append(account.summary())
         print_result({"url": ledger.url, "accounts": rows}, table, as_json=options.json)
 
@@ -191,7 +201,6 @@ def _parse_filter(text: str) -> str | list[tuple[str, str]]:
 
 def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
     policy, summary = account.policy, form["account"]
-    steps = summary["steps"]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
@@ -208,13 +217,21 @@ def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
         grid.add_row("children", ", ".join(form["children"]))
     if account.lifetime:
         grid.add_row("lifetime promise", str(account.lifetime))
-    grid.add_row("spent", f"{summary['spent']:.1%} of the budget in {steps} step{'s' * (steps != 1)}")
-    grid.add_row("", ProgressBar(total=1.0, completed=summary["spent"], width=40))
+    steps = f"{summary['steps']} step{'s' * (summary['steps'] != 1)}"
+    if policy.is_unlimited:
+        grid.add_row("spent", f"{steps}; no budget is fixed")
+    else:
+        grid.add_row("spent", f"{summary['spent']:.1%} of the budget in {steps}")
+        grid.add_row("", ProgressBar(total=1.0, completed=summary["spent"], width=40))
     for name, meter in form["meters"].items():
         if name != "delta" or policy.delta_steps:
             grid.add_row("", f"{name}: {meter['spent']:.6g} spent, {meter['left']:.6g} left")
     grid.add_row("reading", str(account.reading()))
-    fits = ", ".join(str(guarantee_from_dict(offer)) for offer in form["largest"]) or "none: no request is admitted"
+    fits = ", ".join(str(guarantee_from_dict(offer)) for offer in form["largest"]) or (
+        "any: no limit is fixed here"
+        if policy.is_unlimited and not summary["parent"]
+        else "none: no request is admitted"
+    )
     grid.add_row("largest next", "none: the account is closed" if summary["closed"] else fits)
     for reservation in account.pending:
         until = "" if reservation.expires is None else f", voidable until {reservation.expires:%Y-%m-%d %H:%M:%S} UTC"
@@ -391,7 +408,5 @@ def _spent_lines(ledger: Ledger, accounts: Iterable[str]) -> list[str]:
     lines = []
     for name in accounts:
         account = ledger.account(name)
-        totals = account.totals
-        part, steps = used(account.compiled, totals), totals.steps
-        lines.append(f"{name}: {part:.1%} of the budget spent in {steps} step{'s' * (steps != 1)}")
+        lines.append(f"{name}: {spent_text(account.compiled, account.totals, ' of the budget')}")
     return lines

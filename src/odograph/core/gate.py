@@ -126,9 +126,10 @@ class Decision(NamedTuple):
                 for i, m in self._with_limit()
                 if not m.counts_delta and not self.totals_after.unpriced[i]
             )
-            return "; ".join([f"admitted: {self.request or 'the request'}; left: {left}", *self.notes])
+            room = f"left: {left}" if left else "no limit"
+            return "; ".join([f"admitted: {self.request or 'the request'}; {room}", *self.notes])
         needs = [self._excess(i, m) for i, m in self._with_limit()]
-        short = ", ".join(filter(None, needs)) or "more than is left"
+        short = ", ".join(filter(None, needs)) or self._unmet
         if self.largest is not None:
             offer = f"the largest request of this kind still admitted is {self.largest}"
         elif not self.searched:
@@ -150,8 +151,15 @@ class Decision(NamedTuple):
         over = f" (over by {float((total - limit) / meter.scale):.3g})" if after == most else ""
         return f"{meter.name} {after} of {most}{over}"
 
+    @property
+    def _unmet(self) -> str:
+        """What a refused request needs that exceeds no meter."""
+        if any(meter.limit is not None and meter.counted and not meter.counts_delta for meter in self.meters):
+            return "more than is left"
+        return "a part of the odometer that reads it and every step before it, and there is none"
+
     def _with_limit(self) -> list[tuple[int, Meter]]:
-        return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
+        return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None and m.counted]
 
 
 def _no_offer(request: Guarantee | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
 from odograph.core.filters import FILTERS, Filter
 from odograph.core.guarantees import SIZED
@@ -124,8 +124,10 @@ def policy_of(form: schemas.PolicyForm) -> Policy:
     """Return the policy of a request, with the defaults of the library."""
     odometer = odometer_from_dict(form.odometer) if isinstance(form.odometer, dict) else form.odometer
     return Policy(
-        form.epsilon,
+        ... if form.epsilon is UNSET else form.epsilon,
         form.delta,
+        rho=form.rho,
+        mu=form.mu,
         delta_steps=form.delta_steps,
         filter=_filters_of(form.filter),
         reserve=form.reserve,
