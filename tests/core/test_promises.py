@@ -31,6 +31,7 @@ from odograph.core.planning import AccountState, ask, calibrate, calibration_que
 from odograph.core.policy import Compiled, check_compiled
 from odograph.core.theory import FinitePair, conditional_randomized_response
 from odograph.errors import BudgetExceeded, InvalidArgument, InvalidPolicy, UnprovenComposition
+from odograph.population.gate import gate_of
 
 POLICIES: Final = {
     "rho": Policy(rho="0.5"),
@@ -83,7 +84,8 @@ def largest_rho_needed(compiled: Compiled, steps: Sequence[Step], orders: Sequen
     """The largest D_a/a of everything together; at one order the moments of the steps multiply, on every path."""
     found = 0.0
     for order in orders:
-        gain = best_gain(compiled, steps, lambda step, a=order: math.exp((a - 1) * renyi_divergence(step.pair, a)))
+        moments = {step: math.exp((order - 1) * renyi_divergence(step.pair, order)) for step in steps}
+        gain = best_gain(compiled, steps, moments.__getitem__)
         found = max(found, math.log(gain) / (order - 1) / order)
     return found
 
@@ -101,9 +103,7 @@ def worst_divergence(compiled: Compiled, steps: Sequence[Step], epsilon: float) 
             if decision.admitted:
                 after = decision.totals_after._replace(steps=0)
                 # An outcome that only the first law has is a reveal: it counts in full.
-                values.append(
-                    sum(p * best(round(ratio * q / p, 12), after) if q else p for p, q in step.rows if p)
-                )
+                values.append(sum(p * best(round(ratio * q / p, 12), after) if q else p for p, q in step.rows if p))
         return max(values)
 
     return best(1.0, compiled.start)
@@ -439,7 +439,10 @@ def test_beyond_what_is_counted_the_reading_is_infinite_and_says_why() -> None:
     assert math.isfinite(account.reading().loss)
     for _ in range(3):
         account.spend(GDP(30))
-    assert account.reading().statement == f"No finite reading: the sums are above what is counted, {CEILING / SCALE:.0f}."
+    assert (
+        account.reading().statement
+        == f"No finite reading: the sums are above what is counted, {CEILING / SCALE:.0f}."
+    )
 
 
 def test_without_a_limit_there_is_no_largest_and_nothing_to_calibrate() -> None:
@@ -482,7 +485,9 @@ def test_a_policy_and_what_it_compiles_to_are_read_back(name: str) -> None:
     compiled = compile_policy(policy)
     assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
     assert Compiled.from_dict(json.loads(json.dumps(compiled.to_dict()))) == compiled
-    assert (policy.epsilon, policy.tolerance, policy.with_first_default()) == (None, 0, None)
+    assert policy.epsilon is None
+    assert policy.with_first_default() is None
+    assert policy.tolerance == 0
     assert compiled.meter(EpsilonMeter).limit is None
     assert "filter" in policy.to_form_1()
     account = Accountant(policy)
@@ -555,8 +560,7 @@ def test_a_stored_limit_above_the_promise_is_refused(name: str, change: str) -> 
     elif change == "an epsilon":
         damaged = with_meter(compiled, EpsilonMeter("epsilon", 1))
     else:
-        damaged = with_meter(compiled, own).meters[:3] + compiled.meters[4:]  # type: ignore[assignment]
-        damaged = replace(compiled, meters=damaged)
+        damaged = replace(compiled, meters=compiled.meters[:3] + compiled.meters[4:])
     check_compiled(compiled)
     with pytest.raises(InvalidPolicy):
         check_compiled(damaged)
@@ -613,3 +617,9 @@ def test_odometers_by_name_are_tuned_to_where_the_filter_stops(name: str, policy
 
 def up(value: float) -> float:
     return value * (1 + 1e-12)
+
+
+def test_a_population_keeps_a_total_for_each_person_and_needs_a_limit() -> None:
+    assert gate_of(compile_policy(Policy(rho=1))).limits == (0, 2 * SCALE)
+    with pytest.raises(InvalidPolicy, match="needs a limit"):
+        gate_of(compile_policy(Policy(None, 1e-6)))

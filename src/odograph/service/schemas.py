@@ -231,6 +231,8 @@ class FilterForm(Struct, forbid_unknown_fields=True):
     takes: list[str] | None = None
     reserve: str | None = None
     orders: Annotated[list[tuple[Number, Number]], Meta(max_length=100)] = []
+    rho: Number | None = None
+    mu: Number | None = None
     menu: Annotated[list[Any], Meta(max_length=0)] = []
 
 
