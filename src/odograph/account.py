@@ -22,7 +22,15 @@ from odograph.ledger.results import HistoryEntry, Lifetime, Receipt, Reservation
 from odograph.ledger.stores.base import Balance
 from odograph.sessions import Cost, Interaction, Running, begin, interact
 
-__all__ = ["Account", "account_summary", "check_page", "microseconds", "offers_of"]
+__all__ = [
+    "Account",
+    "account_summary",
+    "budget_text",
+    "check_page",
+    "microseconds",
+    "offers_of",
+    "spent_text",
+]
 
 _LONGEST: Final = 10**9  # seconds until a reservation expires
 _SHOWN: Final = 5  # last charges on a card
@@ -79,12 +87,12 @@ class Account(ABC):
 
     @property
     def spent(self) -> float:
-        """The part of the budget that is spent, from 0 to 1."""
+        """The part of the budget that is spent, from 0 to 1; 0 without a limit."""
         return used(self.compiled, self.totals)
 
     @property
     def remaining(self) -> float:
-        """The part of the budget that is left, from 0 to 1: what `spent` leaves of 1."""
+        """The part of the budget that is left, from 0 to 1: what `spent` leaves of 1; 1 without a limit."""
         return 1.0 - self.spent
 
     @property
@@ -183,6 +191,7 @@ class Account(ABC):
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
 
         The kind is a class, a guarantee whose other fields are kept, or a mechanism such as `odograph.gaussian`.
+        Where neither the account nor one above it has a limit, `InvalidArgument` is raised, as by `calibrate`.
         """
 
     @abstractmethod
@@ -253,7 +262,7 @@ class Account(ABC):
     def _repr_html_(self) -> str:
         last = [entry for entry in reversed(self.history(-_LOOKED_AT)) if entry.verb in CHARGES][:_SHOWN]
         # The offer is of the kind charged last: a policy need not take every kind.
-        offer = self.largest(cost) if last and (cost := last[0].cost) is not None else None
+        offer = _offer(self, cost) if last and (cost := last[0].cost) is not None else None
         rows = [("" if entry.cost is None else entry.cost.brief(), entry.note or entry.account) for entry in last]
         return account_card(self.name, self.compiled, self.totals, offer, rows)
 
@@ -280,7 +289,7 @@ def account_summary(compiled: Compiled, balance: Balance) -> dict[str, Any]:
         "dataset": head.dataset,
         "privacy_unit": head.privacy_unit,
         "neighbors": head.neighbors,
-        "promise": {"epsilon": float(policy.epsilon), "delta": float(policy.delta), "text": policy.promise},
+        "promise": policy.promise_to_dict(),
         "filter": policy.filter_text,
         "spent": used(compiled, balance.totals),
         "steps": balance.totals.steps,
@@ -315,13 +324,32 @@ def microseconds(expires: timedelta | float | None) -> int | None:
 
 
 def offers_of(account: Account) -> list[Guarantee]:
-    """Return the largest next request of each kind that the policy takes, of pure, Gaussian and zCDP ones."""
-    found: list[Guarantee] = []
-    for kind in (PureDP, GDP, ZCDP):
-        try:
-            offer = account.largest(kind)
-        except UnprovenComposition:
-            continue
-        if offer is not None:
-            found.append(offer)
-    return found
+    """Return the largest next request of each kind that the policy takes, of pure, Gaussian and zCDP ones.
+
+    There is none where no limit is fixed.
+    """
+    kinds: tuple[Kind[Guarantee], ...] = (PureDP, GDP, ZCDP)
+    return [offer for kind in kinds if (offer := _offer(account, kind)) is not None]
+
+
+def _offer(account: Account, kind: Kind[Guarantee]) -> Guarantee | None:
+    """Return the largest request of a kind; None if there is none, no theorem for the kind, or no limit."""
+    try:
+        return account.largest(kind)
+    except (InvalidArgument, UnprovenComposition):
+        return None
+
+
+def budget_text(policy: Policy) -> str:
+    """Return the numbers of a promise: epsilon=1.0, delta=1e-06."""
+    promised = {"epsilon": policy.epsilon, "rho": policy.rho, "mu": policy.mu}
+    named = [f"{name}={value}" for name, value in promised.items() if value is not None] or [policy.target]
+    return ", ".join([*named, f"delta={policy.delta}"])
+
+
+def spent_text(compiled: Compiled, totals: Totals, of: str = "") -> str:
+    """Return what is spent in words: 12.5% spent in 3 steps; without a limit, the steps."""
+    steps = f"{totals.steps} step{'s' * (totals.steps != 1)}"
+    return (
+        f"{steps}, no limit" if compiled.policy.is_unlimited else f"{used(compiled, totals):.1%}{of} spent in {steps}"
+    )

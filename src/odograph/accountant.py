@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from odograph.account import Account, check_page, microseconds
+from odograph.account import Account, budget_text, check_page, microseconds, spent_text
 from odograph.compile import Certification, compile_policy
 from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Price, Totals, decide
@@ -29,7 +29,6 @@ from odograph.core.planning import (
     largest,
     notes_on,
     quote,
-    used,
     watched,
     with_offer,
 )
@@ -463,13 +462,13 @@ class Accountant(Account):
         return _unpickled, (self.to_dict(),)
 
     def __repr__(self) -> str:
-        policy, steps = self.policy, self._totals.steps
+        policy = self.policy
         name = f"{self._name!r}, " if self._name else ""
-        part = f"{used(self._compiled, self._totals):.1%} spent in {steps} step{'s' * (steps != 1)}"
+        part = spent_text(self._compiled, self._totals)
         closed = ", closed" if self._closed else ""
         copied = ", read-only copy" if self._tree.copied else ""
         unsure = ", limits not certified here" if self.certification is Certification.NONE else ""
-        return f"<Accountant {name}epsilon={policy.epsilon}, delta={policy.delta}: {part}{closed}{copied}{unsure}>"
+        return f"<Accountant {name}{budget_text(policy)}: {part}{closed}{copied}{unsure}>"
 
     def _adopt(self, child: Accountant) -> None:
         own, other = self.policy, child.policy

@@ -87,7 +87,7 @@ def account_card(
     spends = f'<table style="{_CELL}"><tr><th style="{_CELL}">last spends</th></tr>{rows}</table>' if last else ""
     return (
         '<div style="display:flex;gap:24px;align-items:flex-start;flex-wrap:wrap">'
-        f"<div>{gauge(used(compiled, totals))}</div>"
+        f"<div>{'' if policy.is_unlimited else gauge(used(compiled, totals))}</div>"
         f"<div><b>{title}</b>: {promise}<br>{totals.steps} steps{offer}"
         f'<table style="{_CELL}">{_meter_rows(compiled, totals)}</table>'
         f'<div style="max-width:36em">{html.escape(str(compiled.reading(totals)))}</div></div>{spends}</div>'
@@ -113,7 +113,7 @@ def _meter_rows(compiled: Compiled, totals: Totals) -> str:
     head = "".join(f'<th style="{_CELL}">{word}</th>' for word in ("meter", "spent", "left"))
     rows = [f"<tr>{head}</tr>"]
     for meter, unpriced in zip(compiled.meters, totals.unpriced, strict=True):
-        if meter.limit is None or (meter.counts_delta and not meter.limit):
+        if meter.limit is None or not meter.counted or (meter.counts_delta and not meter.limit):
             continue
         # After a step without a price on this meter, the meter admits nothing more; the other alternatives may.
         left = "no longer counts" if unpriced else f"{now.left[meter.name]:.4g}"
@@ -144,13 +144,26 @@ def draw_account(compiled: Compiled, history: Sequence[Totals], ax: Any = None) 
     for other, color in zip(other_odometers(policy), _OTHER_COLORS, strict=False):
         label = f"{_label(other)} (informational)"
         _plot_curve(axes, times, _losses(compiled, states, other), label, color=color, ls=":")
-    own = "sum of epsilons" if policy.is_basic else _label(policy.odometer)
+    own = _label(policy.odometer) if policy.delta_odometer else "sum of epsilons"
     losses = _losses(compiled, states, None)
     _plot_curve(axes, times, losses, f"{own} (policy's odometer)", color=_POLICY_COLOR, lw=2.2)
-    axes.axhline(float(policy.epsilon), color="#222222", lw=1.2, ls="--")
+    if policy.epsilon is not None:
+        _draw_promise(axes, float(policy.epsilon))
+    axes.set_xlabel("intrinsic time" if timed else "steps")
+    axes.set_ylabel("loss at most")
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlim(left=0.0)
+    if axes.get_lines():
+        axes.legend(loc="lower right", frameon=False, fontsize="small")
+    return axes
+
+
+def _draw_promise(axes: Axes, epsilon: float) -> None:
+    """Draw the promised epsilon, which a reading may exceed, as a dashed line."""
+    axes.axhline(epsilon, color="#222222", lw=1.2, ls="--")
     axes.annotate(
-        f"promise: epsilon {float(policy.epsilon):g}",
-        (0.01, float(policy.epsilon)),
+        f"promise: epsilon {epsilon:g}",
+        (0.01, epsilon),
         xycoords=axes.get_yaxis_transform(),
         xytext=(0, 3),
         textcoords="offset points",
@@ -158,12 +171,6 @@ def draw_account(compiled: Compiled, history: Sequence[Totals], ax: Any = None) 
         fontsize="small",
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.0},
     )
-    axes.set_xlabel("intrinsic time" if timed else "steps")
-    axes.set_ylabel("loss at most")
-    axes.set_ylim(bottom=0.0)
-    axes.set_xlim(left=0.0)
-    axes.legend(loc="lower right", frameon=False, fontsize="small")
-    return axes
 
 
 def _thin(states: Sequence[Totals]) -> list[Totals]:

@@ -15,7 +15,7 @@ import pytest
 
 import odograph
 from odograph import errors
-from odograph.core.filters import FILTERS, METERS
+from odograph.core.filters import FILTERS, METERS, TOTALS
 from odograph.core.meters import DeltaMeter, MomentMeter
 
 SOURCE = Path(odograph.__file__).parent
@@ -180,7 +180,7 @@ def test_every_theorem_is_cited_with_its_assumption() -> None:
     functions: list[Callable[..., object]] = [
         f for name in THEOREMS for f in _public_functions(f"odograph.core.{name}")
     ]
-    functions += [one.alternatives for one in FILTERS.values()]
+    functions += [one.alternatives for one in (FILTERS | TOTALS).values()]
     functions += [kind.price for kind in METERS.values() if kind not in {DeltaMeter, MomentMeter}]
     missing = [repr(f) for f in functions if uncited(inspect.getdoc(f))]
     assert missing == []

@@ -282,8 +282,8 @@ def test_a_stop_midway_says_what_was_done_and_the_next_run_goes_on(
         ("accounts: 3", "the file must have a field `accounts`"),
         ("accounts: {}\nbudgets: {}", "line 2: budgets is not a field of this file"),
         ("form: 2\naccounts: {}", "line 1: form must be 1 (got '2'); upgrade Odograph"),
-        ("accounts:\n  a: 1", 'line 2: accounts.a must have fields, at least epsilon and delta (got "1")'),
-        ("accounts:\n  a:\n    delta: 0", "line 2: accounts.a must have epsilon"),
+        ("accounts:\n  a: 1", 'line 2: accounts.a must have fields, such as epsilon and delta (got "1")'),
+        ("accounts:\n  a:\n    delta: 0", "line 2: accounts.a must have one of epsilon, rho, mu (got none)"),
         ("accounts:\n  a:\n    epsilon: 1\n    epsilon: 2", "line 4: accounts.a.epsilon must be there once"),
         ("accounts:\n  a:\n    epsilonn: 1", "line 3: accounts.a.epsilonn is not a field of an account"),
         (
@@ -377,6 +377,13 @@ FILTERS: st.SearchStrategy[Any] = st.one_of(
 
 @st.composite
 def policies(draw: st.DrawFn) -> odo.Policy:
+    size = draw(st.sampled_from(["epsilon", "epsilon", "rho", "mu", "none"]))
+    if size != "epsilon":
+        delta = draw(st.sampled_from(["1e-6", "1e-9"]))
+        slack = draw(st.none() | st.just("0.1"))
+        if size == "none":
+            return odo.Policy(None, delta, slack=slack)
+        return odo.Policy(**{size: draw(st.sampled_from(["0.5", "1/3"]))}, delta=delta, slack=slack)
     epsilon, unit = draw(numbers(5)), draw(UNITS)
     if draw(st.booleans()):
         return odo.Policy(epsilon, draw(st.sampled_from(["0", "1e-9"])), filter="basic", privacy_unit=unit)
@@ -403,6 +410,18 @@ def test_every_policy_is_written_so_that_it_is_read_back_equal(policy: odo.Polic
         (one,) = read_accounts(Path("accounts.json" if as_json else "accounts.yaml"))
     assert (one.name, one.policy) == ("2030", policy)
     assert len(yaml.safe_load(yaml_of(form))["accounts"]) == 1  # other programs read it too
+
+
+def test_another_promise_is_a_difference(url: str) -> None:
+    def applied(fields: str) -> tuple[int, str]:
+        return apply(f"accounts:\n  a:\n    {fields}\n", url)
+
+    assert applied("rho: 0.5")[0] == 0
+    for fields in ("rho: 0.6", "mu: 0.5", "epsilon: none\n    delta: 1e-6"):
+        code, text = applied(fields)
+        assert code == 5
+        assert "write `rho: 0.5` in the file" in text
+    assert applied("rho: 0.5") == (0, applied("rho: 0.5")[1])
 
 
 CHEAP = st.sampled_from(

@@ -501,3 +501,42 @@ def test_account_names_are_completed_from_the_ledger(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ODOGRAPH_URL", "sqlite:///typo.db")
     assert completed("odograph show ju", 2) == []
     assert not Path("typo.db").exists()
+
+
+# Promises other than (epsilon, delta).
+
+
+def test_an_account_is_opened_with_rho_mu_or_no_limit() -> None:
+    done("open", "rho", "--url", URL, "--rho", "0.5")
+    done("open", "mu", "--url", URL, "--mu", "1", "--delta", "1e-6")
+    assert "no limit" in done("open", "free", "--url", URL, "--epsilon", "none", "--delta", "1e-6")
+    for name in ("rho", "mu", "free"):
+        text = done("spend", name, "--pure", "0.25", "--url", URL)
+        assert ("1 step, no limit" if name == "free" else "of the budget spent in 1 step") in text
+    promises = {row["name"]: row["promise"] for row in document("accounts", "--url", URL)["accounts"]}
+    assert [promises[name]["epsilon"] for name in ("rho", "mu", "free")] == [None] * 3
+    assert (promises["rho"]["rho"], promises["mu"]["mu"], promises["free"]["delta"]) == (0.5, 1.0, 1e-6)
+    shown = done("show", "free", "--url", URL)
+    assert "1 step; no budget is fixed" in shown
+    assert "any: no limit is fixed here" in shown
+    assert "0.5-zCDP" in done("accounts", "--url", URL)
+    assert "rho: 0.0310" in done("show", "rho", "--url", URL)
+    assert document("plot", "free", "--url", URL)["promise"] is None
+    assert "promise" not in done("plot", "free", "--url", URL)
+    done("plot", "mu", "--url", URL, "--out", "mu.svg")
+    assert "promise: epsilon" not in Path("mu.svg").read_text()
+    assert document("how-many", "free", "--pure", "1", "--url", URL)["how_many"] == 10**12
+    done("verify", "--url", URL)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--delta", "1e-6"], "one promise"),
+        (["--epsilon", "1"], "delta must be given"),
+        (["--rho", "1", "--mu", "1"], "got rho and mu"),
+        (["--epsilon", "none", "--delta", "0"], "delta must be positive"),
+    ],
+)
+def test_an_account_with_no_promise_or_two_is_not_opened(options: list[str], message: str) -> None:
+    assert message in failed(2, "open", "census", "--url", URL, *options)

@@ -555,3 +555,13 @@ def test_what_is_no_account_is_refused_at_once(thing: Untyped) -> None:
     with pytest.raises(odo.errors.InvalidArgument, match=r"needs an account, such as Accountant\(policy\)") as caught:
         BudgetAccountant(thing)
     assert str(caught.value).endswith(f"(got a {type(thing).__name__})")
+
+
+def test_a_policy_without_an_epsilon_has_none_to_tell() -> None:
+    free = BudgetAccountant(odo.Accountant(odo.Policy(None, 1e-6)))
+    assert (free.epsilon, tuple(free.remaining(3))) == (math.inf, (math.inf, 0.0))
+    kept = BudgetAccountant(odo.Accountant(odo.Policy(rho=0.5)))
+    with pytest.raises(odo.UnprovenComposition, match="must promise an epsilon"):
+        _ = kept.epsilon
+    most = kept.remaining(1)[0]
+    assert most * math.tanh(most / 2) == pytest.approx(0.5)

@@ -432,3 +432,13 @@ def test_noise_calibrated_elsewhere_is_then_spent_here() -> None:
     assert acc.totals.steps == 10
     assert accountant.ledger == repeated(dpe.GaussianDpEvent(noise), 10)
     assert accountant.get_epsilon(1e-6) == 1
+
+
+@pytest.mark.parametrize("policy", [odo.Policy(mu=1), odo.Policy(None, 1e-6)], ids=["mu", "no limit"])
+def test_a_policy_without_an_epsilon_is_charged_and_says_that_it_promises_none(policy: odo.Policy) -> None:
+    account = odo.Accountant(policy)
+    PrivacyAccountant(account).compose(GAUSS, 3)
+    assert charges(account)
+    for ask in (PrivacyAccountant(account).get_epsilon, PrivacyAccountant(account).get_delta):
+        with pytest.raises(odo.UnprovenComposition, match="must promise an epsilon"):
+            ask(0.5)

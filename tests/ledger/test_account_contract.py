@@ -36,6 +36,7 @@ from odograph import (
     Ledger,
     LedgerAccount,
     Policy,
+    ProbDP,
     PureDP,
     Receipt,
     Reservation,
@@ -732,6 +733,63 @@ def an_entry_says_what_was_charged_and_on_whose_request(opening: Opening) -> Non
         assert json.loads(json.dumps([entry.to_dict() for entry in entries]))
     assert [entry.note for entry in ana.history()][:4] == ["", "visits", "", "not run"]
     assert top.history()[-1].note == "over"
+
+
+# Promises other than (epsilon, delta).
+
+
+@clause
+def a_total_of_rho_or_mu_is_kept_without_the_plain_sum(opening: Opening) -> None:
+    cases = [
+        ("rho", Policy(rho="0.5"), ZCDP("0.2"), "rho", ZCDP("0.1")),
+        ("mu", Policy(mu=1), GDP("0.6"), "mu^2", GDP("0.529150262212")),
+    ]
+    for name, policy, cost, meter, rest in cases:
+        account = opening(name, policy)
+        assert account.policy == policy
+        assert account.how_many(PureDP("0.4")) == {"rho": 6, "mu": 4}[name]
+        for _ in range(2):
+            account.spend(cost, key=f"{name}-{account.size}")
+        decision = account.decide(cost)
+        assert not decision.admitted
+        assert decision.largest == rest
+        assert f"needs {meter} " in str(decision)
+        with unchanged(account), pytest.raises(BudgetExceeded):
+            account.spend(ApproxDP("0.001", "1e-9"))
+        form = json.loads(json.dumps(account.describe()))
+        assert form["account"]["promise"]["epsilon"] is None
+        assert form["account"]["promise"][name] == {"rho": 0.5, "mu": 1.0}[name]
+        assert Compiled.from_dict(account.compiled.to_dict()) == account.compiled
+        assert {*form["meters"]} == {"delta", meter}
+
+
+@clause
+def without_a_limit_everything_is_admitted_and_read(opening: Opening) -> None:
+    top = opening("top", Policy(None, 1e-6))
+    ana, kept = opening("ana", Policy(None, 1e-6), top), opening("kept", parent=top)
+    for cost in (PureDP(2), GDP(1), RDP((2, 300), ("0.01", "1.5"))):
+        receipt = ana.spend(cost)
+    assert "intrinsic time" in receipt.notes[0]
+    assert 3 < ana.reading().loss == top.reading().loss < 20
+    assert (ana.spent, ana.remaining, ana.how_many(PureDP(1))) == (0.0, 1.0, 10**12)
+    assert str(ana.decide(PureDP(1))) == "admitted: PureDP(1.0); no limit"
+    with unchanged(ana, top), pytest.raises(BudgetExceeded, match="reads it and every step before it"):
+        ana.spend(ProbDP(1, 1e-9))
+    with unchanged(ana, top), pytest.raises(UnprovenComposition, match="needs a slack"):
+        ana.spend(ApproxDP(1, 1e-9))
+    with pytest.raises(InvalidArgument, match="must have a limit"):
+        ana.largest(PureDP)
+    with pytest.raises(InvalidArgument, match="must have a limit"):
+        ana.calibrate(odo.laplace)
+    assert kept.largest(PureDP) == PureDP(1)
+    form = json.loads(json.dumps(ana.describe()))
+    assert (form["account"]["promise"]["epsilon"], form["account"]["filter"], form["largest"]) == (
+        None,
+        "unlimited",
+        [],
+    )
+    assert "no limit" in ana._repr_html_()
+    assert "no limit" in repr(ana)
 
 
 # Sub-accounts and closing.

@@ -394,3 +394,14 @@ def test_closing_again_writes_nothing(ledger: Ledger) -> None:
     ledger.account("top").close()
     ledger.account("ana").close()
     assert record(ledger) == before
+
+
+def test_linked_accounts_with_another_promise_have_no_epsilon_together(ledger: Ledger) -> None:
+    first = ledger.open_account("v1", basic("1", "0"))
+    second = ledger.open_account("v2", odo.Policy(rho="0.5", delta="1e-6"), successor_of=first)
+    for account in (first, second):
+        lifetime = account.lifetime
+        assert lifetime is not None
+        assert (lifetime.accounts, lifetime.epsilon, lifetime.delta) == (("v1", "v2"), None, Fraction(1, 10**6))
+        assert str(lifetime) == "not one (epsilon, delta): see what each promises of v1, v2"
+    assert second.spend(PureDP(0.1)).to_dict()["lifetimes"][0]["epsilon"] is None

@@ -23,7 +23,7 @@ from odograph.core.planning import AccountState, how_many, quote
 from odograph.core.policy import Policy
 from odograph.core.theory import kov_steps
 from odograph.errors import InvalidArgument, MissingExtra
-from odograph.figures import PANELS, Panel, draw, draw_all, gauge
+from odograph.figures import PANELS, Panel, blank_axes, draw, draw_all, gauge
 
 VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
 
@@ -235,3 +235,16 @@ def test_a_card_says_when_an_alternative_is_out() -> None:
     assert "no longer counts" not in account._repr_html_()
     account.spend(odo.GDP(0.04))
     assert "no longer counts" in account._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(rho=1), Policy(mu=1, delta=1e-6), Policy(None, 1e-6)], ids=["rho", "mu", "no limit"]
+)
+def test_an_account_without_an_epsilon_is_drawn_without_its_line(policy: Policy) -> None:
+    account = odo.Accountant(policy)
+    for _ in range(3):
+        account.spend(PureDP(0.1))
+    axes = account.plot(ax=blank_axes())
+    assert not axes.texts
+    assert all(line.get_linestyle() != "--" for line in axes.get_lines())
+    assert ("of the budget spent" in account._repr_html_()) == (not policy.is_unlimited)

@@ -14,6 +14,7 @@ from page_client import Visitor, csrf_of, thief_of, visitor_of, words_of
 from playwright.sync_api import sync_playwright
 from service_server import ServiceThread
 
+from odograph import GDP, Policy
 from odograph.ledger.ledger import Ledger
 from odograph.service.dashboard import routes, sessions
 from odograph.service.dashboard.sessions import COOKIE
@@ -267,3 +268,39 @@ def test_chromium_keeps_the_bound_cookie_and_signs_in_with_it(tls_in_front: Serv
         kept = [cookie for cookie in page.context.cookies() if cookie["name"] == f"__Host-{COOKIE}"]
         assert [cookie["secure"] for cookie in kept] == [True]
         browser.close()
+
+
+# Promises other than (epsilon, delta).
+
+
+@pytest.mark.parametrize("promise", ["rho", "mu", "no limit"])
+def test_another_promise_is_opened_and_shown(service: ServiceThread, remote: Ledger, promise: str) -> None:
+    visitor = visitor_of(service)
+    form = TYPED | {"promise": promise, "epsilon": "1", "delta": "1e-6", "filter": "default", "reserve": "mixed"}
+    sent = visitor.send("/open", form | {"csrf": visitor.csrf})
+    assert sent.headers["location"] == "/accounts/made"
+    account = remote.account("made")
+    wanted = {"rho": Policy(rho=1, delta=1e-6), "mu": Policy(mu=1, delta=1e-6), "no limit": Policy(None, 1e-6)}
+    assert account.policy == wanted[promise]
+    account.spend(GDP(0.25))
+    page = words_of(visitor.get("/accounts/made", compare="1", kind="gaussian", size="4", times="3").text)
+    in_words = {"rho": "zero-concentrated", "mu": "Gaussian differentially private", "no limit": "No limit is fixed"}
+    assert in_words[promise] in page
+    assert ("no limit" in page) == (promise == "no limit")
+    assert "✓ Fits: 3 × GDP(0.25)" in page.replace("\u2060", "").replace("\xa0", " ")
+    assert ("Afterwards" in page) == (promise != "no limit")
+    assert "the promise is" not in page
+    overview = words_of(visitor.get("/").text)
+    assert account.policy.target in overview.replace("\u2060", "").replace("\u2011", "-").replace("\xa0", " ")
+    for query in ({}, {"by": "time"}, {"format": "svg"}, {"format": "json"}):
+        chart = visitor.get("/accounts/made/chart", **query)
+        assert chart.status_code == 200
+        assert "promise: epsilon" not in chart.text
+
+
+def test_a_promise_that_is_not_offered_is_refused(service: ServiceThread, remote: Ledger) -> None:
+    visitor = visitor_of(service)
+    sent = visitor.send("/open", TYPED | {"promise": "sigma", "csrf": visitor.csrf})
+    assert sent.status_code == 400
+    assert "promise must be one of" in words_of(sent.text)
+    assert remote.accounts() == ()

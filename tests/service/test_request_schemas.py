@@ -57,6 +57,12 @@ POLICIES: Final[list[Any]] = [
         "slack": "0.01",
     },
     odo.Policy(1, 1e-6).to_dict(),
+    {"rho": "1/2"},
+    {"mu": 1, "delta": 1e-6},
+    {"epsilon": None, "delta": "1e-6", "slack": 0.1},
+    odo.Policy(mu=1).to_dict(),
+    odo.Policy(None, 1e-6).to_dict(),
+    {"epsilon": None, "delta": 1e-6, "filter": [{"kind": "zcdp-total"}]},
     {"epsilon": 1, "delta": 1e-6, "odometer": {"kind": "filter", "epsilon": 1.0}},
     {"epsilon": 1, "delta": 1e-6, "odometer": {"kind": "mixture", "gamma": 1.0}},
 ]

@@ -19,6 +19,7 @@ import typer
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from odograph.account import spent_text
 from odograph.cli.options import (
     CostOptions,
     Key,
@@ -89,8 +90,15 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     name: Annotated[str, typer.Argument(help="The new account's name.")],
     *,
     options: LedgerOptions,
-    epsilon: Annotated[str, typer.Option(help="Epsilon of the promise, read exactly as typed.", show_default=False)],
-    delta: Annotated[str, typer.Option(help="Delta of the promise, read exactly as typed.", show_default=False)],
+    epsilon: Annotated[
+        str | None,
+        typer.Option(help="Epsilon of the promise, read exactly as typed; none for no limit, only readings."),
+    ] = None,
+    delta: Annotated[
+        str | None, typer.Option(help="Delta of the promise, read exactly as typed; 0 by default for --rho and --mu.")
+    ] = None,
+    rho: Annotated[str | None, typer.Option(help="Promise rho-zCDP instead of an epsilon.")] = None,
+    mu: Annotated[str | None, typer.Option(help="Promise mu-GDP instead of an epsilon.")] = None,
     reserve: Annotated[
         str | None,
         typer.Option(help="What the default filter favors: mixed (every kind of step), pure, or training."),
@@ -141,8 +149,10 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     odograph open census-2030 --epsilon 1 --delta 1e-6
     """
     policy = Policy(
-        epsilon,
+        ... if epsilon is None else None if epsilon.casefold() == "none" else epsilon,
         delta,
+        rho=rho,
+        mu=mu,
         delta_steps=delta_steps,
         filter=None if filter_ is None else _parse_filter(filter_),
         reserve=reserve,
@@ -186,10 +196,10 @@ def accounts(*, options: LedgerOptions) -> None:
     with options.ledger() as ledger:
         for account in ledger.accounts():
             policy, totals, parent = account.policy, account.totals, account.parent
-            part, above = used(account.compiled, totals), "" if parent is None else parent.name
-            closed = "closed" if account.closed else ""
+            part = "" if policy.is_unlimited else f"{used(account.compiled, totals):.1%}"
+            above, closed = "" if parent is None else parent.name, "closed" if account.closed else ""
             kept_by, steps = policy.filter_text, totals.steps
-            table.add_row(account.name, policy.target, kept_by, f"{part:.1%}", str(steps), above, closed)
+            table.add_row(account.name, policy.target, kept_by, part, str(steps), above, closed)
             rows.append(account.summary())
         print_result({"url": ledger.url, "accounts": rows}, table, as_json=options.json)
 
@@ -215,7 +225,6 @@ def _parse_filter(text: str) -> str | list[tuple[str, str]]:
 
 def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
     policy, summary = account.policy, form["account"]
-    steps = summary["steps"]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
@@ -232,15 +241,23 @@ def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
         grid.add_row("children", ", ".join(form["children"]))
     if account.lifetime:
         grid.add_row("lifetime promise", str(account.lifetime))
-    grid.add_row("spent", f"{summary['spent']:.1%} of the budget in {steps} step{'s' * (steps != 1)}")
-    grid.add_row("", ProgressBar(total=1.0, completed=summary["spent"], width=40))
+    steps = f"{summary['steps']} step{'s' * (summary['steps'] != 1)}"
+    if policy.is_unlimited:
+        grid.add_row("spent", f"{steps}; no budget is fixed")
+    else:
+        grid.add_row("spent", f"{summary['spent']:.1%} of the budget in {steps}")
+        grid.add_row("", ProgressBar(total=1.0, completed=summary["spent"], width=40))
     for name, meter in form["meters"].items():
         if name != "delta" or policy.delta_steps:
             left = f"{meter['left']:.4g} left" if meter["counts"] else "no longer counts"
             grid.add_row("", f"{name}: {meter['spent']:.4g} spent, {left}")
     grid.add_row("reading", str(account.reading()))
     offers = [guarantee_from_dict(offer).brief(offered=True) for offer in form["largest"]]
-    fits = ", ".join(offers) or "none: no request is admitted"
+    fits = ", ".join(offers) or (
+        "any: no limit is fixed here"
+        if policy.is_unlimited and not summary["parent"]
+        else "none: no request is admitted"
+    )
     grid.add_row("largest next", "none: the account is closed" if summary["closed"] else fits)
     for reservation in account.pending:
         until = "" if reservation.expires is None else f", voidable until {reservation.expires:%Y-%m-%d %H:%M:%S} UTC"
@@ -417,9 +434,7 @@ def _spent_lines(ledger: Ledger, accounts: Iterable[str]) -> list[str]:
     lines = []
     for name in accounts:
         account = ledger.account(name)
-        totals = account.totals
-        part, steps = used(account.compiled, totals), totals.steps
-        lines.append(f"{name}: {part:.1%} of the budget spent in {steps} step{'s' * (steps != 1)}")
+        lines.append(f"{name}: {spent_text(account.compiled, account.totals, ' of the budget')}")
     return lines
 
 
@@ -431,7 +446,8 @@ _FORM: Final = 1  # of a file
 _YAML_TAG: Final = "tag:yaml.org,2002:"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@+-]*( [A-Za-z0-9._/@+-]+)*")  # needs no quotes in YAML
 _NOT_TEXT: Final = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})  # as YAML reads it
-_PROMISED: Final = ("epsilon", "delta", "privacy_unit", "neighbors")
+_SIZES: Final = ("epsilon", "rho", "mu")  # of a promise: one of them
+_PROMISED: Final = (*_SIZES, "delta", "privacy_unit", "neighbors")
 _CHOICES: Final = ("delta_steps", "filter", "reserve", "odometer", "slack")
 _RELATIVES: Final = ("parent", "successor_of")
 _FIELDS: Final = (*_PROMISED, *_CHOICES, *_RELATIVES, "dataset", "note", "closed")
@@ -605,13 +621,15 @@ def _relatives(one: Declared) -> list[str]:
 def _declared(document: _Document, name: str, form: object) -> Declared:
     path = ("accounts", name)
     if not isinstance(form, dict):
-        raise document.error(path, f"must have fields, at least epsilon and delta (got {_brief(form)})")
+        raise document.error(path, f"must have fields, such as epsilon and delta (got {_brief(form)})")
     for field in form:
         if field not in _FIELDS:
             raise document.error((*path, field), f"is not a field of an account; it has {', '.join(_FIELDS)}")
-    for field in ("epsilon", "delta"):
-        if form.get(field) is None:
-            raise document.error(path, f"must have {field}")
+    sizes = [field for field in _SIZES if form.get(field) is not None]
+    if len(sizes) != 1:
+        raise document.error(path, f"must have one of {', '.join(_SIZES)} (got {' and '.join(sizes) or 'none'})")
+    if sizes == ["epsilon"] and form.get("delta") is None:
+        raise document.error(path, "must have delta")
     texts = {field: form.get(field) or "" for field in (*_RELATIVES, "dataset", "note")}
     try:
         check_name(name)
@@ -647,7 +665,7 @@ def _choice(field: str, value: Any) -> Any:  # noqa: ANN401  as a policy takes i
         return odometer_from_dict(_typed(value))
     if not isinstance(value, str):
         raise InvalidPolicy(f"{field} must be one value (got {_brief(value)})")
-    return value
+    return None if field == "epsilon" and value == "none" else value
 
 
 def _filter_of(form: Mapping[str, Any]) -> Filter:
@@ -805,10 +823,15 @@ def _differences(one: Declared, balance: Balance, ledger: Ledger) -> Iterator[Di
         return
     successor = f"or declare another account with `successor_of: {one.name}`"
     promise = "A promise never changes: write `{}` in the file, " + successor + "."
-    for field in _PROMISED:
-        has, says = getattr(opened.compiled.policy, field), getattr(one.policy, field)
-        if has != says:
-            yield Difference(one.name, field, _shown(has), _shown(says), promise.format(f"{field}: {_shown(has)}"))
+    promised, declared = _promised(opened.compiled.policy), _promised(one.policy)
+    for field in (field for field in _PROMISED if promised.get(field) != declared.get(field)):
+        has, says = promised.get(field, "nothing"), declared.get(field, "nothing")
+        write = (
+            f"{field}: {has}"
+            if field in promised
+            else "`, `".join(f"{name}: {promised[name]}" for name in promised if name in _SIZES)
+        )
+        yield Difference(one.name, field, has, says, promise.format(write))
     for field, has, says in _changed_choices(one, opened.compiled):
         yield Difference(one.name, field, has, says, promise.format(f"{field}: {has}"))
     for field in (*_RELATIVES, "dataset"):
@@ -934,9 +957,7 @@ def declared_form(account: LedgerAccount) -> dict[str, Any]:
 def _policy_form(policy: Policy) -> dict[str, Any]:
     """Return the shortest fields of which a policy is made again; in full, if no shorter ones give the same."""
     full = policy.to_dict()
-    form: dict[str, Any] = {"epsilon": _shown(policy.epsilon), "delta": _shown(policy.delta)}
-    others = {"privacy_unit": policy.privacy_unit, "neighbors": policy.neighbors}
-    form |= {name: value for name, value in others.items() if value != _DEFAULTS[name]}
+    form: dict[str, Any] = {name: value for name, value in _promised(policy).items() if value != _DEFAULTS.get(name)}
     form |= {"slack": _shown(policy.slack)} if policy.slack is not None else {}
     kinds = {one.kind for one, _ in policy.filters}
     filters: list[dict[str, Any]] = [
@@ -956,6 +977,14 @@ def _policy_form(policy: Policy) -> dict[str, Any]:
         except InvalidPolicy:
             continue
     return form | asides[1] | whole[0] | whole[1]  # pragma: no cover  the loop tries this too
+
+
+def _promised(policy: Policy) -> dict[str, str]:
+    """Return what a policy promises, as fields of a file."""
+    total = policy.total
+    size = {"epsilon": policy.epsilon} if total is None else {name: getattr(total, name) for name in total.options}
+    fields = size | {"delta": policy.delta, "privacy_unit": policy.privacy_unit, "neighbors": policy.neighbors}
+    return {name: _shown(value) for name, value in fields.items()}
 
 
 _DEFAULTS: Final = {"privacy_unit": "person", "neighbors": "add-remove"}

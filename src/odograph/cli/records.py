@@ -610,7 +610,7 @@ def plot(
         _, *steps = states(own, balance.totals, balance.sequence)  # the first is the state at its opening
         losses = [own.compiled.reading(state.totals).loss for state in steps]
         now = str(own.compiled.reading(balance.totals))
-    epsilon = float(own.policy.epsilon)
+    epsilon = None if own.policy.epsilon is None else float(own.policy.epsilon)
     finite = [loss if math.isfinite(loss) else None for loss in losses]
     form = {"account": account, "promise": epsilon, "losses": finite}
     console = Console()
@@ -627,16 +627,16 @@ def save_picture(account: LedgerAccount, path: Path) -> None:
     account.plot(ax=blank_axes()).figure.savefig(path)
 
 
-def chart(losses: Sequence[float], promise: float, width: int, *, plain: bool = False) -> list[str]:
+def chart(losses: Sequence[float], promise: float | None, width: int, *, plain: bool = False) -> list[str]:
     """Return a bar chart as lines of text: one column per step, or per group of steps if there are too many.
 
-    The promise is a dashed line. A loss without a bound fills its column.
+    The promised epsilon, if there is one, is a dashed line. A loss without a bound fills its column.
     """
     columns = min(max(width, 1), len(losses))
     shown = [losses[-(-(i + 1) * len(losses) // columns) - 1] for i in range(columns)]
     wide = max(1, min(6, width // max(1, columns)))
-    top = max([promise, *(loss for loss in shown if math.isfinite(loss))]) * 1.05
-    line = math.ceil(promise / top * _HEIGHT) - 1
+    top = (max([promise or 0.0, *(loss for loss in shown if math.isfinite(loss))]) or 1.0) * 1.05
+    line = None if promise is None else math.ceil(promise / top * _HEIGHT) - 1
     marks = _PLAIN if plain else _EIGHTHS
     lines = []
     for row in reversed(range(_HEIGHT)):

@@ -445,7 +445,8 @@ def lifetime_of(form: Form | None) -> Lifetime | None:
     """Read what linked accounts promise together."""
     if form is None:
         return None
-    return Lifetime(tuple(form["accounts"]), read(form["epsilon"], "epsilon"), read(form["delta"], "delta"))
+    epsilon = None if form["epsilon"] is None else read(form["epsilon"], "epsilon")
+    return Lifetime(tuple(form["accounts"]), epsilon, read(form["delta"], "delta"))
 
 
 @understood

@@ -169,8 +169,8 @@ class Decision(NamedTuple):
         request = "the request" if self.request is None else self.request.brief()
         if self.admitted:
             spent = [part for _, part in self._parts(self.totals_after)]
-            left = [_left(1 - min(spent))] if spent else []
-            return "; ".join([f"admitted: {request}", *left, *self.notes])
+            left = _left(1 - min(spent, default=Fraction(1))) if self._has_budget else "no limit"
+            return "; ".join([f"admitted: {request}", left, *self.notes])
         by = f" by {self.account!r}" if self.account else ""
         if self.is_unproven and self.notes:
             return f"refused{by}: {'; '.join(self.notes)}"
@@ -184,7 +184,10 @@ class Decision(NamedTuple):
 
     def _shortage(self, request: str) -> str:
         """Return what there is too little of: delta for the steps, or budget."""
-        short = [self._delta_shortage(request, i, m) for i, m in self._with_limit() if m.counts_delta]
+        delta = [self._delta_shortage(request, i, m) for i, m in self._with_limit() if m.counts_delta]
+        short = [*filter(None, delta)]
+        if not self._has_budget:
+            return "; ".join(short) or f"no part of the odometer reads {request} and every step before it"
         parts, asked = [*self._parts(self.totals)], self.price.amounts
         needs = [
             (part, Fraction(amount, self.meters[i].limit or 1))
@@ -193,7 +196,7 @@ class Decision(NamedTuple):
         ]
         if not any(part + need <= 1 for part, need in needs):
             short.append(_budget_shortage(request, needs, none_left=not parts))
-        return "; ".join(filter(None, short))
+        return "; ".join(short)
 
     def _delta_shortage(self, request: str, i: int, meter: Meter) -> str:
         asked, limit = self.price.amounts[i], meter.limit or 0
@@ -211,8 +214,13 @@ class Decision(NamedTuple):
             if meter.limit and not meter.counts_delta and not totals.unpriced[i]:
                 yield i, min(Fraction(1), Fraction(totals.amounts[i], meter.limit))
 
+    @property
+    def _has_budget(self) -> bool:
+        """Whether there is any alternative of a limited size."""
+        return any(not meter.counts_delta for _, meter in self._with_limit())
+
     def _with_limit(self) -> list[tuple[int, Meter]]:
-        return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None]
+        return [(i, m) for i, m in enumerate(self.meters) if m.limit is not None and m.counted]
 
 
 def _budget_shortage(request: str, needs: Sequence[tuple[Fraction, Fraction]], *, none_left: bool) -> str:

@@ -59,6 +59,8 @@ __all__ = [
     "Target",
     "distinguish_names",
     "intrinsic_units",
+    "read_flag",
+    "read_order",
 ]
 
 WITH_EPSILON: Final = (PureDP, ApproxDP, ProbDP)  # the guarantees that have an epsilon
@@ -72,7 +74,8 @@ class Meter(ABC):
 
     pricing: ClassVar[str]  # its name in documents
     counts_delta: ClassVar[bool] = False  # true for the one meter whose limit every request must keep
-    has_limit: ClassVar[bool] = True
+    counted: ClassVar[bool] = True  # false if it has no amounts, and only tells whether each step had a price
+    has_limit: ClassVar[bool | None] = True  # None if that depends on the policy
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # further fields, and how each is read
 
     name: str
@@ -119,7 +122,7 @@ class Meter(ABC):
         limit = None if form["limit"] is None else _digits(form["limit"])
         options = {name: parse(form[name]) for name, parse in cls.options.items() if name in form}
         meter = cls(str(form["name"]), limit, **options)
-        if (limit is None) == cls.has_limit or (limit or 0) > CEILING or not meter.has_sound_options:
+        if (limit is None) is cls.has_limit or (limit or 0) > CEILING or not meter.has_sound_options:
             raise ValueError(f"no policy compiles to {meter!r}")
         return meter
 
@@ -137,11 +140,13 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, Fraction) else value
 
 
-def _flag(value: object) -> bool:
+def read_flag(value: object) -> bool:
+    """Read an option that is true or false."""
     return value is True
 
 
-def _order(value: object) -> Fraction:
+def read_order(value: object) -> Fraction:
+    """Read the order of a Rényi divergence."""
     return read(value, "order", InvalidPolicy)
 
 
@@ -164,10 +169,11 @@ class DeltaMeter(Meter):
 
 
 class EpsilonMeter(Meter):
-    """The sum of the epsilons: basic composition, an alternative of every policy."""
+    """The sum of the epsilons: basic composition, an alternative of every policy that promises an epsilon."""
 
     __slots__ = ()
     pricing: ClassVar[str] = "epsilon"
+    has_limit: ClassVar[bool | None] = None
 
     def price(self, guarantee: Guarantee) -> int | None:
         """Sum of epsilon.
@@ -183,7 +189,7 @@ class IntrinsicMeter(Meter):
 
     __slots__ = ()
     pricing: ClassVar[str] = "intrinsic"
-    has_limit: ClassVar[bool] = False
+    has_limit: ClassVar[bool | None] = False
 
     def price(self, guarantee: Guarantee) -> int | None:
         """Intrinsic time V: twice the zCDP parameter of the step.
@@ -218,8 +224,8 @@ class DriftMeter(Meter):
     """
 
     pricing: ClassVar[str] = "drift"
-    has_limit: ClassVar[bool] = False
-    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"latent": _flag}
+    has_limit: ClassVar[bool | None] = False
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"latent": read_flag}
 
     latent: bool = False
 
@@ -243,7 +249,7 @@ class DriftMeter(Meter):
 class OrderMeter(Meter):
     """Shared by the meters that sum Rényi divergences at one order."""
 
-    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"order": _order}
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"order": read_order}
 
     order: Fraction
     near: float = field(default=0.0, init=False, repr=False, compare=False)  # the order: every price needs it
@@ -285,8 +291,8 @@ class MomentMeter(OrderMeter):
     """Rényi divergences at one order, for an odometer; a step with its own delta needs a slack (`latent`)."""
 
     pricing: ClassVar[str] = "moment"
-    has_limit: ClassVar[bool] = False
-    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"order": _order, "latent": _flag}
+    has_limit: ClassVar[bool | None] = False
+    options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"order": read_order, "latent": read_flag}
 
     latent: bool = False
 
@@ -310,11 +316,15 @@ def distinguish_names(meters: Iterable[Meter]) -> tuple[Meter, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a filter compiles: an epsilon, its share of delta', and the certified budget that the exact one needs."""
+    """What a filter compiles: an epsilon, its share of delta', and the certified budget that the exact one needs.
+
+    `epsilon` is 0 where none is promised. `readers` are the odometer's meters, for the filter without a limit.
+    """
 
     epsilon: Fraction
     delta: Fraction
     budget: Budget | None = None
+    readers: tuple[Meter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

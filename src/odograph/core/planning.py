@@ -242,21 +242,40 @@ def largest(path: Path, kind: Kind[G], times: int = 1) -> G | None:
     """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None.
 
     The kind is a class, a guarantee whose other fields the offer keeps, or a function of `odograph.mechanisms`. An
-    offer is always admitted: it is rounded down and passed to the gate.
+    offer is always admitted: it is rounded down and passed to the gate. Where no account of the path has a limit
+    there is no largest, and `InvalidArgument` is raised.
     """
     states = _states(path)
+    _check_limited(states)
+    return _largest(states, kind, times)
+
+
+def _largest(states: Sequence[AccountState], kind: Kind[G], times: int = 1) -> G | None:
     return largest_that(kind, times, lambda cost, count: all(state.admits(cost, count) for state in states))
 
 
+def _check_limited(states: Sequence[AccountState]) -> None:
+    """Raise `InvalidArgument` unless some account of a path has a limit."""
+    if all(state.compiled.policy.is_unlimited for state in states):
+        raise InvalidArgument(
+            "the account must have a limit for this question (got 'no limit'): every request is admitted that the"
+            " odometer reads"
+        )
+
+
 def calibrate(path: Path, question: CalibrationQuestion) -> Calibration | None:
-    """Return the least noise of four digits with which the requests of a question are all admitted, or None."""
+    """Return the least noise of four digits with which the requests of a question are all admitted, or None.
+
+    Where no account of the path has a limit any noise would do, and `InvalidArgument` is raised.
+    """
     states, times = _states(path), question.times
+    _check_limited(states)
     return calibrate_that(question, lambda cost: all(state.admits(cost, times) for state in states))
 
 
 def with_offer(path: Path, refusal: Decision, name: str) -> Decision:
     """Return a refusal with the name of the account that refused, and the largest request that all would admit."""
-    offer = None if refusal.request is None else largest(path, refusal.request)
+    offer = None if refusal.request is None else _largest(_states(path), refusal.request)
     return refusal._replace(largest=offer, account=name)
 
 
@@ -311,6 +330,7 @@ _ALTERNATIVES: Final = {
     "exact": "the exact filter",
     "gdp": "the Gaussian filter",
     "paper": "the paper's filter",
+    "rho": "the sum of rho",
     "smooth": "the smooth filter",
     "zcdp": "the zCDP filter",
 }
@@ -354,7 +374,7 @@ def watched(compiled: Compiled, cost: Guarantee, price: Price) -> tuple[int, ...
     return tuple(
         i
         for i, (meter, asked) in enumerate(zip(compiled.meters, price.amounts, strict=True))
-        if meter.limit
+        if (meter.limit or (meter.limit == 0 and not meter.counted))
         and not meter.counts_delta
         and (
             asked is None
@@ -401,7 +421,7 @@ def _ended(policy: Policy, decision: Decision, price: Price) -> list[int]:
         and meter.limit is not None
         and not meter.counts_delta
         and not before.unpriced[i]
-        and before.amounts[i] < meter.limit
+        and (before.amounts[i] < meter.limit or not meter.counted)
         and (
             not isinstance(meter, EpsilonMeter)
             or any(each.accepts(one, policy.neighbors) for each, _ in policy.filters)
@@ -438,13 +458,19 @@ def _ending(meters: Sequence[Meter], ended: Sequence[int], cost: Guarantee) -> s
 def _alternatives(meters: Sequence[Meter], chosen: Sequence[int]) -> list[str]:
     """Name alternatives in words; the orders of the Rényi filter are one filter."""
     found = [meters[i] for i in chosen]
-    names = [_ALTERNATIVES.get(m.pricing, f"the filter {m.name!r}") for m in found if not isinstance(m, OrderMeter)]
+    names = [_alternative(meter) for meter in found if not isinstance(meter, OrderMeter)]
     orders = [f"{float(meter.order):g}" for meter in found if isinstance(meter, OrderMeter)]
     if orders:
-        every = sum(isinstance(meter, OrderMeter) and meter.has_limit for meter in meters)
+        every = sum(isinstance(meter, OrderMeter) and meter.limit is not None for meter in meters)
         which = "" if len(orders) == every else f" at order{'s' * (len(orders) > 1)} {_joined(orders)}"
         names.append(f"the Rényi filter{which}")
     return names
+
+
+def _alternative(meter: Meter) -> str:
+    if not meter.counted:
+        return f"the odometer's part for {meter.name}"
+    return _ALTERNATIVES.get(meter.pricing, f"the filter {meter.name!r}")
 
 
 def _joined(words: Sequence[str]) -> str:
@@ -478,7 +504,7 @@ def _falls(kind: type[Guarantee] | Guarantee, was: Fraction, now: Fraction) -> s
 def _largest_size(path: Path, kind: type[Guarantee] | Guarantee) -> Fraction:
     """Return the size of the largest request of a kind, or its steps; 0 where there is none, or no single size."""
     try:
-        found = largest(path, kind)
+        found = _largest(_states(path), kind)
     except (InvalidGuarantee, UnprovenComposition):
         return Fraction(0)
     if isinstance(found, Mechanism):
@@ -661,13 +687,16 @@ def standing(compiled: Compiled, totals: Totals) -> Decision:
 
 
 def used(compiled: Compiled, totals: Totals) -> float:
-    """Return the part of the budget that is spent, from 0 to 1: of the alternative with the most room left."""
+    """Return the part of the budget that is spent, from 0 to 1: of the alternative with the most room left.
+
+    It is 0 without a limit, of which nothing is ever used up.
+    """
     parts = [
         1.0 if skipped or not meter.limit else min(1.0, float(Fraction(total, meter.limit)))
         for meter, total, skipped in zip(compiled.meters, totals.amounts, totals.unpriced, strict=True)
-        if meter.limit is not None and not meter.counts_delta
+        if meter.limit is not None and not meter.counts_delta and meter.counted
     ]
-    return min(parts) if totals.steps else 0.0
+    return min(parts, default=0.0) if totals.steps else 0.0
 
 
 def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:

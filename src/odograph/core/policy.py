@@ -7,18 +7,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from types import EllipsisType
 from typing import Any, Final, Never, TypeAlias, TypeVar
 
 from odograph.core.conversions import zcdp_to_dp_epsilon
 from odograph.core.filters import (
     FILTERS,
+    TOTALS,
     Basic,
     Exact,
     Filter,
+    GdpTotal,
     Paper,
     Renyi,
     Smooth,
     Target,
+    Total,
+    Unlimited,
+    UnlimitedMeter,
+    ZcdpTotal,
     filter_from_dict,
     meter_from_dict,
     takers,
@@ -49,6 +56,7 @@ from odograph.core.guarantees import (
     REGISTRY,
     ZCDP,
     ApproxDP,
+    DiscreteGaussian,
     Guarantee,
     Interactive,
     Mechanism,
@@ -67,6 +75,7 @@ from odograph.core.odometers import (
     RenyiOdometer,
     Spent,
     default_odometer,
+    general_odometer,
     odometer_by_name,
     odometer_from_dict,
     odometer_to_dict,
@@ -124,6 +133,11 @@ _NEW_WORDS: Final = {
 class Policy:
     """The promise (epsilon, delta)-DP for the whole interaction, and every choice that keeps it.
 
+    Another promise takes the place of epsilon. `Policy(rho=0.5)` promises 0.5-zCDP, and `Policy(mu=1)` 1-GDP; with a
+    `delta`, delta-approximate zCDP or GDP, all of it for the steps' own deltas. `Policy(None, 1e-6)` promises nothing
+    but readings: every step is admitted that its odometer reads, and with probability at least 1 - delta the loss is
+    at most the reading at all times.
+
     By default every kind of guarantee is taken, in any mix: by the smooth filter with the `reserve` named "mixed"
     ("pure" leaves more to pure and Gaussian steps, "training" to subsampled Gaussians with little noise), and beside
     it, for steps that are large, by a Rényi filter with a fiftieth of delta'. `filter` chooses others: a name
@@ -137,7 +151,7 @@ class Policy:
     two neighboring datasets: "add-remove" or "replace-one".
     """
 
-    epsilon: Number
+    epsilon: Number | None  # None under another promise
     delta: Number
     delta_steps: Number
     filters: tuple[tuple[Filter, Fraction], ...]  # with their shares of delta', in the order of their names
@@ -148,9 +162,11 @@ class Policy:
 
     def __init__(  # noqa: PLR0913  a policy is the list of its choices
         self,
-        epsilon: Numeric,
-        delta: Numeric,
+        epsilon: Numeric | EllipsisType | None = ...,  # None is a choice: no limit
+        delta: Numeric | None = None,
         *,
+        rho: Numeric | None = None,
+        mu: Numeric | None = None,
         delta_steps: Numeric | None = None,
         filter: Shares | None = None,  # noqa: A002  the word of the field
         reserve: str | None = None,
@@ -161,35 +177,38 @@ class Policy:
         **old: Never,
     ) -> None:
         refuse_old_words("Policy", old)
-        exact_epsilon = read(epsilon, "Policy.epsilon", InvalidPolicy)
-        exact_delta = read(delta, "Policy.delta", InvalidPolicy)
+        promise = _promise_of(epsilon, rho, mu)
+        exact_epsilon = promise if isinstance(promise, Fraction) else None
+        if delta is None and not isinstance(promise, Total):
+            raise InvalidPolicy("Policy.delta must be given, such as 1e-6 in Policy(1, 1e-6) (got None)")
+        exact_delta = read(0 if delta is None else delta, "Policy.delta", InvalidPolicy)
         _check_arguments(exact_epsilon, exact_delta, filter, reserve)
-        chosen = None if filter is None else _shares_of(filter)
-        basic = chosen is not None and isinstance(chosen[0][0], Basic)
+        chosen = _chosen_filters(promise, filter)
         aside = (
             _default_delta_steps(exact_delta, chosen)
             if delta_steps is None
             else read(delta_steps, "Policy.delta_steps", InvalidPolicy)
         )
-        _check_split(exact_delta, aside, basic=basic)
-        filters = chosen or _default_filters(exact_epsilon, exact_delta - aside, reserve or "mixed")
+        _check_split(exact_delta, aside, chosen)
+        filters = chosen or _default_filters(exact_epsilon or Fraction(0), exact_delta - aside, reserve or "mixed")
         if not isinstance(privacy_unit, str) or not privacy_unit:
             raise InvalidPolicy(f"privacy_unit must name what is protected, such as 'person' (got {privacy_unit!r})")
         if neighbors not in _NEIGHBORS:
             raise InvalidPolicy(f"neighbors must be one of {_NEIGHBORS} (got {neighbors!r})")
         for one, _ in filters:
             one.check_neighbors(neighbors)
+        tuned_to = _odometer_target(exact_epsilon, exact_delta, aside, filters)
         if odometer is None:
-            odometer = _default_odometer(float(exact_epsilon), exact_delta - aside, filters, neighbors)
+            odometer = _default_odometer(tuned_to, filters, neighbors)
         elif isinstance(odometer, str):
-            odometer = odometer_by_name(odometer, float(exact_epsilon), level(exact_delta - aside))
+            odometer = odometer_by_name(odometer, tuned_to[0], level(tuned_to[1]))
         if not isinstance(odometer, Odometer):
             raise InvalidPolicy(f"odometer must be one of odograph.odometers, or a name (got {odometer!r})")
         exact_slack = None if slack is None else float(read(slack, "Policy.slack", InvalidPolicy))
         if exact_slack == 0.0:
             raise InvalidPolicy(f"Policy.slack must be above 0 (got {slack!r})")
         values = {
-            "epsilon": tidy(exact_epsilon),
+            "epsilon": None if exact_epsilon is None else tidy(exact_epsilon),
             "delta": tidy(exact_delta),
             "delta_steps": tidy(aside),
             "filters": filters,
@@ -207,6 +226,48 @@ class Policy:
         return exact_of(self.delta) - exact_of(self.delta_steps)
 
     @property
+    def delta_odometer(self) -> Fraction:
+        """The level of the odometer's boundary: delta'.
+
+        A promise of rho or mu leaves no delta', so there it is delta once more: a reading is no part of the promise,
+        and fails with at most twice its delta. Where it is 0 the reading is the sum of the epsilons.
+        """
+        return self.delta_filter if self.total is None else exact_of(self.delta)
+
+    @property
+    def delta_reading(self) -> float:
+        """The probability with which the reading ever fails.
+
+        Theorem: the level of the boundary and the steps' deltas; with a slack t, over 1 - e^-t (Theorem 6).
+        Assumes: as the odometer.
+        """
+        delta = float(self.delta_odometer + exact_of(self.delta_steps))
+        return delta if self.slack is None else up(delta / -math.expm1(-self.slack))
+
+    @property
+    def total(self) -> Total | None:
+        """The filter of a promise of rho or mu; None under another promise."""
+        one = self.filters[0][0]
+        return one if isinstance(one, Total) else None
+
+    @property
+    def rho(self) -> Number | None:
+        """The promised rho; None under another promise."""
+        one = self.filters[0][0]
+        return tidy(exact_of(one.rho)) if isinstance(one, ZcdpTotal) else None
+
+    @property
+    def mu(self) -> Number | None:
+        """The promised mu; None under another promise."""
+        one = self.filters[0][0]
+        return tidy(exact_of(one.mu)) if isinstance(one, GdpTotal) else None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether no budget is fixed, and the loss is only read."""
+        return isinstance(self.filters[0][0], Unlimited)
+
+    @property
     def is_basic(self) -> bool:
         """Whether basic composition alone keeps the promise."""
         return isinstance(self.filters[0][0], Basic)
@@ -218,13 +279,28 @@ class Policy:
 
     @property
     def target(self) -> str:
-        """What is promised, in brief: (1, 1e-06)-DP."""
-        return f"({float(self.epsilon):g}, {float(self.delta):g})-DP"  # a fraction has no such form in Python 3.11
+        """What is promised, in brief: (1, 1e-06)-DP, 0.5-zCDP, 1e-06-approximate 1-GDP, no limit."""
+        delta = float(self.delta)  # a fraction has no such form in Python 3.11
+        if self.epsilon is not None:
+            return f"({float(self.epsilon):g}, {delta:g})-DP"
+        if self.total is not None:
+            return f"{delta:g}-approximate {self.total.promised}" if delta else self.total.promised
+        return "no limit"
 
     @property
     def promise(self) -> str:
         """What is promised, and to whom: (1, 1e-06)-DP for each person (add-remove)."""
-        return f"{self.target} for each {self.privacy_unit} ({self.neighbors})"
+        whom = f"for each {self.privacy_unit} ({self.neighbors})"
+        if self.is_unlimited:
+            return f"{self.target}; readings hold with probability at least 1 - {self.delta_reading:g} {whom}"
+        return f"{self.target} {whom}"
+
+    def promise_to_dict(self) -> dict[str, Any]:
+        """Return the promise in plain types: epsilon (None under another promise), delta and text; rho or mu."""
+        epsilon = None if self.epsilon is None else float(self.epsilon)
+        other = {"rho": self.rho, "mu": self.mu}
+        named = {name: float(value) for name, value in other.items() if value is not None}
+        return {"epsilon": epsilon, "delta": float(self.delta), "text": self.promise, **named}
 
     @property
     def filter_text(self) -> str:
@@ -243,7 +319,9 @@ class Policy:
             to epsilon + t is an alternative with a share t of delta' (Lemma 3), and the others have the rest.
         Assumes: as basic composition. Alone it has no delta' to pay with, and no tolerance.
         """
-        return Fraction(0) if self.is_basic else min(_TOLERANCE, self.delta_filter / 10**4)
+        if self.is_basic or self.epsilon is None:
+            return Fraction(0)
+        return min(_TOLERANCE, self.delta_filter / 10**4)
 
     def targets(
         self, budget: Budget | None = None, tolerance: Fraction | None = None
@@ -253,8 +331,9 @@ class Policy:
         `tolerance` is that of an account, if it has another one: in 0.1.0 there was none.
         """
         delta = self.delta_filter - (self.tolerance if tolerance is None else tolerance)
+        readers = self.odometer.meters(latent=self.slack is not None) if self.is_unlimited else ()
         for one, share in self.filters:
-            yield one, Target(exact_of(self.epsilon), delta * share, budget)
+            yield one, Target(exact_of(self.epsilon or 0), delta * share, budget, readers)
 
     @property
     def need(self) -> Need | None:
@@ -267,7 +346,9 @@ class Policy:
         The default filter and odometer were different then, and a repeated request to open the account must still
         match.
         """
-        default = _default_odometer(float(self.epsilon), self.delta_filter, self.filters, self.neighbors)
+        if self.epsilon is None:
+            return None
+        default = _default_odometer((float(self.epsilon), self.delta_filter), self.filters, self.neighbors)
         if self.odometer != default:
             return None
         form = self.to_dict()
@@ -298,7 +379,8 @@ class Policy:
         exact = next((one for one, _ in self.filters if isinstance(one, Exact)), Exact())
         renyi = next((one for one, _ in self.filters if isinstance(one, Renyi)), Renyi())
         menu = [item.to_dict() for item in exact.menu]
-        unknown = {} if not isinstance(exact, Smooth) else {"filter": self.to_dict()["filter"]}
+        known = not isinstance(exact, Smooth) and self.epsilon is not None
+        unknown = {} if known else {"filter": self.to_dict()["filter"]}
         return unknown | {
             "form": 1,
             **self._numbers(),
@@ -312,8 +394,9 @@ class Policy:
             "neighbours": self.neighbors,
         }
 
-    def _numbers(self) -> dict[str, str]:
-        return {name: str(exact_of(getattr(self, name))) for name in ("epsilon", "delta", "delta_steps")}
+    def _numbers(self) -> dict[str, str | None]:
+        values = {"epsilon": self.epsilon, "delta": self.delta, "delta_steps": self.delta_steps}
+        return {name: None if value is None else str(exact_of(value)) for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, form: Mapping[str, Any]) -> Policy:
@@ -385,10 +468,30 @@ def _from_form_1(form: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _odometer_target(
+    epsilon: Fraction | None, delta: Fraction, aside: Fraction, filters: Sequence[tuple[Filter, Fraction]]
+) -> tuple[float, Fraction]:
+    """Return the target that odometers are tuned to: that of the policy, or what is read where its filter stops.
+
+    Theorem: none is needed for the tuning, any is valid.
+    Assumes: it follows from the policy's arguments alone.
+    """
+    if epsilon is not None:
+        return float(epsilon), delta - aside
+    one = filters[0][0]
+    # Without a delta the reading is the sum of the epsilons, whatever the tuning.
+    own = (delta if isinstance(one, Total) else delta - aside) or Fraction(1, 10**6)
+    time = one.reach(0.0, level(own))
+    return math.sqrt(2.0 * -math.log(level(own)) * time) + time / 2.0, own
+
+
 def _default_odometer(
-    epsilon: float, delta: Fraction, filters: Sequence[tuple[Filter, Fraction]], neighbors: str
+    target: tuple[float, Fraction], filters: Sequence[tuple[Filter, Fraction]], neighbors: str
 ) -> Odometer:
     """Return the odometer of a policy that names none, tuned to where its filters stop; nothing is compiled."""
+    epsilon, delta = target
+    if isinstance(filters[0][0], Unlimited):
+        return general_odometer()
     if all(isinstance(one, Basic | Paper) for one, _ in filters):
         # The paper's filter stops where its own line meets epsilon. Under basic composition the reading is the sum of
         # the epsilons, whatever the tuning.
@@ -397,8 +500,40 @@ def _default_odometer(
     return default_odometer(reach, level(delta), curves=any(one.takes_curves(neighbors) for one, _ in filters))
 
 
-def _check_arguments(epsilon: Fraction, delta: Fraction, filters: object, reserve: object) -> None:
-    if not _LEAST_EPSILON <= epsilon <= 1000:
+def _promise_of(epsilon: object, rho: Numeric | None, mu: Numeric | None) -> Fraction | Filter:
+    """Return the epsilon of a policy's promise, or the filter of another promise."""
+    given = {"epsilon": epsilon is not ..., "rho": rho is not None, "mu": mu is not None}
+    if sum(given.values()) != 1:
+        named = " and ".join(name for name, is_given in given.items() if is_given) or "none of them"
+        raise InvalidPolicy(
+            "Policy must have one promise: epsilon and delta as in Policy(1, 1e-6), rho=, mu=, or None for no limit,"
+            f" as in Policy(None, 1e-6) (got {named})"
+        )
+    if rho is not None:
+        return ZcdpTotal(rho)
+    if mu is not None:
+        return GdpTotal(mu)
+    return Unlimited() if epsilon is None else read(epsilon, "Policy.epsilon", InvalidPolicy)
+
+
+def _chosen_filters(promise: Fraction | Filter, given: object) -> tuple[tuple[Filter, Fraction], ...] | None:
+    """Return the filters that a promise fixes, or that were chosen to keep an epsilon; None for the default ones."""
+    chosen = None if given is None else _shares_of(given)
+    fixed = chosen is not None and any(type(one) in TOTALS.values() for one, _ in chosen)
+    if isinstance(promise, Fraction):
+        if fixed:
+            raise InvalidPolicy(f"filter must be one of {', '.join(FILTERS)} to keep an epsilon (got {given!r})")
+        return chosen
+    # A stored policy has its total in the filter, and epsilon None.
+    if chosen is None or (fixed and isinstance(promise, Unlimited)):
+        return chosen or ((promise, Fraction(1)),)
+    raise InvalidPolicy(f"filter must be left out where no epsilon is promised (got {given!r}); or pass epsilon")
+
+
+def _check_arguments(epsilon: Fraction | None, delta: Fraction, filters: object, reserve: object) -> None:
+    if epsilon is None and reserve is not None:
+        raise InvalidPolicy(f"reserve must be left out where no epsilon is promised (got {reserve!r})")
+    if epsilon is not None and not _LEAST_EPSILON <= epsilon <= 1000:
         raise InvalidPolicy(f"Policy.epsilon must be from 1e-9 to 1000 (got {tidy(epsilon)!r})")
     if delta >= 1:
         raise InvalidPolicy(f"Policy.delta must be below 1 (got {tidy(delta)!r})")
@@ -411,10 +546,10 @@ def _check_arguments(epsilon: Fraction, delta: Fraction, filters: object, reserv
 
 def _default_delta_steps(delta: Fraction, filters: Sequence[tuple[Filter, Fraction]] | None) -> Fraction:
     """Return what is set aside for the steps' own deltas where a policy does not say."""
-    if filters is None:
+    if filters is None or isinstance(filters[0][0], Unlimited):
         return delta * _STEPS_SHARE
-    # Under basic composition alone nothing has to pay for concentration: the steps have the whole delta.
-    return delta if isinstance(filters[0][0], Basic) else Fraction(0)
+    # Where a sum is promised as it is, nothing has to pay for concentration: the steps have the whole delta.
+    return delta if isinstance(filters[0][0], Basic | Total) else Fraction(0)
 
 
 def _default_filters(epsilon: Fraction, delta: Fraction, reserve: str) -> tuple[tuple[Filter, Fraction], ...]:
@@ -428,7 +563,18 @@ def _need(targets: Iterable[tuple[Filter, Target]]) -> Need | None:
     return next((one.need(target) for one, target in targets if isinstance(one, Exact)), None)
 
 
-def _check_split(delta: Fraction, aside: Fraction, *, basic: bool) -> None:
+def _check_split(delta: Fraction, aside: Fraction, filters: Sequence[tuple[Filter, Fraction]] | None) -> None:
+    one = None if filters is None else filters[0][0]
+    if isinstance(one, Total) and aside != delta:
+        raise InvalidPolicy(
+            f"delta_steps must be the whole delta where rho or mu is promised (got {float(aside)!r} of"
+            f" {float(delta)!r})"
+        )
+    if isinstance(one, Total):
+        return
+    if isinstance(one, Unlimited) and delta == 0:
+        raise InvalidPolicy("Policy.delta must be positive without a limit (got 0): readings need it, such as 1e-6")
+    basic = isinstance(one, Basic)
     if not basic and delta == 0:
         raise InvalidPolicy("delta must be positive, except under basic composition (got 0); pass filter='basic'")
     if basic and aside != delta:
@@ -451,6 +597,8 @@ def _shares_of(given: object) -> tuple[tuple[Filter, Fraction], ...]:
     shares = [(one, read(share, f"Policy.filter[{one.kind!r}]", InvalidPolicy)) for one, share in filters]
     if any(share == 0 for _, share in shares) or sum(share for _, share in shares) != 1:
         raise InvalidPolicy(f"the shares of delta' in filter must be positive and sum to 1 (got {given!r})")
+    if len(shares) > 1 and any(type(one) in TOTALS.values() for one, _ in shares):
+        raise InvalidPolicy(f"filter must not combine {' or '.join(TOTALS)} with others (got {given!r})")
     if len(shares) > 1 and any(isinstance(one, Basic) for one, _ in shares):
         raise InvalidPolicy(
             "filter must not combine basic with others: every policy has it as an alternative; leave it out"
@@ -551,7 +699,10 @@ class Compiled:
             raise UnprovenComposition(_advice(policy, Interactive(guarantee) if interactive else guarantee))
         if isinstance(guarantee, Mechanism) and policy.neighbors != "add-remove":
             guarantee = replace(guarantee, curve=None)  # the menu's item is for these neighbors, the curve is not
-        return self._price_directly(guarantee, interactive=interactive)
+        price = self._price_directly(guarantee, interactive=interactive)
+        if policy.is_unlimited and not self._is_read(price):
+            raise UnprovenComposition(_unread(policy, guarantee))
+        return price
 
     def _accepts(self, guarantee: Guarantee, *, interactive: bool) -> bool:
         """Return whether a filter of the policy has a theorem for the guarantee."""
@@ -565,6 +716,14 @@ class Compiled:
         if interactive:
             return Price(tuple([meter.price_interactive(guarantee) for meter in self.meters]))
         return Price(tuple([meter.price(guarantee) for meter in self.meters]))
+
+    def _is_read(self, price: Price) -> bool:
+        """Return whether some part of the odometer reads a step of this price, of a policy without a limit."""
+        return any(
+            amount is not None
+            for meter, amount in zip(self.meters, price.amounts, strict=True)
+            if isinstance(meter, UnlimitedMeter)
+        )
 
     def _price_implied(self, guarantee: Guarantee, implied: Sequence[Guarantee], *, interactive: bool) -> Price:
         """Price a guarantee by what follows from it, and by itself if a filter takes it: on each meter the cheapest.
@@ -585,10 +744,12 @@ class Compiled:
         for one in implied:
             try:
                 prices.append(self._price(one, interactive=interactive))
-            except UnprovenComposition:
+            except UnprovenComposition as problem:
                 if accepted and not delta_of(one):  # it has no alternative of its own, but odometers read it
                     prices.append(self._price_directly(one, interactive=interactive))
                 elif one is implied[-1] and not prices:
+                    if self.policy.total is not None:
+                        raise UnprovenComposition(_advice(self.policy, guarantee)) from problem
                     raise
         delta = self.index(DeltaMeter)
         if len(prices) > 1 and any(found.amounts[delta] != 0 for found in prices):
@@ -627,17 +788,18 @@ class Compiled:
         spent = _spent(self.meters, totals)
         if self._exceeds_delta_steps(totals):
             loss = math.inf
-        elif policy.is_basic:
+        elif not policy.delta_odometer:
             # Nothing of delta is left for a boundary; the sum of the epsilons needs none of it.
             loss = spent.epsilon if math.isfinite(spent.drift) else math.inf
         else:
-            loss = chosen.bound(spent, float(policy.delta_filter))
-        delta = float(policy.delta)
+            loss = chosen.bound(spent, float(policy.delta_odometer))
         summed = 0.0 < loss == spent.epsilon < math.inf
         if policy.slack is not None:
-            loss, delta = up(loss + policy.slack), up(delta / -math.expm1(-policy.slack))
+            loss = up(loss + policy.slack)
         note = self._note(totals, chosen, loss)
-        return Reading(loss, delta, chosen, covered=chosen == policy.odometer, note=note, summed=summed)
+        return Reading(
+            loss, policy.delta_reading, chosen, covered=chosen == policy.odometer, note=note, summed=summed
+        )
 
     def compare(self, totals: Totals) -> tuple[Reading, ...]:
         """Return the policy's reading, and the finite ones of other odometers, which the guarantee does not cover."""
@@ -646,12 +808,18 @@ class Compiled:
 
     def _note(self, totals: Totals, odometer: Odometer, loss: float) -> str:
         policy = self.policy
-        if loss <= policy.epsilon:
-            return ""
         if math.isfinite(loss):
+            if policy.epsilon is None or loss <= policy.epsilon:
+                return ""
             return "It may exceed the promise, because it states more: a bound on the loss itself, at every moment."
         if self._exceeds_delta_steps(totals):
             return "No finite reading: the sum of the steps' own deltas is above the policy's delta_steps."
+        if policy.is_unlimited and odometer == policy.odometer:
+            return f"No finite reading: the sums are above what is counted, {CEILING / SCALE:.0f}."
+        if policy.total is not None and not policy.delta_odometer:
+            return (
+                "No finite reading: without a delta in the policy it is the sum of the epsilons, and a step had none."
+            )
         parts = [part for _, part in odometer.parts] if isinstance(odometer, BestOf) else [odometer]
         untimed = totals.unpriced[self.index(IntrinsicMeter)] > 0
         cures = []
@@ -720,9 +888,16 @@ def _common_meters(policy: Policy, tolerance: Fraction) -> tuple[Meter, ...]:
     """The meters of every policy: delta, epsilon (basic composition), and intrinsic time for the odometer."""
     return (
         DeltaMeter("delta", floor_units(exact_of(policy.delta_steps), DELTA_SCALE)),
-        EpsilonMeter("epsilon", min(CEILING, floor_units(exact_of(policy.epsilon) + tolerance, SCALE))),
+        EpsilonMeter("epsilon", _epsilon_limit(policy, tolerance)),
         IntrinsicMeter("intrinsic", None),
     )
+
+
+def _epsilon_limit(policy: Policy, tolerance: Fraction) -> int | None:
+    """Return the limit of the plain sum; None where no epsilon is promised, because it implies no other promise."""
+    if policy.epsilon is None:
+        return None
+    return min(CEILING, floor_units(exact_of(policy.epsilon) + tolerance, SCALE))
 
 
 def too_low(stored: Price, now: Price) -> bool:
@@ -785,9 +960,26 @@ def _advice(policy: Policy, asked: Guarantee) -> str:
         return (
             f"{head}: beside its menu the policy takes {[*exact.takes]}; one with takes=({family!r},) would take it"
         )
+    if policy.epsilon is None:
+        sizes = " or ".join(name for one, _ in policy.filters for name in one.options)
+        zcdp = isinstance(guarantee, ZCDP | DiscreteGaussian)
+        line = "Policy(rho=...)" if zcdp else "a policy with an epsilon, such as Policy(1, 1e-6),"
+        return f"{head}: no {sizes} follows from it; {line} would take it"
     others = [name for name in takers(guarantee) if name != "exact"] or ["exact"]
     target = "" if policy.delta else " and delta > 0"
     return f"{head}; a policy with filter={others[-1]!r}{target} would take it"
+
+
+def _unread(policy: Policy, guarantee: Guarantee) -> str:
+    """Say why a policy without a limit does not take a step, and what would."""
+    head = f"the policy's odometer has no reading for {guarantee}"
+    if isinstance(guarantee, Mechanism) and guarantee.curve is None:
+        return f"{head} without its Rényi curve; pass the curve"
+    if delta_of(guarantee) and policy.slack is None:
+        return f"{head}: its delta needs a slack, as in Policy(None, {float(policy.delta):g}, slack=0.1)"
+    if isinstance(guarantee, RDP | Mechanism):
+        return f"{head}: it needs a Rényi part with an order that the curve has, such as the default odometer's"
+    return f"{head}: it has no finite price, or is of a kind that needs another part, such as the default odometer's"
 
 
 def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
@@ -795,9 +987,11 @@ def other_odometers(policy: Policy) -> tuple[Odometer, ...]:
 
     Under basic composition there are none: the reading is the sum of the epsilons, whatever the odometer.
     """
-    if policy.is_basic:
+    if not policy.delta_odometer:
         return ()
-    standard = standard_odometers(float(policy.epsilon), float(policy.delta_filter))
+    epsilon = None if policy.epsilon is None else exact_of(policy.epsilon)
+    target = _odometer_target(epsilon, exact_of(policy.delta), exact_of(policy.delta_steps), policy.filters)
+    standard = standard_odometers(target[0], float(target[1]))
     return tuple(odometer for odometer in standard if odometer != policy.odometer)
 
 

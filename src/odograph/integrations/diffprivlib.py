@@ -159,7 +159,7 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
         return _utils.Budget(float(epsilon), float(min(delta, Fraction(1))))
 
     def remaining(self, k: int = 1) -> Any:  # noqa: ANN401  untyped library
-        """Return an (epsilon, delta) of which `k` equal requests are admitted; (0, 0) if there is none.
+        """Return an (epsilon, delta) of which `k` equal requests are admitted; (0, 0) if none, (inf, 0) if any.
 
         Each request gets a k-th of the remaining `delta_steps` of the policy, and the largest epsilon that then fits.
         """
@@ -170,15 +170,21 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
         share = _DELTA_DIGITS.divide(Decimal(repr(aside)), times)
         # A sub-budget may have more delta left than its parent; then pure requests are offered.
         for kind in (ApproxDP(1, share), PureDP(1)) if share else (PureDP(1),):
-            offer = self.account.largest(kind, times=times)
+            try:
+                offer = self.account.largest(kind, times=times)
+            except InvalidArgument:  # neither the account nor one above it has a limit
+                return _utils.Budget(math.inf, 0.0)
             if isinstance(offer, PureDP | ApproxDP):
                 return _utils.Budget(float(offer.epsilon), float(getattr(offer, "delta", 0)))
         return _utils.Budget(0.0, 0.0)
 
     @property
     def epsilon(self) -> float:
-        """The policy's epsilon, promised for all requests together."""
-        return float(self.account.policy.epsilon)
+        """The policy's epsilon, promised for all requests together; without a limit, infinity."""
+        policy = self.account.policy
+        if policy.epsilon is None and not policy.is_unlimited:
+            raise UnprovenComposition(f"the policy must promise an epsilon (got {policy.target})")
+        return math.inf if policy.epsilon is None else float(policy.epsilon)
 
     @property
     def delta(self) -> float:

@@ -23,6 +23,7 @@ from odograph.core.conversions import pure_to_rdp
 from odograph.core.fixed_point import Number, exact_of, exactly, read, up, written_above
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP
 from odograph.core.mechanisms import ORDERS, subsampled_gaussian
+from odograph.core.policy import Policy
 from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, UnprovenComposition
 from odograph.extras import load
 
@@ -361,12 +362,12 @@ class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc, name-defin
         """Return the policy's epsilon, if the target is its delta or more."""
         policy = self._account.policy
         self._check(target_delta, policy.delta, "target_delta")
-        return written_above(exact_of(policy.epsilon))
+        return written_above(exact_of(_promised_epsilon(policy)))
 
     def get_delta(self, target_epsilon: float) -> float:
         """Return the policy's delta, if the target is its epsilon or more."""
         policy = self._account.policy
-        self._check(target_epsilon, policy.epsilon, "target_epsilon")
+        self._check(target_epsilon, _promised_epsilon(policy), "target_epsilon")
         return written_above(exact_of(policy.delta))
 
     def _check(self, target: float, promised: Number, field: str) -> None:
@@ -399,6 +400,12 @@ class PrivacyAccountant(dpa.PrivacyAccountant):  # type: ignore[misc, name-defin
         for cost in costs:
             with self._account.spending(cost, note="dp-accounting"):
                 pass
+
+
+def _promised_epsilon(policy: Policy) -> Number:
+    if policy.epsilon is None:
+        raise UnprovenComposition(f"the policy must promise an epsilon (got {policy.target}); use reading()")
+    return policy.epsilon
 
 
 def _steps(cost: Guarantee, times: int) -> list[Guarantee]:

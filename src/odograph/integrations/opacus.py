@@ -120,6 +120,8 @@ class FilterAccountant(_accountants.IAccountant):  # type: ignore[misc, name-def
     def get_epsilon(self, delta: float, *_: object, **__: object) -> float:
         """Return the epsilon that the policy promises, whenever the training stops."""
         policy = self.account.policy
+        if policy.epsilon is None:
+            raise UnprovenComposition(f"the policy must promise an epsilon (got {policy.target}); use reading()")
         if read(delta, "delta", InvalidArgument) < read(policy.delta, "Policy.delta"):
             raise UnprovenComposition(
                 f"delta must be at least {policy.delta!r}, at which the policy promises its epsilon (got {delta!r})"

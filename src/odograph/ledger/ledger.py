@@ -8,11 +8,11 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Final, NamedTuple, NoReturn, Self
 
-from odograph.account import Account, check_page, microseconds
+from odograph.account import Account, budget_text, check_page, microseconds, spent_text
 from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import Guarantee
-from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question, used
+from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import AccountNotFound, EntryNotFound, InvalidPolicy, LedgerError, ReservationNotFound
 from odograph.ledger.backend import Backend, Opened
@@ -162,11 +162,10 @@ class LedgerAccount(Account):
         )
 
     def __repr__(self) -> str:
-        policy, balance = self.policy, self._balance()
-        steps = balance.totals.steps
-        part = f"{used(self.compiled, balance.totals):.1%} spent in {steps} step{'s' * (steps != 1)}"
+        balance = self._balance()
+        part = spent_text(self.compiled, balance.totals)
         closed = ", closed" if balance.closed else ""
-        return f"<LedgerAccount {self.name!r}, epsilon={policy.epsilon}, delta={policy.delta}: {part}{closed}>"
+        return f"<LedgerAccount {self.name!r}, {budget_text(self.policy)}: {part}{closed}>"
 
     def _balance(self) -> Balance:
         found = self._backend.balances([self.name]).get(self.name)

@@ -32,18 +32,25 @@ __all__ = [
 
 
 class Lifetime(NamedTuple):
-    """What linked accounts promise together: the sum, because each of them is a fresh budget."""
+    """What linked accounts promise together: the sum, because each of them is a fresh budget.
+
+    `epsilon` is None where one of them promises none, but rho, mu or nothing: such promises have no such sum.
+    """
 
     accounts: tuple[str, ...]
-    epsilon: Fraction
+    epsilon: Fraction | None
     delta: Fraction
 
     def to_dict(self) -> dict[str, Any]:
         """Return the promise in plain types, its numbers exact, as text."""
-        return {"accounts": [*self.accounts], "epsilon": str(self.epsilon), "delta": str(self.delta)}
+        epsilon = None if self.epsilon is None else str(self.epsilon)
+        return {"accounts": [*self.accounts], "epsilon": epsilon, "delta": str(self.delta)}
 
     def __str__(self) -> str:
-        return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {', '.join(self.accounts)}"
+        names = ", ".join(self.accounts)
+        if self.epsilon is None:
+            return f"not one (epsilon, delta): see what each promises of {names}"
+        return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {names}"
 
 
 def linked(heads: Sequence[Head], name: str) -> list[str]:
@@ -62,9 +69,11 @@ def together(policies: Mapping[str, Policy]) -> Lifetime:
     Assumes: the accounts' policies, and how many there are, were not chosen by looking at the answers; if they
         were, the sum is a running total and not a promise made beforehand.
     """
-    epsilon = sum(exact_of(policy.epsilon) for policy in policies.values())
-    delta = sum(exact_of(policy.delta) for policy in policies.values())
-    return Lifetime(tuple(policies), exact_of(epsilon), exact_of(delta))
+    epsilons = [policy.epsilon for policy in policies.values()]
+    known = [exact_of(epsilon) for epsilon in epsilons if epsilon is not None]
+    epsilon = sum(known, Fraction(0)) if len(known) == len(epsilons) else None
+    delta = sum((exact_of(policy.delta) for policy in policies.values()), Fraction(0))
+    return Lifetime(tuple(policies), epsilon, delta)
 
 
 _FORM = 1

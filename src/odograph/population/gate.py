@@ -64,6 +64,8 @@ def gate_of(compiled: Compiled) -> Gate:
             f"a population needs neighbors='add-remove' (got {compiled.policy.neighbors!r}): replacing a person"
             " changes what two people are charged for"
         )
+    if compiled.policy.is_unlimited:
+        raise InvalidPolicy("a population needs a limit (got 'no limit'): personal balances are not read")
     limited = [(i, meter.limit) for i, meter in enumerate(compiled.meters) if meter.limit is not None]
     limited.sort(key=lambda pair: not compiled.meters[pair[0]].counts_delta)  # the delta meter, then the alternatives
     return Gate(tuple([i for i, _ in limited]), tuple([limit for _, limit in limited]))

@@ -312,6 +312,7 @@ _EXAMPLE_OPTIONAL_FIELDS: Final = {
     "LargestForm": ("kind", "times"),
     "MakeKeyForm": ("accounts",),
     "OpenForm": ("policy",),
+    "PolicyForm": ("epsilon", "delta"),
     "SpendForm": ("note",),
 }
 

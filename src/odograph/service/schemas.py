@@ -232,14 +232,21 @@ class FilterForm(Struct, forbid_unknown_fields=True):
     takes: list[str] | None = None
     reserve: str | None = None
     orders: Annotated[list[tuple[Number, Number]], Meta(max_length=100)] = []
+    rho: Number | None = None
+    mu: Number | None = None
     menu: Annotated[list[Any], Meta(max_length=0)] = []
 
 
 class PolicyForm(Struct, forbid_unknown_fields=True):
-    """A policy. The defaults are those of the library."""
+    """A policy. The defaults are those of the library.
 
-    epsilon: Number
-    delta: Number
+    It promises one of epsilon (with delta), rho and mu; an epsilon of null promises no limit, only readings.
+    """
+
+    epsilon: Number | UnsetType | None = UNSET
+    delta: Number | None = None
+    rho: Number | None = None
+    mu: Number | None = None
     delta_steps: Number | None = None
     filter: str | list[tuple[str, Number] | FilterForm] | None = None
     reserve: str | None = None
@@ -409,18 +416,20 @@ def decoder(form: type) -> Callable[[bytes], Any]:
 
 
 class PromiseForm(Struct):
-    """What an account promises."""
+    """What an account promises; epsilon is null under a promise of rho or mu, or of none but readings."""
 
-    epsilon: float
+    epsilon: float | None
     delta: float
     text: str
+    rho: float | UnsetType = UNSET
+    mu: float | UnsetType = UNSET
 
 
 class LifetimeForm(Struct):
     """The promise of linked accounts together; exact numbers as strings."""
 
     accounts: list[str]
-    epsilon: str
+    epsilon: str | None  # null where an account promises none
     delta: str
 
 

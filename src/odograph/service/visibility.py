@@ -282,7 +282,7 @@ def lifetime_form(lifetime: Lifetime | None, caller: Caller) -> LifetimeForm | N
 
 
 def _promise(policy: Policy) -> PromiseForm:
-    return PromiseForm(float(policy.epsilon), float(policy.delta), policy.promise)
+    return PromiseForm(**policy.promise_to_dict())
 
 
 def _reading(reading: Reading) -> ReadingForm:

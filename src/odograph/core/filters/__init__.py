@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from odograph.core.filters.basic import Basic
+from odograph.core.filters.basic import Basic, GdpTotal, RhoMeter, Total, Unlimited, UnlimitedMeter, ZcdpTotal
 from odograph.core.filters.exact import Exact, ExactMeter
 from odograph.core.filters.gdp import Gdp, GdpMeter
 from odograph.core.filters.paper import Paper, PaperMeter
@@ -31,27 +31,36 @@ from odograph.errors import InvalidPolicy, explain
 __all__ = [
     "FILTERS",
     "METERS",
+    "TOTALS",
     "Basic",
     "Exact",
     "ExactMeter",
     "Filter",
     "Gdp",
     "GdpMeter",
+    "GdpTotal",
     "Paper",
     "PaperMeter",
     "Renyi",
     "RenyiMeter",
+    "RhoMeter",
     "Smooth",
     "SmoothMeter",
     "Target",
+    "Total",
+    "Unlimited",
+    "UnlimitedMeter",
     "Zcdp",
     "ZcdpMeter",
+    "ZcdpTotal",
     "filter_from_dict",
     "meter_from_dict",
     "takers",
 ]
 
+# Those that keep a target (epsilon, delta), by name; and those of policies that promise something else or nothing.
 FILTERS: Final[dict[str, type[Filter]]] = {cls.kind: cls for cls in (Basic, Exact, Smooth, Gdp, Paper, Renyi, Zcdp)}
+TOTALS: Final[dict[str, type[Filter]]] = {cls.kind: cls for cls in (GdpTotal, Unlimited, ZcdpTotal)}
 
 METERS: Final[dict[str, type[Meter]]] = {
     cls.pricing: cls
@@ -65,20 +74,22 @@ METERS: Final[dict[str, type[Meter]]] = {
         MomentMeter,
         PaperMeter,
         RenyiMeter,
+        RhoMeter,
         SmoothMeter,
+        UnlimitedMeter,
         ZcdpMeter,
     )
 }
 
 
 def takers(guarantee: Guarantee) -> list[str]:
-    """Return the names of the filters that have a theorem for the guarantee."""
+    """Return the names of the filters of a target (epsilon, delta) that have a theorem for the guarantee."""
     return [kind for kind, cls in FILTERS.items() if isinstance(guarantee, cls.guarantees)]
 
 
 def filter_from_dict(form: Mapping[str, Any]) -> Filter:
     """Read what `Filter.to_dict` wrote; anything else raises."""
-    cls = FILTERS.get(str(form["kind"]))
+    cls = (FILTERS | TOTALS).get(str(form["kind"]))
     if cls is None:
         raise InvalidPolicy(f"filter must be one of {', '.join(FILTERS)} (got {form['kind']!r})")
     if set(form) != {"kind", *cls.options}:

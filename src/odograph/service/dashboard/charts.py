@@ -50,7 +50,7 @@ class ReadingHistory(NamedTuple):
     """Readings after each charge that was not voided, oldest first; the policy's odometer is the first line."""
 
     account: str
-    promise: float
+    promise: float | None  # the promised epsilon
     steps: tuple[int, ...]
     times: tuple[int, ...]  # milliseconds since 1970
     lines: tuple[ReadingLine, ...]
@@ -68,7 +68,7 @@ def reading_history(account: LedgerAccount, totals: Totals, sequence: int, *, co
     """Return the readings of the policy's odometer up to an entry, with `compare` also those of other odometers."""
     policy = account.policy
     points = _thin(states(account, totals, sequence, MAX_ENTRIES))
-    name = "sum of epsilons" if policy.is_basic else odometer_label(policy.odometer)
+    name = odometer_label(policy.odometer) if policy.delta_odometer else "sum of epsilons"
     lines = [ReadingLine(f"{name} (policy's odometer)", covered=True, losses=_losses(account, points, None))]
     for other in other_odometers(policy) if compare else ():
         losses = _losses(account, points, other)
@@ -76,7 +76,7 @@ def reading_history(account: LedgerAccount, totals: Totals, sequence: int, *, co
             lines.append(ReadingLine(f"{odometer_label(other)} (informational)", covered=False, losses=losses))
     return ReadingHistory(
         account.name,
-        float(policy.epsilon),
+        None if policy.epsilon is None else float(policy.epsilon),
         tuple(state.totals.steps for state in points),
         tuple(state.time // 1000 for state in points),
         tuple(lines),
@@ -166,23 +166,29 @@ def bokeh_chart(history: ReadingHistory, *, by_time: bool, dark: bool) -> dict[s
             x, "loss", source=source, mode="after", color=color, line_dash=dash, line_width=2, legend_label=line.name
         )
     _draw_policy_line(plot, _source(history, history.lines[0]), history.lines[0].name, x, palette.own)
+    if history.promise is not None:
+        _draw_promise(plot, history.promise, palette)
+    _style(plot, palette, by_time=by_time)
+    return {**json_item(plot)}
+
+
+def _draw_promise(plot: figure, promise: float, palette: _Palette) -> None:
+    """Draw the promised epsilon as a dashed line."""
     plot.add_layout(
-        Span(location=history.promise, dimension="width", line_color=palette.ink, line_dash="dashed", line_width=1.5)
+        Span(location=promise, dimension="width", line_color=palette.ink, line_dash="dashed", line_width=1.5)
     )
     plot.add_layout(
         Label(
             x=8,
-            y=history.promise,
+            y=promise,
             x_units="screen",
             y_offset=4,
-            text=_promise_label(history),
+            text=_promise_label(promise),
             text_color=palette.ink,
             text_font=_FONT,
             text_font_size=_SIZE,
         )
     )
-    _style(plot, palette, by_time=by_time)
-    return {**json_item(plot)}
 
 
 def _source(history: ReadingHistory, line: ReadingLine) -> ColumnDataSource:
@@ -245,25 +251,29 @@ def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN
     plot.legend.label_text_font_size = _SIZE
 
 
-def _promise_label(history: ReadingHistory) -> str:
-    return f"promise: epsilon {history.promise:g}"
+def _promise_label(promise: float) -> str:
+    return f"promise: epsilon {promise:g}"
 
 
 def _top(history: ReadingHistory) -> float:
     finite = [loss for line in history.lines for loss in line.losses if loss is not None]
-    return max([history.promise, *finite]) * 1.12
+    return (max([history.promise or 0.0, *finite]) or 1.0) * 1.12
 
 
 def svg_chart(history: ReadingHistory, *, by_time: bool) -> str:
-    """Return the lines and the promise as a small SVG."""
+    """Return the lines and the promised epsilon as a small SVG."""
     top = _top(history)
     polylines = [_polyline(history, line, i, top, by_time=by_time) for i, line in enumerate(history.lines)]
-    level = _HEIGHT * (1 - history.promise / top)
+    promise = ""
+    if history.promise is not None:
+        level = _HEIGHT * (1 - history.promise / top)
+        promise = (
+            f'<path class="promise" d="M0 {level:.1f}H{_WIDTH}"/>'
+            f'<text x="4" y="{level - 6:.1f}">{_promise_label(history.promise)}</text>'
+        )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 {_WIDTH + 16} {_HEIGHT + 16}">'
-        f"<style>{_SVG_STYLE}</style>"
-        f'<path class="promise" d="M0 {level:.1f}H{_WIDTH}"/>'
-        f'<text x="4" y="{level - 6:.1f}">{_promise_label(history)}</text>'
+        f"<style>{_SVG_STYLE}</style>{promise}"
         f'<path class="floor" d="M0 {_HEIGHT}H{_WIDTH}"/>'
         f"{''.join(reversed(polylines))}</svg>"
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.json import encode
 
 from odograph.core.filters import FILTERS, Basic
@@ -171,11 +171,17 @@ def _promise_text(row: AccountRow) -> str:
         if row.neighbors == "replace-one"
         else f"adding or removing one {row.privacy_unit}"
     )
-    return (
-        f"All answers together are differentially private with epsilon {row.promise.epsilon:g} and delta"
-        f" {row.promise.delta:g}, with respect to {change}. Questions may be asked in any order and may depend on"
-        " previous answers."
-    )
+    freedom = "Questions may be asked in any order and may depend on previous answers."
+    epsilon, rho, mu = row.promise.epsilon, row.promise.rho, row.promise.mu
+    if epsilon is not None:
+        private = f"differentially private with epsilon {epsilon:g} and delta {row.promise.delta:g}"
+    elif rho is not UNSET:
+        private = f"zero-concentrated differentially private with rho {rho:g} and delta {row.promise.delta:g}"
+    elif mu is not UNSET:
+        private = f"Gaussian differentially private with mu {mu:g} and delta {row.promise.delta:g}"
+    else:
+        return f"No limit is fixed: the loss is only read, with respect to {change}. {freedom}"
+    return f"All answers together are {private}, with respect to {change}. {freedom}"
 
 
 def _meter_views(form: AccountForm, meters: tuple[Any, ...], totals: Totals) -> list[MeterView]:
@@ -258,13 +264,13 @@ def citations_for(compiled: Compiled) -> tuple[Citation, ...]:
     for one, share in policy.filters:
         part = "" if len(policy.filters) == 1 else f", with {float(share):g} of the delta for filters"
         citations.append(read_citation(f"The filter: {one.kind}{part}", type(one).alternatives))
-    if not policy.is_basic:
-        summary = "The sum of the epsilons costs no delta, so it is an alternative in every policy."
+    if policy.epsilon is not None and not policy.is_basic:
+        summary = "The sum of the epsilons costs no delta, so it is an alternative in every policy with an epsilon."
         citations.append(read_citation("Basic composition", Basic.alternatives, summary))
     gate = "A request is admitted if its own delta fits and at least one alternative has room for it."
     citations.append(read_citation("How requests are admitted", decide, gate))
     odometer = policy.odometer
-    if policy.is_basic:
+    if not policy.delta_odometer:
         summary = "The reading is the sum of the epsilons."
         citations.append(read_citation("The reading", Basic.alternatives, summary))
     else:
@@ -394,9 +400,10 @@ def _read_times(text: str) -> int:
 def _evaluate(ledger: Ledger, caller: Caller, account: LedgerAccount, question: _Question) -> Plan:
     cost, times = question.cost, question.times
     decision = visibility.decide_for(ledger, caller, {account.name: cost})
-    fits, offer = account.how_many(cost), account.largest(cost, times)
+    unlimited = _is_unlimited(account)
+    fits, offer = account.how_many(cost), None if unlimited else account.largest(cost, times)
     spent = None
-    if fits >= times:
+    if fits >= times and not account.policy.is_unlimited:
         # One decision on the price of all of them gives the totals afterwards.
         after = decide(account.compiled.meters, account.totals, account.compiled.price(cost).times(times))
         spent = used(account.compiled, after.totals_after)
@@ -407,11 +414,19 @@ def _evaluate(ledger: Ledger, caller: Caller, account: LedgerAccount, question: 
         fits >= times,
         fits,
         None if offer is None else offer.to_dict(),
-        _least_noise(account, question),
+        "" if unlimited else _least_noise(account, question),
         spent,
         str(decision),
         decision.notes,
     )
+
+
+def _is_unlimited(account: LedgerAccount) -> bool:
+    """Return whether neither the account nor one above it has a limit."""
+    one: LedgerAccount | None = account
+    while one is not None and one.policy.is_unlimited:
+        one = one.parent
+    return one is None
 
 
 def _least_noise(account: LedgerAccount, question: _Question) -> str:
@@ -457,8 +472,10 @@ def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
 # Opening an account
 
 
+_PROMISES: Final = ("epsilon", "rho", "mu", "no limit")
 _DEFAULT_FIELDS: Final = {
     "name": "",
+    "promise": "epsilon",
     "epsilon": "1",
     "delta": "1e-6",
     "filter": "default",
@@ -485,6 +502,7 @@ def open_account_page(
     status, message = (200, "") if problem is None else (problem.status, problem.detail)
     key = (typed or {}).get("key") or new_secret()
     choices = {
+        "promises": [*_PROMISES],
         "filters": ["default", *sorted(FILTERS)],
         "reserves": [*RESERVES],
         "odometers": ["default", *ODOMETER_NAMES],
@@ -497,17 +515,22 @@ def open_account_page(
 def policy_from_form(typed: Mapping[str, str]) -> Policy:
     """Return the policy of a sent form, with numbers read exactly; raise if it or the account's name is invalid."""
     check_name(typed.get("name", "").strip())
+    promise = typed.get("promise", "epsilon")
+    if promise not in _PROMISES:
+        raise BadRequest(f"promise must be one of {', '.join(_PROMISES)} (got {shown(promise)})")
     chosen = None if typed.get("filter", "default") == "default" else typed["filter"]
+    # The number is in one field, whatever it promises; what an account is made for is a question of an epsilon.
+    promised = {"epsilon": None} if promise == "no limit" else {promise: typed.get("epsilon", "").strip()}
     return Policy(
-        typed.get("epsilon", "").strip(),
-        typed.get("delta", "").strip(),
+        delta=typed.get("delta", "").strip(),
         delta_steps=typed.get("delta_steps", "").strip() or None,
         filter=chosen,
-        reserve=(typed.get("reserve") or None) if chosen is None else None,
+        reserve=(typed.get("reserve") or None) if chosen is None and promise == "epsilon" else None,
         odometer=None if typed.get("odometer", "default") == "default" else typed["odometer"],
         slack=typed.get("slack", "").strip() or None,
         privacy_unit=typed.get("privacy_unit", "").strip(),
         neighbors=typed.get("neighbors", ""),
+        **promised,
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct
 
-from odograph.core.filters import FILTERS, Filter
+from odograph.core.filters import FILTERS, TOTALS, Filter
 from odograph.core.guarantees import SIZED
 from odograph.core.mechanisms import NOISES
 from odograph.core.odometers import odometer_from_dict
@@ -105,17 +105,12 @@ def _filters_of(given: str | list[tuple[str, Any] | schemas.FilterForm] | None) 
 
 def _filter_of(form: schemas.FilterForm) -> str | Filter:
     """Return a filter with the options that were given."""
-    options: dict[str, Any] = {}
-    if form.takes is not None:
-        options["takes"] = form.takes
-    if form.reserve is not None:
-        options["reserve"] = form.reserve
-    if form.orders:
-        options["orders"] = form.orders
-    cls = FILTERS.get(form.kind)
-    if cls is None or not options:
+    given = {name: getattr(form, name) for name in ("takes", "reserve", "orders", "rho", "mu")}
+    options = {name: value for name, value in given.items() if value is not None and (name != "orders" or value)}
+    cls = (FILTERS | TOTALS).get(form.kind)
+    if cls is None or (not options and form.kind in FILTERS):
         return form.kind
-    if set(options) - set(cls.options):
+    if set(options) - set(cls.options) or (form.kind in TOTALS and set(options) != set(cls.options)):
         raise InvalidPolicy(f"the filter {form.kind!r} has the options {[*cls.options]} (got {sorted(options)})")
     return cls(**options)
 
@@ -124,8 +119,10 @@ def policy_of(form: schemas.PolicyForm) -> Policy:
     """Return the policy of a request, with the defaults of the library."""
     odometer = odometer_from_dict(form.odometer) if isinstance(form.odometer, dict) else form.odometer
     return Policy(
-        form.epsilon,
+        ... if form.epsilon is UNSET else form.epsilon,
         form.delta,
+        rho=form.rho,
+        mu=form.mu,
         delta_steps=form.delta_steps,
         filter=_filters_of(form.filter),
         reserve=form.reserve,

@@ -62,6 +62,7 @@ def check(ledger: Ledger, acknowledged: Mapping[str, str]) -> None:
         totals += charged
     for account in ledger.accounts():
         assert account.totals.steps == totals[account.name]
+        assert account.policy.epsilon is not None
         assert totals[account.name] <= account.policy.epsilon * PER_EPSILON
 
 
