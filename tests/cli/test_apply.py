@@ -383,7 +383,9 @@ def policies(draw: st.DrawFn) -> odo.Policy:
         slack = draw(st.none() | st.just("0.1"))
         if size == "none":
             return odo.Policy(None, delta, slack=slack)
-        return odo.Policy(**{size: draw(st.sampled_from(["0.5", "1/3"]))}, delta=delta, slack=slack)
+        value = draw(st.sampled_from(["0.5", "1/3"]))
+        rho, mu = (value, None) if size == "rho" else (None, value)
+        return odo.Policy(rho=rho, mu=mu, delta=delta, slack=slack)
     epsilon, unit = draw(numbers(5)), draw(UNITS)
     if draw(st.booleans()):
         return odo.Policy(epsilon, draw(st.sampled_from(["0", "1e-9"])), filter="basic", privacy_unit=unit)
