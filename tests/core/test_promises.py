@@ -390,7 +390,7 @@ def test_deltas_beyond_those_set_aside_are_refused_without_a_limit() -> None:
     assert account.how_many(ProbDP(0.1, 1e-9)) == 20
     for _ in range(20):
         account.spend(ProbDP(0.1, 1e-9))
-    with pytest.raises(BudgetExceeded, match=r"delta 2\.1e-08 of 2e-08"):
+    with pytest.raises(BudgetExceeded, match="needs a delta of 1e-09, and 0 is left for steps"):
         account.spend(ProbDP(0.1, 1e-9))
     assert math.isfinite(account.reading().loss)
     account.spend(PureDP(1))
@@ -402,7 +402,7 @@ def test_a_step_that_would_leave_no_reading_is_refused_and_the_first_says_so() -
     assert receipt.notes == (
         "this request has no price under the odometer's part for Rényi curves, which no longer counts",
     )
-    with pytest.raises(BudgetExceeded, match="reads it and every step before it, and there is none"):
+    with pytest.raises(BudgetExceeded, match=r"no part of the odometer reads .* and every step before it"):
         account.spend(RDP((2, 300), (0.1, 1)))
     assert math.isfinite(account.reading().loss)
     # Negative control: without the alternatives it would be admitted, and nothing could be read any more.
