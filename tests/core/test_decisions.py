@@ -65,8 +65,9 @@ def test_an_admission_says_what_is_left_on_the_meters_that_still_count() -> None
 
 
 TOO_MUCH = (0, 6 * 10**14, 1, 4 * 10**14)
-BOTH = "50% of the budget is left; PureDP(0.25) needs 60%"  # by epsilon, which comes nearer to it than the paper's
 PAPER = "60% of the budget is left; PureDP(0.25) needs 80%"
+BOTH = PAPER  # which has more room than epsilon
+NEARER = "50% of the budget is left; PureDP(0.25) needs 60%"  # by epsilon, where the paper's filter is far away
 NO_MORE = "No request of this kind fits any more"
 NO_SIZE = "A curve has no single size, so no smaller one is offered"
 ALL_SPENT = "none of the budget is left"
@@ -82,6 +83,7 @@ REFUSALS: list[tuple[Decision, str]] = [
         said(TOO_MUCH, request=RDP((2,), (1,))),
         f"refused: {BOTH.replace('PureDP(0.25)', str(RDP((2,), (1,))))}. {NO_SIZE}",
     ),
+    (said((0, 6 * 10**14, 1, 10**15)), f"refused: {NEARER}. {NO_MORE}"),
     (said((0, None, 1, 4 * 10**14)), f"refused: {PAPER}. {NO_MORE}"),
     (said((0, None, 1, None)), f"refused: PureDP(0.25) has no price on what still counts of the policy. {NO_MORE}"),
     (said(TOO_MUCH, HALF_SPENT._replace(unpriced=(0, 1, 0, 0))), f"refused: {PAPER}. {NO_MORE}"),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision", "Price", "Totals", "decide"]
 
+_MUCH = 2  # times nearer: then a refusal is told by that alternative
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -224,13 +226,26 @@ class Decision(NamedTuple):
 
 
 def _budget_shortage(request: str, needs: Sequence[tuple[Fraction, Fraction]], *, none_left: bool) -> str:
-    """Return what is left and what a request needs, by the alternative that comes nearest to admitting it."""
+    """Return what is left and what a request needs, by one alternative that has a price for it.
+
+    By the one with most room, as in what an account says of itself; but not where another comes much nearer to
+    admitting the request, since the offer is then one that fits there.
+    """
     if none_left:
         return _left(Fraction(0))
     if not needs:
         return f"{request} has no price on what still counts of the policy"
-    part, need = min([(part, need) for part, need in needs if part < 1] or needs, key=sum)
+    part, need = roomiest = min(needs)
+    if part < 1:
+        nearest = min([one for one in needs if one[0] < 1], key=_excess)
+        part, need = nearest if _MUCH * _excess(nearest) < _excess(roomiest) else roomiest
     return f"{_left(1 - part)}; {request} needs {_percent(need, ROUND_CEILING)}"
+
+
+def _excess(one: tuple[Fraction, Fraction]) -> Fraction:
+    """Return how many times what is left a request needs."""
+    part, need = one
+    return need / (1 - part)
 
 
 def _left(part: Fraction) -> str:
