@@ -280,7 +280,9 @@ class Interaction:
         self._check_usable()
         mechanism = self._mechanism
         found = inspect.getattr_static(mechanism, name, None)
-        if found is None and not hasattr(type(mechanism), "__getattr__"):
+        # What Python shows of a partial or a generator (its arguments, its frame) is the data, and no answer.
+        is_shown = isinstance(mechanism, functools.partial | Generator) and not callable(found)
+        if is_shown or (found is None and not hasattr(type(mechanism), "__getattr__")):
             raise AttributeError(f"{self._charge.name} has no attribute {name!r}")
         if not callable(found):
             return self._ask(lambda: getattr(mechanism, name))  # it may be computed from the data
@@ -376,6 +378,8 @@ class Interaction:
     def _release(self, answer: object) -> object:
         """Return an answer; one that can be asked further, as an interaction under the same charge."""
         charge = self._charge
+        if answer is self._mechanism:  # a method that returns its object, so that calls can be chained
+            return self
         if _can_be_asked(answer):
             return Interaction(charge, charge.compute(_started, charge.name, lambda: answer, (), {}), self)
         if unfinished := _unfinished(answer):

@@ -23,6 +23,10 @@ MORE_DIGITS_THAN_A_FLOAT = "0.05000000000000000001"
 THREE = odo.parallel([odo.PureDP(0.01)] * 3)
 
 
+def nested(depth: int) -> str:
+    return '{"form": 1, "kind": "interactive", "cost": ' * depth + "0" + "}" * depth
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -126,6 +130,8 @@ def test_every_kind_of_cost_is_read_exactly(cost: list[str], guarantee: odo.Guar
         (["--discrete-gaussian", "25,2", "--sensitivity", "3"], "with one number (got --discrete-gaussian 25,2)"),
         (["--discrete-gaussian", "25,2,1.5"], "dimension must be an integer from 1"),
         (["--json-cost", "{"], "--json-cost must be JSON"),
+        (["--json-cost", nested(500)], "must not be nested"),
+        (["--json-cost", nested(3000)], "must not be nested"),
         (["--json-cost", "{}"], "a guarantee must be a document of form 1"),
         (["--cost", "census=pure:0.1"], "--cost names its account"),
         (["--nonsense"], "No such option"),

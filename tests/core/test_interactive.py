@@ -162,6 +162,29 @@ def test_a_registered_kind_is_interactive_by_what_it_implies(noisy: type[Noisy])
         compiled.price(Interactive(noisy("0.001", "1e-9")))
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class NoisyZCDP(ZCDP):
+    """A kind of a user that is zCDP itself: filters take it by its class, and by what it implies."""
+
+    kind: ClassVar[str] = "noisy_zcdp"
+    size: ClassVar[str] = ""
+
+    def implies(self) -> tuple[Guarantee, ...]:
+        return (ZCDP(self.rho, self.delta),)
+
+
+@pytest.mark.parametrize("kind", ["zcdp", "renyi"])
+def test_a_registered_subclass_is_refused_as_what_it_is(kind: str) -> None:
+    register(NoisyZCDP)
+    try:
+        compiled = compiled_with(kind)
+        assert compiled.price(Interactive(NoisyZCDP("0.001"))) == compiled.price(Interactive(ZCDP("0.001")))
+        with pytest.raises(UnprovenComposition, match="are not known to compose"):
+            compiled.price(Interactive(NoisyZCDP("0.001", "1e-9")))
+    finally:
+        unregister("noisy_zcdp")
+
+
 @pytest.mark.parametrize("cost", [*WITH_PAIR, *BY_MOMENTS, Parallel((PureDP(1), GDP(2)))], ids=lambda cost: cost.kind)
 def test_it_is_written_read_printed_and_compared(cost: Guarantee) -> None:
     whole = Interactive(cost)
@@ -190,6 +213,18 @@ def test_the_largest_one_is_admitted_and_a_little_more_is_not(cost: Guarantee) -
     more = offer.cost.resize(Fraction(str(getattr(offer.cost, cost.size))) * Fraction("1.000001"))
     assert how_many(state, offer) >= 3
     assert how_many(state, Interactive(more)) < 3
+
+
+@pytest.mark.parametrize("sigma", ["0.2", "0.31", "0.4"])
+def test_what_a_refusal_offers_is_admitted_as_it_is_printed(sigma: str) -> None:
+    account = odo.Accountant(Policy(3, 1e-6, filter="zcdp"))
+    asked = Interactive(DiscreteGaussian(sigma, "1/3"))  # a third has no decimal, and is printed a little larger
+    offer = account.decide(asked).largest
+    assert offer is not None
+    printed = offer.brief(offered=True)
+    assert printed in str(account.decide(asked))
+    assert account.decide(eval(printed, vars(odo.guarantees)))  # noqa: S307  our own text
+    assert Interactive(PureDP("0.123456")).brief() == "Interactive(PureDP(0.1235))"
 
 
 def test_a_note_says_that_an_alternative_ends() -> None:

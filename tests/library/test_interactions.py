@@ -194,6 +194,33 @@ def test_an_object_is_asked_through_its_methods() -> None:
             ask()
 
 
+def test_a_method_that_returns_its_object_does_not_release_it() -> None:
+    class Chained(Counter):
+        def again(self) -> Chained:
+            return self
+
+    account = opened()
+    with account.interact(Chained, 5, cost=TENTH) as q:
+        chained = q.again().again()
+        assert chained is q
+        assert chained.add(1) == 6
+    with pytest.raises(AccountClosed):
+        chained.add(1)
+
+
+def test_what_python_shows_of_a_partial_or_a_generator_is_no_answer() -> None:
+    account = opened()
+    with account.interact(lambda: functools.partial(pow, 3), cost=TENTH) as q:
+        for name in ("args", "func", "keywords"):
+            assert not hasattr(q, name)
+        assert account.pending  # nothing was asked
+        assert q(2) == 9
+    with account.interact(Counter(3).pieces, cost=TENTH) as q:
+        for name in ("gi_frame", "gi_code", "gi_yieldfrom"):
+            assert not hasattr(q, name)
+        assert q() == 0
+
+
 def test_an_answer_that_can_be_asked_is_under_the_same_charge() -> None:
     account = opened()
     with account.interact(Counter, 2, cost=TENTH) as q:

@@ -337,10 +337,11 @@ class CostOptions(_Options):
 def guarantee_from_json(text: str) -> Guarantee:
     """Read a guarantee as its `to_dict` writes it."""
     try:
-        form = json.loads(text, parse_float=str)  # a float would lose digits
-    except ValueError as problem:
+        return guarantee_from_dict(json.loads(text, parse_float=str))  # a float would lose digits
+    except json.JSONDecodeError as problem:
         raise InvalidArgument(f"--json-cost must be JSON (got {text!r}): {problem}") from problem
-    return guarantee_from_dict(form)
+    except RecursionError as problem:
+        raise InvalidArgument(f"--json-cost must not be nested that deeply (got {text!r:.120})") from problem
 
 
 def _flag(name: str) -> str:

@@ -518,6 +518,10 @@ class Interactive(Guarantee):
         """Read the cost."""
         return cls(guarantee_from_dict(fields["cost"]))
 
+    def brief(self, *, offered: bool = False) -> str:
+        """Return the cost in brief."""
+        return f"Interactive({self.cost.brief(offered=offered)})"
+
     def __str__(self) -> str:
         return f"Interactive({self.cost})"
 

@@ -690,10 +690,10 @@ class Compiled:
             return self._price_parallel(guarantee, interactive=interactive)
         if not isinstance(guarantee, Guarantee):
             raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got {guarantee!r})")
+        if interactive:
+            _refuse_approximate_moments(guarantee)  # also of a registered subclass, whatever it implies
         if implied := guarantee.implies():
             return self._price_implied(guarantee, implied, interactive=interactive)
-        if interactive:
-            _refuse_approximate_moments(guarantee)
         policy = self.policy
         if not self._accepts(guarantee, interactive=interactive):
             raise UnprovenComposition(_advice(policy, Interactive(guarantee) if interactive else guarantee))
