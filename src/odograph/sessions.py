@@ -382,7 +382,7 @@ class Interaction:
             return self
         if _can_be_asked(answer):
             return Interaction(charge, charge.compute(_started, charge.name, lambda: answer, (), {}), self)
-        if unfinished := _unfinished(answer):
+        if unfinished := _unfinished(answer, askable=True):
             raise UnprovenComposition(
                 f"{charge.name} answered with something that answers later ({unfinished}); it is not released. Return"
                 " the finished answer, or one thing that can be asked"
@@ -417,7 +417,10 @@ def interact(  # noqa: PLR0913  the arguments of `Account.interact`
     _check_arguments(start, args, kwargs)
     charge = _Charge(account, begin(account, guarantee, key, _label(note or name, trusted)), guarantee, name)
     try:
-        return Interaction(charge, charge.compute(_started, name, start, args, kwargs))
+        opened = charge.compute(_started, name, start, args, kwargs)
+        if isinstance(opened, Session) and not trust_cost:
+            _check_promise(account, opened.account, guarantee)
+        return Interaction(charge, opened)
     except BaseException as problem:
         problem.add_note(_stays_charged(account, charge.reservation, guarantee, f"before {name} raised", _again(key)))
         charge.settle()
@@ -436,6 +439,17 @@ def _started(name: str, start: Callable[..., Any], args: tuple[Any, ...], kwargs
             " released. Return a function, a generator or an object with methods, or use run for a one-shot answer"
         )
     return guarded(made)
+
+
+def _check_promise(account: Account, inner: Account, cost: Guarantee) -> None:
+    """Raise unless an account that was opened as a mechanism promises no more than was charged for it."""
+    promised = inner.policy.guarantee
+    if promised is None or not _covers(account, cost, Interactive(promised)):
+        least = "an account with a limit" if promised is None else f"cost={promised!r} or more"
+        raise InvalidGuarantee(
+            f"cost must cover what the account promises that was opened, {inner.policy.target} (got {cost}); it was"
+            f" charged and the account is not released. Pass {least}, or trust_cost=True if you know better"
+        )
 
 
 def _refuse_not_interactive(mechanism: object, guarantee: Guarantee, name: str) -> None:
@@ -675,9 +689,12 @@ def _bound(
         ) from problem
 
 
-def _unfinished(answer: object) -> str:
-    """Return the kind of the first thing in an answer that would go on answering; empty if there is none."""
-    if isinstance(answer, _LAZY) or is_interactive(answer):
+def _unfinished(answer: object, *, askable: bool = False) -> str:
+    """Return the kind of the first thing in an answer that would go on answering; empty if there is none.
+
+    With `askable`, functions too: those of a mechanism that is open.
+    """
+    if isinstance(answer, _LAZY) or is_interactive(answer) or (askable and _can_be_asked(answer)):
         if isinstance(answer, Coroutine):
             answer.close()  # or Python would warn that it was never awaited
         return type(answer).__name__
@@ -687,7 +704,7 @@ def _unfinished(answer: object) -> str:
     # One of each type is enough to look at, but for types that hold others: a million numbers have one type.
     some = {type(part): part for part in parts if not isinstance(part, _HOLDERS)}
     some_or_held = [*some.values(), *(part for part in parts if isinstance(part, _HOLDERS))]
-    return next(filter(None, map(_unfinished, some_or_held)), "")
+    return next(filter(None, (_unfinished(part, askable=askable) for part in some_or_held)), "")
 
 
 def _covers(account: Account | None, given: Guarantee, own: Guarantee) -> bool:

@@ -22,9 +22,12 @@ from charge_history import charges
 
 import odograph as odo
 from odograph import (
+    GDP,
+    ZCDP,
     Accountant,
     ApproxDP,
     BudgetExceeded,
+    Guarantee,
     IdempotencyConflict,
     Policy,
     PureDP,
@@ -610,3 +613,59 @@ def test_a_reading_counts_it_from_its_charge_on() -> None:
         q(1)
         assert account.reading().loss == loss
     assert account.reading().loss == loss
+
+
+@pytest.mark.parametrize(
+    ("inner", "cost", "fits"),
+    [
+        (Policy(1, "1e-8", filter="zcdp"), ApproxDP("1", "1e-8"), True),
+        (Policy(1, "1e-8", filter="zcdp"), ApproxDP("2", "2e-8"), True),
+        (Policy(1, "1e-8", filter="zcdp"), PureDP("1"), False),
+        (Policy(1, "1e-8", filter="zcdp"), ApproxDP("0.9", "1e-8"), False),
+        (Policy(1, 0, filter="basic"), PureDP(1), True),
+        (Policy(1, 0, filter="basic"), PureDP("0.5"), False),
+        (Policy(rho="0.01"), ZCDP("0.01"), True),
+        (Policy(rho="0.01"), ZCDP("0.009"), False),
+        (Policy(mu="0.1"), GDP("0.1"), True),
+        (Policy(mu="0.1"), GDP("0.09"), False),
+        (Policy(None, 1e-6), PureDP(1), False),
+    ],
+    ids=str,
+)
+def test_an_account_as_a_mechanism_promises_no_more_than_is_charged(
+    inner: Policy,
+    cost: Guarantee,
+    fits: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
+    account = Accountant(Policy(5, 1e-6, filter={"zcdp": 1}, delta_steps=1e-7))
+    if fits:
+        with account.interact(Accountant, inner, cost=cost) as opened:
+            assert opened.run(lambda: 42, cost=PureDP("0.001")) == 42
+        return
+    with pytest.raises(InvalidGuarantee, match="cost must cover what the account promises"):
+        account.interact(Accountant, inner, cost=cost)
+    assert account.totals.steps == 1  # charged, and not released
+    with account.interact(Accountant, inner, cost=cost, trust_cost=True) as opened:
+        assert opened.run(lambda: 42, cost=PureDP("0.001")) == 42
+
+
+class Telling:
+    """A mechanism that answers with what it is asked by."""
+
+    def ask(self) -> int:
+        return 1
+
+    def listed(self) -> object:
+        return [self.ask]
+
+    def named(self) -> object:
+        return {"ask": {"again": self.ask}}
+
+
+@pytest.mark.parametrize("way", ["listed", "named"])
+def test_what_answers_is_not_released_inside_an_answer(way: str) -> None:
+    account = Accountant(Policy(1, 1e-6, filter="zcdp"))
+    with account.interact(Telling, cost=PureDP(0.1)) as q:
+        assert q.ask() == 1
+        with pytest.raises(UnprovenComposition, match="answers later"):
+            getattr(q, way)()

@@ -59,7 +59,7 @@ POLICIES: Final[list[Any]] = [
     odo.Policy(1, 1e-6).to_dict(),
     {"rho": "1/2"},
     {"mu": 1, "delta": 1e-6},
-    {"epsilon": None, "delta": "1e-6", "slack": 0.1},
+    {"epsilon": "none", "delta": "1e-6", "slack": 0.1},
     odo.Policy(mu=1).to_dict(),
     odo.Policy(None, 1e-6).to_dict(),
     {"epsilon": None, "delta": 1e-6, "filter": [{"kind": "zcdp-total"}]},
@@ -97,6 +97,14 @@ BODIES: Final[dict[type, list[Any]]] = {
     ],
 }
 SEER: Final = Caller("ana", Role.OWNER, "0" * 12, None)
+
+
+def test_an_epsilon_that_is_missing_opens_no_account_without_a_limit() -> None:
+    for form in ({"epsilon": None}, {"epsilon": None, "rho": None, "mu": None}, {}):
+        with pytest.raises(odo.errors.InvalidPolicy, match="must have one promise"):
+            accounts.policy_of(msgspec.convert({"delta": "1e-6"} | form, schemas.PolicyForm))
+    said = msgspec.convert({"epsilon": "none", "delta": "1e-6"}, schemas.PolicyForm)
+    assert accounts.policy_of(said) == odo.Policy(None, "1e-6")
 
 
 def check_ours(read: Callable[[], object]) -> None:

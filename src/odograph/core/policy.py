@@ -52,6 +52,7 @@ from odograph.core.fixed_point import (
 )
 from odograph.core.gate import Price, Totals
 from odograph.core.guarantees import (
+    GDP,
     RDP,
     REGISTRY,
     ZCDP,
@@ -271,6 +272,18 @@ class Policy:
     def is_basic(self) -> bool:
         """Whether basic composition alone keeps the promise."""
         return isinstance(self.filters[0][0], Basic)
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What the whole run is promised to be; None without a limit, and for a mu that holds but for a delta."""
+        total = self.total
+        if isinstance(total, ZcdpTotal):
+            return ZCDP(total.rho, self.delta)
+        if isinstance(total, GdpTotal):
+            return None if self.delta else GDP(total.mu)
+        if self.epsilon is None:
+            return None
+        return ApproxDP(self.epsilon, self.delta) if self.delta else PureDP(self.epsilon)
 
     @property
     def menu(self) -> tuple[MenuItem, ...]:

@@ -240,7 +240,7 @@ class FilterForm(Struct, forbid_unknown_fields=True):
 class PolicyForm(Struct, forbid_unknown_fields=True):
     """A policy. The defaults are those of the library.
 
-    It promises one of epsilon (with delta), rho and mu; an epsilon of null promises no limit, only readings.
+    It promises one of epsilon (with delta), rho and mu; an epsilon of "none" promises no limit, only readings.
     """
 
     epsilon: Number | UnsetType | None = UNSET

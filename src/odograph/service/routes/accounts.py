@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import EllipsisType
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct, UnsetType
 
 from odograph.core.filters import FILTERS, TOTALS, Filter
+from odograph.core.fixed_point import Numeric
 from odograph.core.guarantees import SIZED
 from odograph.core.mechanisms import NOISES
 from odograph.core.odometers import odometer_from_dict
@@ -115,11 +117,21 @@ def _filter_of(form: schemas.FilterForm) -> str | Filter:
     return cls(**options)
 
 
+def _epsilon_of(form: schemas.PolicyForm) -> Numeric | EllipsisType | None:
+    """Return the epsilon of a request: none if it says so, or is a stored policy without one."""
+    if form.epsilon == "none":
+        return None
+    # A null alone is a setting that is missing, and must not open an account without a limit.
+    if isinstance(form.epsilon, UnsetType) or (form.epsilon is None and form.filter is None):
+        return ...
+    return form.epsilon
+
+
 def policy_of(form: schemas.PolicyForm) -> Policy:
     """Return the policy of a request, with the defaults of the library."""
     odometer = odometer_from_dict(form.odometer) if isinstance(form.odometer, dict) else form.odometer
     return Policy(
-        ... if form.epsilon is UNSET else form.epsilon,
+        _epsilon_of(form),
         form.delta,
         rho=form.rho,
         mu=form.mu,
