@@ -390,3 +390,14 @@ def test_a_renyi_odometer_whose_moments_were_not_counted_reads_nothing() -> None
     other = compiled.reading(totals, RenyiOdometer((2.0,), (1.0,)))
     assert (other.loss, other.covered) == (math.inf, False)
     assert math.isfinite(compiled.reading(totals).loss)
+
+
+def test_a_reading_says_with_which_probability_it_holds_or_that_it_allows_no_claim() -> None:
+    def statement(delta: float) -> str:
+        return Reading(0.5, delta, Mixture(1.0), covered=True).statement
+
+    assert "with probability at least 1 - 1e-06 " in statement(1e-6)
+    assert "surely" in statement(0.0)
+    assert "1 - 0" not in statement(0.0)
+    for delta in (1.0, 1.998, 5e8):
+        assert statement(delta).startswith("It allows no claim")

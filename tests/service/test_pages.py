@@ -61,17 +61,18 @@ def told(words: str, *values: object) -> bool:
 def test_the_overview_and_its_json_representation_name_the_same_accounts(
     service: ServiceThread, remote: Ledger
 ) -> None:
-    for name, spent in (("full", "1"), ("half", "0.5"), ("gone", "0.1")):
+    for name, spent in (("full", "1"), ("most", "0.95"), ("half", "0.5"), ("gone", "0.1")):
         remote.open_account(name, PLAIN).spend(odo.PureDP(spent))
     remote.account("gone").close()
     words, as_json = page_and_json(visitor_of(service), "/")
     assert {group: [row["name"] for row in rows] for group, rows in as_json.items()} == {
-        "near": ["full"],
+        "near": ["most"],
+        "used up": ["full"],
         "open": ["half"],
         "closed": ["gone"],
     }
-    assert words.index("full") < words.index("half") < words.index("gone")
-    assert told(words, "3 accounts", "1 near the limit", "1 closed", "100%", "50%", "10%")
+    assert words.index("most") < words.index("half") < words.index("full") < words.index("gone")
+    assert told(words, "4 accounts", "1 near the limit", "1 used up", "1 closed", "100%", "95%", "50%", "10%")
     assert as_json["open"][0]["spent"] == 0.5
     assert not told(words, "25%")
 

@@ -73,6 +73,11 @@ _STATEMENT: Final = (
     "For each fixed pair of neighbors, with probability at least 1 - {delta:.3g} the realized privacy loss is at "
     "most this at all times at once; it does not make the run ({loss:.3g}, {delta:.3g})-DP."
 )
+_SURE_STATEMENT: Final = (
+    "For each fixed pair of neighbors the realized privacy loss is at most this, surely and at all times; it does not"
+    " make the run {loss:.3g}-DP, because with other answers it could have become larger."
+)
+_NO_STATEMENT: Final = "It allows no claim: with the policy's slack and delta it may fail with any probability."
 _EARLIEST: Final = 400.0  # of the default odometer: how much earlier than the filter's stop it is still tight
 _EARLY_LINES: Final = 8
 _ORDERS_AROUND: Final = (1.0, 2.0, 4.0)  # each is a meter in every entry
@@ -122,7 +127,9 @@ class Reading:
             return self.note
         if self.loss == 0.0:
             return "Nothing was lost so far."
-        sentence = _STATEMENT.format(loss=self.loss, delta=self.delta)
+        if self.delta >= 1.0:
+            return _NO_STATEMENT
+        sentence = (_STATEMENT if self.delta else _SURE_STATEMENT).format(loss=self.loss, delta=self.delta)
         return f"{sentence} {self.note}" if self.note else sentence
 
     def to_dict(self) -> dict[str, Any]:

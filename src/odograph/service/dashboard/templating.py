@@ -29,6 +29,7 @@ __all__ = [
     "HEADERS",
     "NEAR_LIMIT",
     "STATIC_FILES",
+    "USED_UP",
     "Page",
     "StaticFile",
     "fragment_response",
@@ -53,6 +54,7 @@ HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 
+USED_UP: Final = 0.9995  # the spent part of a budget from which hardly anything fits
 NEAR_LIMIT: Final = 0.9  # the spent part of a budget from which an account is shown as near its limit
 _LOW: Final = 0.75  # the spent part from which a gauge changes its color
 # The number of digits is bounded: a number longer than a line must be allowed to break.

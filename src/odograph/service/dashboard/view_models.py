@@ -44,7 +44,7 @@ from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.service import visibility
 from odograph.service.auth import Caller, new_secret
 from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label
-from odograph.service.dashboard.templating import NEAR_LIMIT, Page, render_fragment
+from odograph.service.dashboard.templating import NEAR_LIMIT, USED_UP, Page, render_fragment
 from odograph.service.openapi import describe, describe_operations, describe_types
 from odograph.service.problems import problem_of
 from odograph.service.routes import ROUTES
@@ -103,14 +103,17 @@ def _checkpoint(last_entries: Mapping[str, tuple[int, str]]) -> str:
 def overview_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
     """Return the accounts that the caller sees: first those near their limit, last those that are closed."""
     rows = visibility.visible_rows(ledger, caller)
-    near = sorted((row for row in rows if row.spent >= NEAR_LIMIT and not row.closed), key=lambda row: -row.spent)
-    groups = {
-        "near": near,
-        "open": [row for row in rows if row.spent < NEAR_LIMIT and not row.closed],
-        "closed": [row for row in rows if row.closed],
-    }
+    groups: dict[str, list[AccountRow]] = {"near": [], "used up": [], "open": [], "closed": []}
+    for row in rows:
+        groups["closed" if row.closed else _room(row)].append(row)
+    groups["near"].sort(key=lambda row: -row.spent)
     context = {"groups": groups, "count": len(rows), "wanted": query.get("q", "")[:_MAX_INPUT]}
     return Page("overview.html", "Accounts", groups, context)
+
+
+def _room(row: AccountRow) -> str:
+    """Return whether a budget is used up, near its limit, or open to more."""
+    return "used up" if row.spent >= USED_UP else "near" if row.spent >= NEAR_LIMIT else "open"
 
 
 # One account
@@ -149,7 +152,7 @@ def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Pag
         "verbs": _VERBS,
         "citations": citations,
         "query": {field: query.get(field, "")[:_MAX_INPUT] for field in ("verb", "principal", "text", "before")},
-        "near": row.spent >= NEAR_LIMIT and not row.closed,
+        "room": _room(row),
         "max_entries": MAX_ENTRIES,
         **plan_context(account.policy, name, plan, query),
     }
