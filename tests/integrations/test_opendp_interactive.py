@@ -372,8 +372,18 @@ def test_the_unit_of_a_context_is_what_the_policy_protects() -> None:
     with pytest.raises(odo.UnprovenComposition, match="cannot express that a record is added"):
         odo_opendp.context(account, data=DATA, privacy_unit=dp.unit_of(changes=1), domain=ROWS[0])
     replacing = account_of(neighbors="replace-one")
-    with pytest.raises(InvalidArgument, match="at least one neighbor"):
-        odo_opendp.context(replacing, data=DATA, privacy_unit=ONE, domain=ROWS[0])
+    for count in (1, 2, 3):  # a person's k records are replaced: 2k records differ
+        with pytest.raises(InvalidArgument, match="must count changed records"):
+            odo_opendp.context(replacing, data=DATA, privacy_unit=dp.unit_of(contributions=count), domain=ROWS[0])
+        with pytest.raises(InvalidArgument, match="must count changed records"):
+            odo_opendp.context(
+                replacing,
+                data=DATA,
+                privacy_unit=dp.unit_of(contributions=count, ordered=True),
+                privacy_loss=dp.loss_of(epsilon=0.5),
+                domain=ROWS[0],
+            )
+    assert not charges(replacing)
     sized = dp.vector_domain(dp.atom_domain(T=int), size=3)
     with pytest.raises(odo.UnprovenComposition, match="number of records is public"):
         odo_opendp.context(account, data=DATA, privacy_unit=ONE, domain=sized)

@@ -588,6 +588,7 @@ def context(
     `settings` are those of `dp.Context.compositor`: `domain`, `margins`, and how to split a loss.
     """
     check_account(account, "a context")
+    _check_unit(privacy_unit, account.policy.neighbors)
     if privacy_loss is None:
         if given := sorted(name for name in settings if name.startswith("split_")):
             raise InvalidArgument(f"{given[0]} divides a privacy_loss, which must be given too (got none)")
@@ -605,6 +606,18 @@ def context(
     cost = cost_of(made.accountant, neighbors=neighbors, d_in=made.d_in)
     made.queryable = guarded(spawned, account.interact(opendp_context, cost=cost))
     return made
+
+
+def _check_unit(privacy_unit: tuple[Any, Any], neighbors: str) -> None:
+    """Raise if the unit counts added or removed records where neighbors replace them: twice as many differ then."""
+    metric = str(privacy_unit[0])
+    counts_added = any(name in metric for name, known in _DATASETS.items() if known is _ADDED)
+    if neighbors == "replace-one" and counts_added:
+        raise InvalidArgument(
+            "privacy_unit must count changed records where the policy's neighbors are 'replace-one', as in"
+            f" dp.unit_of(changes={privacy_unit[1]!r}) (got contributions, in {metric}); or make a policy with"
+            " neighbors='add-remove'"
+        )
 
 
 class AccountContext:
