@@ -211,11 +211,14 @@ class Session:
 class _Charge:
     """What the handles of one interactive mechanism share: its charge, and the lock under which it answers."""
 
-    def __init__(self, account: Account, reservation: Reservation, cost: Guarantee, name: str) -> None:
+    def __init__(
+        self, account: Account, reservation: Reservation, cost: Guarantee, name: str, *, trusted: bool
+    ) -> None:
         self.account = account
         self.reservation = reservation
         self.cost = cost
         self.name = name  # of the mechanism
+        self.trusted = trusted  # whether the cost is not compared with what an opened account promises
         self.lock = threading.RLock()
         self.process = os.getpid()
         self.stands = reservation.receipt.verb != "reserve"  # a principal that may not commit spends at once
@@ -381,7 +384,7 @@ class Interaction:
         if answer is self._mechanism:  # a method that returns its object, so that calls can be chained
             return self
         if _can_be_asked(answer):
-            return Interaction(charge, charge.compute(_started, charge.name, lambda: answer, (), {}), self)
+            return Interaction(charge, _started(charge, lambda: answer, (), {}), self)
         if unfinished := _unfinished(answer, askable=True):
             raise UnprovenComposition(
                 f"{charge.name} answered with something that answers later ({unfinished}); it is not released. Return"
@@ -415,28 +418,30 @@ def interact(  # noqa: PLR0913  the arguments of `Account.interact`
     _refuse_not_interactive(mechanism, guarantee, name)
     start = (lambda: mechanism) if _answers_itself(mechanism) else mechanism
     _check_arguments(start, args, kwargs)
-    charge = _Charge(account, begin(account, guarantee, key, _label(note or name, trusted)), guarantee, name)
+    reservation = begin(account, guarantee, key, _label(note or name, trusted))
+    charge = _Charge(account, reservation, guarantee, name, trusted=trust_cost)
     try:
-        opened = charge.compute(_started, name, start, args, kwargs)
-        if isinstance(opened, Session) and not trust_cost:
-            _check_promise(account, opened.account, guarantee)
-        return Interaction(charge, opened)
+        return Interaction(charge, _started(charge, start, args, kwargs))
     except BaseException as problem:
         problem.add_note(_stays_charged(account, charge.reservation, guarantee, f"before {name} raised", _again(key)))
         charge.settle()
         raise
 
 
-def _started(name: str, start: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _started(charge: _Charge, start: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """Start a mechanism and return what answers its queries: an account answers through a session."""
-    made = start(*args, **kwargs)
+    made = charge.compute(lambda: start(*args, **kwargs))
     if _is_account(made):
-        return Session(made).__enter__()
+        opened = charge.compute(Session(made).__enter__)  # raises if others can see it
+        if not charge.trusted:
+            _check_promise(charge.account, made, charge.cost)
+        return opened
     if made is None or isinstance(made, (*_PLAIN, *_ASYNCHRONOUS)):
         _unfinished(made)  # closes a coroutine
         raise UnprovenComposition(
-            f"{name} returned something that answers no queries (a {type(made).__name__}); it was charged and is not"
-            " released. Return a function, a generator or an object with methods, or use run for a one-shot answer"
+            f"{charge.name} returned something that answers no queries (a {type(made).__name__}); it was charged and"
+            " is not released. Return a function, a generator or an object with methods, or use run for a one-shot"
+            " answer"
         )
     return guarded(made)
 
@@ -447,8 +452,8 @@ def _check_promise(account: Account, inner: Account, cost: Guarantee) -> None:
     if promised is None or not _covers(account, cost, Interactive(promised)):
         least = "an account with a limit" if promised is None else f"cost={promised!r} or more"
         raise InvalidGuarantee(
-            f"cost must cover what the account promises that was opened, {inner.policy.target} (got {cost}); it was"
-            f" charged and the account is not released. Pass {least}, or trust_cost=True if you know better"
+            f"cost must cover what the account that was opened promises, {inner.policy.target} (got {cost}); it was"
+            f" charged, and the account is not released. Pass {least}, or trust_cost=True if you know better"
         )
 
 

@@ -337,3 +337,11 @@ def test_curves_of_different_orders_are_not_composed_at_the_larger_one() -> None
             assert (b is None) == (meter.order > 1000)
             # Only (a-1) D_a is known at 1000: at a lower order the chord from (1, 0) has the slope of the last value.
             assert b is None or b == 10**13
+
+
+@given(st.floats(1e-9, 1e3), st.floats(0, 0.9e-9))
+def test_a_cost_in_brief_is_rounded_up_but_for_the_last_digits_of_a_library(size: float, more: float) -> None:
+    shown = Fraction(odo.PureDP(size).brief().removeprefix("PureDP(").removesuffix(")"))
+    assert Fraction(repr(size)) * (1 - Fraction(1, 10**9)) <= shown <= Fraction(repr(size)) * Fraction(1001, 1000)
+    short = float(f"{size:.4g}")
+    assert odo.PureDP(short * (1 + more)).brief() == odo.PureDP(short).brief()

@@ -642,11 +642,19 @@ def test_an_account_as_a_mechanism_promises_no_more_than_is_charged(
         with account.interact(Accountant, inner, cost=cost) as opened:
             assert opened.run(lambda: 42, cost=PureDP("0.001")) == 42
         return
-    with pytest.raises(InvalidGuarantee, match="cost must cover what the account promises"):
+    with pytest.raises(InvalidGuarantee, match="cost must cover what the account that was opened promises"):
         account.interact(Accountant, inner, cost=cost)
     assert account.totals.steps == 1  # charged, and not released
     with account.interact(Accountant, inner, cost=cost, trust_cost=True) as opened:
         assert opened.run(lambda: 42, cost=PureDP("0.001")) == 42
+
+
+def test_an_account_that_an_answer_brings_promises_no_more_either() -> None:
+    account = Accountant(Policy(1, 1e-6, filter="zcdp"))
+    with account.interact(lambda: Accountant, cost=PureDP("0.1")) as q:
+        assert q(Policy("0.1", 0, filter="basic")).run(lambda: 42, cost=PureDP("0.1")) == 42
+        with pytest.raises(InvalidGuarantee, match="cost must cover what the account"):
+            q(Policy(None, 1e-6))
 
 
 class Telling:

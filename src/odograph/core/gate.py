@@ -110,12 +110,9 @@ class Decision(NamedTuple):
 
     def standing(self) -> dict[str, dict[str, Any]]:
         """Return what is spent and left, per meter that has a limit, and whether it counts: had no unpriced step."""
+        spent, left, unpriced = self.spent, self.left, self.totals_after.unpriced
         return {
-            m.name: {
-                "spent": self.spent[m.name],
-                "left": self.left[m.name],
-                "counts": not self.totals_after.unpriced[i],
-            }
+            m.name: {"spent": spent[m.name], "left": left[m.name], "counts": not unpriced[i]}
             for i, m in self._with_limit()
         }
 

@@ -62,6 +62,7 @@ _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
 _OFFER_DIGITS: Final = 12  # significant digits of an offered sigma
 _BRIEF_DIGITS: Final = 4  # significant digits of a number for people
+_NEARLY: Final = 1 - Fraction(1, 10**9)
 _LARGEST_RATIO: Final = 10**150  # sensitivity over sigma: its square is a float; there is no privacy long before
 _MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
 MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
@@ -173,8 +174,11 @@ def _show(value: object) -> str:
 
 
 def _brief(value: object) -> str:
-    """Format a value for people: a number by four digits, rounded up."""
-    return _digits(exact_of(value), _BRIEF_DIGITS) if isinstance(value, float | Fraction) else _show(value)
+    """Format a value for people: a number by four digits, rounded up.
+
+    What a library rounds up in its last digits is not shown: its Laplace noise of scale 10 costs 0.1, not 0.1001.
+    """
+    return _digits(exact_of(value) * _NEARLY, _BRIEF_DIGITS) if isinstance(value, float | Fraction) else _show(value)
 
 
 def _digits(value: Fraction, count: int) -> str:
