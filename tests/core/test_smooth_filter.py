@@ -318,3 +318,16 @@ def test_a_refusal_offers_more_discrete_noise() -> None:
 @pytest.mark.parametrize("reserve", sorted(RESERVES))
 def test_a_policy_prints_what_its_reserve_gives(reserve: str) -> None:
     assert f"reserve={reserve!r}: {RESERVES[reserve].gives}" in repr(Policy(*TARGET, reserve=reserve))
+
+
+def orders_of_default(epsilon: int) -> Fraction:
+    order = meter_of(compile_policy(Policy(epsilon, 1e-6))).order
+    assert order is not None
+    return order
+
+
+def test_the_tail_of_the_default_reserve_is_no_longer_than_an_order_of_twenty_needs() -> None:
+    assert orders_of_default(1) > orders_of_default(2) > 20  # a share of the budget
+    assert Fraction(20) < orders_of_default(4) == orders_of_default(8) == orders_of_default(20) < 21
+    noisy = subsampled_gaussian(0.01, 2)
+    assert all(odo.Accountant(Policy(epsilon, 1e-6)).how_many(noisy) > 1000 for epsilon in (4, 8, 20))

@@ -409,6 +409,7 @@ class _Choice(NamedTuple):
     gives: str
     gaussian: Fraction
     tail: Fraction | None = None  # None: no tail, and no price for steps that are known by a Rényi curve alone
+    longest: Fraction | None = None  # mean of a tail, if it ends there: then larger budgets set a smaller share aside
 
     @property
     def has_order(self) -> bool:
@@ -429,6 +430,7 @@ RESERVES: Final[dict[str, _Choice]] = {
         "every kind of small step; pure and Gaussian ones get 92 to 95% of the optimum",
         Fraction(13, 1000),
         Fraction(11, 1000),
+        Fraction(1, 200),  # an order of 20, at which subsampled Gaussians with a noise multiplier of 2 have a price
     ),
     "pure": _Choice(
         "pure, Gaussian and zCDP steps, 93 to 96% of the optimum; no Rényi curves",
@@ -473,7 +475,8 @@ def set_aside(budget: Budget, name: str, values: Sequence[Sequence[float]] = ())
     if choice.tail is None:
         left = max(0, smooth_limit_units(budget.units, units) - started)
         return replace(budget, reserve=Reserve(units, None, left))
-    mean = float(choice.tail * budget.units * budget.quantum)  # 2/(a (a-1)) for the order a
+    share = choice.tail * budget.units * budget.quantum
+    mean = float(share if choice.longest is None else min(share, choice.longest))  # 2/(a (a-1)) for the order a
     order = Fraction(round(0.5 + math.sqrt(0.25 + 2.0 / mean), _ORDER_DIGITS)).limit_denominator(10**_ORDER_DIGITS)
     left = min(smooth_limit_with_order(row, units, order, budget.quantum, budget.delta) for row in values)
     return replace(budget, reserve=Reserve(units, order, max(0, left - started)))
