@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import ssl
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_programs import program
 from service_process import PROGRAM, Service, wait_until
 from service_server import ServiceThread
+from tls_proxy import TlsProxy
 
 import odograph as odo
 from odograph.errors import OdographError
@@ -213,41 +213,18 @@ def test_the_composition_s_command_serves_postgresql(postgres_url: str, tmp_path
 
 
 def test_caddy_serves_the_dashboard_and_the_api_over_tls(tmp_path: Path) -> None:
-    caddy = program("caddy", "caddy")
-    secure, plain = free_port(), free_port()
-    with ServiceThread(f"sqlite:///{tmp_path}/ledger.db", plain_http=True, connections_per_address=0) as service:
-        text = (DEPLOY / "Caddyfile").read_text().replace("odograph:8300", f"127.0.0.1:{service.settings.port}")
-        own = "{\nadmin off\nskip_install_trust\n" + f"http_port {plain}\nhttps_port {secure}\n}}\n"
-        (tmp_path / "Caddyfile").write_text(own + text)
-        homes = {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(  # noqa: S603  our own
-                [caddy, "run", "--config", str(tmp_path / "Caddyfile"), "--adapter", "caddyfile"],
-                env=os.environ | homes | {"ODOGRAPH_HOST": "localhost"},
-                stderr=log,
-            )
-        try:
-            authority = tmp_path / "caddy" / "pki" / "authorities" / "local" / "root.crt"
-            wait_until(authority.exists)
-            trust = ssl.create_default_context(cafile=str(authority))
-            url = f"https://localhost:{secure}"
-
-            def up() -> bool:
-                try:
-                    return httpx.get(f"{url}/readyz", verify=trust).status_code == 200
-                except httpx.TransportError:
-                    return False
-
-            wait_until(up)
-            page = httpx.get(f"{url}/sign-in", verify=trust)
-            assert page.headers["set-cookie"].startswith("__Host-")
-            token = {"Authorization": f"Bearer {service.token()}"}
-            assert httpx.get(f"{url}/v1/accounts", verify=trust, headers=token).status_code == 200
-            answer = httpx.get(f"http://localhost:{plain}/v1/accounts", headers=token)
-            assert answer.status_code == 308  # Control: without TLS nothing is passed on
-        finally:
-            process.terminate()
-            process.wait(20)
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with (
+        ServiceThread(url, plain_http=True, connections_per_address=0) as service,
+        TlsProxy(tmp_path, service.settings.port) as proxy,
+    ):
+        trust = proxy.trust()
+        page = httpx.get(f"{proxy.url}/sign-in", verify=trust)
+        assert page.headers["set-cookie"].startswith("__Host-")
+        token = {"Authorization": f"Bearer {service.token()}"}
+        assert httpx.get(f"{proxy.url}/v1/accounts", verify=trust, headers=token).status_code == 200
+        answer = httpx.get(f"http://localhost:{proxy.plain_port}/v1/accounts", headers=token)
+        assert answer.status_code == 308  # Control: without TLS nothing is passed on
 
 
 # Metrics.

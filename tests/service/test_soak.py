@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from postgres_server import PostgresServer
 from service_process import PROCESS_TIMEOUT, Service, end_process, wait_until
+from tls_proxy import TlsProxy
 
 import odograph as odo
 from odograph.errors import BudgetExceeded, LedgerBusy, LedgerCorrupt, OutcomeUnknown, ServiceUnavailable
@@ -22,6 +24,8 @@ from odograph.ledger.ledger import Ledger
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 SECONDS = 150 if FULL else 6  # on each of the two stores
 CLIENTS = 4
+TLS_SECONDS = 300 if FULL else 6
+READ_EVERY = 5  # requests of a client
 CONTROLS = 10  # kills until a broken store must have been caught
 COST = odo.PureDP(0.001)
 NARROW = 12  # requests that a narrow account admits
@@ -42,8 +46,8 @@ class Analyst:
     What is not answered is asked again under the same key until there is an answer; so at the end it knows them all.
     """
 
-    def __init__(self, service: Service, name: str, verbs: tuple[str, ...]) -> None:
-        self.ledger = odo.connect(service.url, token=service.token(name))
+    def __init__(self, service: Service, name: str, verbs: tuple[str, ...], url: str) -> None:
+        self.ledger = odo.connect(url, token=service.token(name))
         self.name = name
         self.narrow = "narrow-0"  # the account that is running out; changed from outside
         self.charged: dict[str, tuple[dict[str, odo.PureDP], str]] = {}  # by key: what was asked, and the receipt
@@ -78,6 +82,8 @@ class Analyst:
     def _ask(self) -> None:
         """Charge one account or both, and commit or void what was reserved."""
         self._asked += 1
+        if self._asked % READ_EVERY == 0:
+            self._read()
         key = f"{self.name}-{self._asked}"
         names = random.choice(((self.narrow,), (self.narrow,), (WIDE,), (WIDE, self.narrow)))  # noqa: S311
         verb = random.choice(self._verbs)  # noqa: S311  any will do
@@ -98,6 +104,18 @@ class Analyst:
         elif verb == "void":
             self.resolved[insist(lambda: reservation.void("not run")).key] = verb
 
+    def _read(self) -> None:
+        """Ask what changes nothing; what was acknowledged to this client is there."""
+        account = insist(lambda: self.ledger.account(self.narrow))
+        assert insist(lambda: account.decide(COST)).request == COST
+        assert insist(lambda: account.quote([COST, COST])).decisions
+        assert insist(lambda: account.how_many(COST)) <= NARROW
+        if self.charged:
+            costs, receipt = self.charged[next(reversed(self.charged))]
+            name, _, sequence = receipt.partition("#")
+            (entry,) = insist(lambda: self.ledger.account(name).history(int(sequence), 1))
+            assert entry.cost == costs[name]
+
 
 def insist(ask: Callable[[], T]) -> T:
     """Ask until there is an answer."""
@@ -111,13 +129,13 @@ def insist(ask: Callable[[], T]) -> T:
             time.sleep(0.01)
 
 
-def analysts_of(service: Service, verbs: tuple[str, ...] = VERBS) -> list[Analyst]:
-    """Open the first accounts and let the clients begin."""
+def analysts_of(service: Service, verbs: tuple[str, ...] = VERBS, url: str = "") -> list[Analyst]:
+    """Open the first accounts and let the clients begin; `url` is that of a proxy, if there is one."""
     with odo.connect(service.ledger_url) as ledger:
         ledger.open_account("all", policy(10**6))
         ledger.open_account(WIDE, policy(10**6), parent="all")
         ledger.open_account("narrow-0", policy(NARROW), parent="all")
-    analysts = [Analyst(service, f"analyst-{number}", verbs) for number in range(CLIENTS)]
+    analysts = [Analyst(service, f"analyst-{number}", verbs, url or service.url) for number in range(CLIENTS)]
     for analyst in analysts:
         analyst.start()
     return analysts
@@ -133,10 +151,10 @@ def wait_for_a_charge(analysts: list[Analyst]) -> None:
         time.sleep(0.001)
 
 
-def soak(service: Service, strike: Callable[[], None]) -> list[Analyst]:
+def soak(service: Service, strike: Callable[[], None], url: str = "", seconds: float = SECONDS) -> list[Analyst]:
     """Strike the service again and again, opening a new narrow account each time."""
-    analysts, number, end = analysts_of(service), 0, time.monotonic() + SECONDS
-    with odo.connect(service.url, token=service.token()) as owner:
+    analysts, number, end = analysts_of(service, url=url), 0, time.monotonic() + seconds
+    with odo.connect(url or service.url, token=service.token()) as owner:
         while time.monotonic() < end:
             number += 1
             wait_for_a_charge(analysts)
@@ -254,6 +272,39 @@ def test_workers_and_writers_killed_again_and_again_lose_nothing_and_charge_noth
     with odo.connect(postgres_url) as ledger:
         judge(ledger, analysts)
     report("PostgreSQL", struck, analysts)
+
+
+@pytest.mark.long
+def test_kills_of_everything_behind_a_tls_proxy_and_of_the_proxy_lose_nothing_and_charge_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck = Counter[str]()
+    options = ("--workers", "2", "--plain-http", "--connections-per-address", "0")
+    with (
+        PostgresServer() as postgres,
+        Service(postgres.url, tmp_path, *options) as service,
+        TlsProxy(tmp_path, service.port) as proxy,
+    ):
+        monkeypatch.setenv("SSL_CERT_FILE", str(proxy.authority))
+
+        def strike() -> None:
+            found = {"worker": service.workers, "writer": service.writers, "proxy": [], "PostgreSQL": []}
+            what = random.choice([name for name in found if found[name] or name in ("proxy", "PostgreSQL")])  # noqa: S311  any
+            if found[what]:
+                end_process(random.choice(found[what]))  # noqa: S311  any
+            else:
+                server = proxy if what == "proxy" else postgres
+                server.kill()
+                time.sleep(random.uniform(0, 0.2))  # noqa: S311  requests meet a server that is down
+                server.start() if server is proxy else postgres.restart()
+            struck[what] += 1
+
+        analysts = soak(service, strike, proxy.url, TLS_SECONDS)
+        assert proxy.url.startswith("https://")
+        ask_again(service, analysts)
+        with odo.connect(postgres.url) as ledger:
+            judge(ledger, analysts)
+    report("PostgreSQL behind TLS", struck, analysts)
 
 
 def test_a_writer_that_answers_before_its_commit_is_caught(tmp_path: Path) -> None:
