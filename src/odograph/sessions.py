@@ -317,7 +317,8 @@ class Interaction:
         with charge.lock:
             if charge.stands:
                 raise ReservationResolved(
-                    f"{charge.name} was asked, or its charge was committed at once, so {charge.cost} stays charged"
+                    f"{charge.name} was asked, or its charge was committed at once, so {charge.cost.brief()} stays"
+                    " charged"
                 )
             charge.reservation.void(reason)
             charge.stands = self._closed = True
@@ -336,7 +337,9 @@ class Interaction:
 
     def __repr__(self) -> str:
         charge = self._charge
-        return f"<Interaction {charge.name}: {charge.cost}, {charge.reservation.id}{', closed' * self.closed}>"
+        return (
+            f"<Interaction {charge.name}: {charge.cost.brief()}, {charge.reservation.id}{', closed' * self.closed}>"
+        )
 
     def _ask(self, query: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever the mechanism answers
         """Commit the charge, compute an answer, and return it."""
@@ -562,8 +565,8 @@ def _stays_charged(account: Account, charge: Reservation, guarantee: Guarantee, 
     to = f" to {account.name!r}" if account.name else ""
     under = f", key {receipt.key}" if receipt.key else ""
     return (
-        f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) {when}, and stays charged, because noise"
-        f" may have been drawn from the data. {then}"
+        f"odograph: {guarantee.brief()} was charged{to} (entry {receipt.id}{under}) {when}, and stays charged,"
+        f" because noise may have been drawn from the data. {then}"
     )
 
 

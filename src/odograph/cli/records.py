@@ -674,7 +674,7 @@ def plan(
     for name in RESERVES:
         table.add_column(name, justify="right")
     for cost, row in counts.items():
-        table.add_row(str(cost), *(f"{row[name]:,}" for name in RESERVES))
+        table.add_row(cost.brief(), *(f"{row[name]:,}" for name in RESERVES))
     made_for = [f"{name}: {choice.gives}" for name, choice in RESERVES.items()]
     form = {
         "target": target,

@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from odograph.core.fixed_point import CEILING
+from odograph.core.fixed_point import CEILING, brief_above, brief_below
 from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel, one_shot
 from odograph.errors import InvalidArgument
 
@@ -102,11 +102,7 @@ class Decision(NamedTuple):
     def left(self) -> dict[str, float]:
         """What is left after the decision, per meter that has a limit; 0 once a step was unpriced there."""
         after = self.totals_after
-        return {
-            m.name: 0.0 if after.unpriced[i] else max(0.0, float((limit - after.amounts[i]) / m.scale))
-            for i, m in self._with_limit()
-            if (limit := m.limit) is not None
-        }
+        return {m.name: 0.0 if after.unpriced[i] else float(m.left(after.amounts[i])) for i, m in self._with_limit()}
 
     def standing(self) -> dict[str, dict[str, Any]]:
         """Return what is spent and left, per meter that has a limit, and whether it counts: had no unpriced step."""
@@ -153,16 +149,19 @@ class Decision(NamedTuple):
         spent, asked, limit = self.totals.amounts[i], self.price.amounts[i], meter.limit or 0
         if self.totals.unpriced[i]:
             return "no longer counts: an earlier step has no price here"
-        before, most = (f"{float(amount / meter.scale):.4g}" for amount in (spent, limit))
+        before, most = brief_above(spent / meter.scale), brief_below(limit / meter.scale)
         if asked is None:
             return (
                 f"{before} of {most} spent; this request has no price here"
                 + ", so it no longer counts" * self.admitted
             )
         after = limit - spent - asked
-        what = "left" if after >= 0 else "too much"
-        needs, rest = (f"{float(amount / meter.scale):.4g}" for amount in (asked, abs(after)))
-        return f"{before} of {most} spent, {needs} asked, {rest} {what}"
+        rest = (
+            f"{brief_below(meter.left(spent + asked))} left"
+            if after >= 0
+            else f"{brief_above(-after / meter.scale)} too much"
+        )
+        return f"{before} of {most} spent, {brief_above(asked / meter.scale)} asked, {rest}"
 
     def __str__(self) -> str:
         request = "the request" if self.request is None else self.request.brief()

@@ -10,13 +10,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_DOWN, Context
 from fractions import Fraction
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from odograph.core.filters import SmoothMeter
-from odograph.core.fixed_point import SCALE, Numeric, exact_of, written_below
+from odograph.core.fixed_point import SCALE, Numeric, brief_below, exact_of, written_below
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import (
     GDP,
@@ -324,7 +323,6 @@ def _without_theorem(state: AccountState, cost: Guarantee, problem: UnprovenComp
 
 _LARGE: Final = Fraction(3, 2)  # of the intrinsic time: a larger charge is noted
 _LARGE_PART: Final = 50  # a request of more than this part of the smooth filter's limit may exceed what is left of it
-_SHOWN: Final = Context(prec=4, rounding=ROUND_DOWN)  # of what is offered, in a note
 _ALTERNATIVES: Final = {
     "epsilon": "the plain sum of epsilons",
     "exact": "the exact filter",
@@ -488,7 +486,7 @@ def _fall(path: Sequence[tuple[AccountState, Decision]], cost: Guarantee) -> str
     counted = [state._replace(totals=one.totals_after._replace(unpriced=one.totals.unpriced)) for state, one in path]
     for kind in (PureDP, one_shot(cost), GDP, ZCDP):
         now = _largest_size(after, kind)
-        if now < _largest_size(counted, kind) and _shown(now) != _shown(was := _largest_size(before, kind)):
+        if now < _largest_size(counted, kind) and brief_below(now) != brief_below(was := _largest_size(before, kind)):
             return _falls(kind, was, now)
     return ""
 
@@ -498,7 +496,7 @@ def _falls(kind: type[Guarantee] | Guarantee, was: Fraction, now: Fraction) -> s
         return f"the largest single request of {kind.name!r} falls from {was} steps to {now}"
     size = "" if kind.size == "epsilon" else f"{kind.size} "
     name = _REQUESTS.get(kind.kind, f"{kind.kind} request")
-    return f"the largest single {name} falls from {size}{_shown(was)} to {_shown(now)}"
+    return f"the largest single {name} falls from {size}{brief_below(was)} to {brief_below(now)}"
 
 
 def _largest_size(path: Path, kind: type[Guarantee] | Guarantee) -> Fraction:
@@ -510,11 +508,6 @@ def _largest_size(path: Path, kind: type[Guarantee] | Guarantee) -> Fraction:
     if isinstance(found, Mechanism):
         return Fraction(found.steps)
     return exact_of(getattr(found, found.size)) if found is not None and found.size else Fraction(0)
-
-
-def _shown(size: Fraction) -> str:
-    """Write a size in four digits, rounded down: a size that is shown fits."""
-    return f"{float(_SHOWN.divide(size.numerator, size.denominator)):.4g}"
 
 
 def _overcharge(compiled: Compiled, decision: Decision, price: Price, cost: Guarantee) -> Fraction | None:

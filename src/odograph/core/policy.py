@@ -939,9 +939,9 @@ def _refuse_approximate_moments(guarantee: Guarantee) -> None:
         return
     instead = "ApproxDP(epsilon, delta)" if not isinstance(guarantee, ZCDP) else _as_approximate(guarantee)
     raise UnprovenComposition(
-        f"no theorem covers {Interactive(guarantee)}: approximate zCDP and approximate Rényi guarantees (here with"
-        f" delta {float(delta):g}) of interactive mechanisms are not known to compose. Charge the (epsilon, delta)-DP"
-        f" that follows from it instead: Interactive({instead})"
+        f"no theorem covers {Interactive(guarantee).brief()}: approximate zCDP and approximate Rényi guarantees"
+        f" (here with delta {float(delta):g}) of interactive mechanisms are not known to compose. Charge the"
+        f" (epsilon, delta)-DP that follows from it instead: Interactive({instead})"
     )
 
 
@@ -961,7 +961,7 @@ def _as_approximate(guarantee: ZCDP) -> ApproxDP | str:
 
 def _advice(policy: Policy, asked: Guarantee) -> str:
     names = " and ".join(repr(one.kind) for one, _ in policy.filters)
-    head, guarantee = f"no theorem covers {asked} under filter {names}", one_shot(asked)
+    head, guarantee = f"no theorem covers {asked.brief()} under filter {names}", one_shot(asked)
     if isinstance(guarantee, Mechanism):
         listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
         head += f": the policy's menu lists {listed}, and is fixed when the policy is made"
@@ -985,7 +985,7 @@ def _advice(policy: Policy, asked: Guarantee) -> str:
 
 def _unread(policy: Policy, guarantee: Guarantee) -> str:
     """Say why a policy without a limit does not take a step, and what would."""
-    head = f"the policy's odometer has no reading for {guarantee}"
+    head = f"the policy's odometer has no reading for {guarantee.brief()}"
     if isinstance(guarantee, Mechanism) and guarantee.curve is None:
         return f"{head} without its Rényi curve; pass the curve"
     if delta_of(guarantee) and policy.slack is None:

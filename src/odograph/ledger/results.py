@@ -9,6 +9,7 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Any, NamedTuple, NoReturn
 
+from odograph.core.fixed_point import brief_above
 from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee, exact_of
 from odograph.core.policy import Policy
@@ -50,7 +51,7 @@ class Lifetime(NamedTuple):
         names = ", ".join(self.accounts)
         if self.epsilon is None:
             return f"not one (epsilon, delta): see what each promises of {names}"
-        return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {names}"
+        return f"({brief_above(self.epsilon)}, {brief_above(self.delta)})-DP over {names}"
 
 
 def linked(heads: Sequence[Head], name: str) -> list[str]:
