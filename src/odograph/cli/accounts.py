@@ -261,8 +261,7 @@ def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
     grid.add_row("largest next", "none: the account is closed" if summary["closed"] else fits)
     for reservation in account.pending:
         until = "" if reservation.expires is None else f", voidable until {reservation.expires:%Y-%m-%d %H:%M:%S} UTC"
-        costs = ", ".join(f"{line.cost.brief()} of {line.account}" for line in reservation.receipt.lines)
-        grid.add_row("pending", f"{reservation.id}: {costs}{until}")
+        grid.add_row("pending", f"{reservation.id}: {reservation.receipt.costs}{until}")
     grid.add_row("entries", str(summary["sequence"] + 1))
     return grid
 

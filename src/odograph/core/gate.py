@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from odograph.core.fixed_point import CEILING, brief_above, brief_below
 from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel, one_shot
+from odograph.display import badge, card, meters, one_line, paragraph
 from odograph.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -163,22 +164,38 @@ class Decision(NamedTuple):
         )
         return f"{before} of {most} spent, {brief_above(asked / meter.scale)} asked, {rest}"
 
+    @property
+    def _verdict(self) -> str:
+        """Whether it was admitted, or by which account it was refused."""
+        by = f" by {self.account!r}" if self.account else ""
+        return "admitted" if self.admitted else f"refused{by}"
+
     def __str__(self) -> str:
+        return f"{self._verdict}: {self._reason()}"
+
+    def __repr__(self) -> str:
+        return one_line("Decision", str(self))
+
+    def _repr_html_(self) -> str:
+        label = badge(self._verdict, "good" if self.admitted else "bad")
+        return card("Decision", paragraph(self._reason()), meters(self.standing(), self.asked), label=label)
+
+    def _reason(self) -> str:
+        """Return what is left, and of a refusal what is missing and what would fit."""
         request = "the request" if self.request is None else self.request.brief()
         if self.admitted:
             spent = [part for _, part in self._parts(self.totals_after)]
             left = _left(1 - min(spent, default=Fraction(1))) if self._has_budget else "no limit"
-            return "; ".join([f"admitted: {request}", left, *self.notes])
-        by = f" by {self.account!r}" if self.account else ""
+            return "; ".join([request, left, *self.notes])
         if self.is_unproven and self.notes:
-            return f"refused{by}: {'; '.join(self.notes)}"
+            return "; ".join(self.notes)
         if self.largest is not None:
             offer = f"The largest that fits is {self.largest.brief(offered=True)}"
         elif not self.searched:
             offer = "A smaller request was not searched for"
         else:
             offer = _no_offer(self.request)
-        return f"refused{by}: {self._shortage(request)}. {offer}"
+        return f"{self._shortage(request)}. {offer}"
 
     def _shortage(self, request: str) -> str:
         """Return what there is too little of: delta for the steps, or budget."""

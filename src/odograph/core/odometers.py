@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from odograph.core.conversions import filter_time
 from odograph.core.fixed_point import ULP, brief_above, down, last_holding, read, up
 from odograph.core.meters import DriftMeter, Meter, MomentMeter, distinguish_names
+from odograph.display import badge, card, facts, one_line, paragraph
 from odograph.errors import InvalidArgument, InvalidPolicy, explain
 
 __all__ = [
@@ -99,7 +100,7 @@ class Spent:
     moments: Mapping[Fraction, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Reading:
     """One reading: the bound on the loss, the probability that it ever fails, and what it allows to be claimed.
 
@@ -147,6 +148,15 @@ class Reading:
             "covered": self.covered,
             "statement": self.statement,
         }
+
+    def __repr__(self) -> str:
+        covered = "covered by the guarantee" if self.covered else "informational"
+        return one_line("Reading", f"loss at most {self.loss_text} ({self.method}), {covered}")
+
+    def _repr_html_(self) -> str:
+        label = badge("covered by the guarantee", "good") if self.covered else badge("informational")
+        named = {"method": self.method, "fails with probability": f"at most {brief_above(self.delta)}"}
+        return card(f"Loss at most {self.loss_text}", paragraph(self.statement), facts(named), label=label)
 
     def __str__(self) -> str:
         return f"loss at most {self.loss_text} ({self.method}). {self.statement}"

@@ -34,6 +34,7 @@ from odograph.core.guarantees import (
 from odograph.core.mechanisms import Noise, subsampled_gaussian
 from odograph.core.meters import WITH_EPSILON, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, intrinsic_units
 from odograph.core.policy import Compiled, Policy
+from odograph.display import badge, card, facts, one_line, paragraph, table
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 
 __all__ = [
@@ -101,7 +102,7 @@ Kind: TypeAlias = type[G] | Callable[..., G] | G
 Path: TypeAlias = AccountState | Sequence[AccountState]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Quote:
     """The decisions on several requests in order, up to the first refusal, and whether all fit."""
 
@@ -119,6 +120,20 @@ class Quote:
             "decisions": [decision.to_dict() for decision in self.decisions],
             "totals_after": self.totals_after.to_text(),
         }
+
+    def __repr__(self) -> str:
+        return one_line("Quote", str(self))
+
+    def _repr_html_(self) -> str:
+        def cells(row: tuple[int, Decision]) -> tuple[object, ...]:
+            number, one = row
+            said = badge("admitted", "good") if one.admitted else badge("refused", "bad")
+            return number, "" if one.request is None else one.request.brief(), said, "; ".join(one.notes)
+
+        rows = [*enumerate(self.decisions, 1)]
+        label = badge("all admitted", "good") if self.admitted else badge("refused: nothing would be charged", "bad")
+        requests = table(("number", "request", "decision", "notes"), rows, numbers=("number",), cells=cells)
+        return card("Quote", paragraph(self), *([requests] if rows else []), label=label)
 
     def __str__(self) -> str:
         if not self.decisions:
@@ -160,6 +175,10 @@ class Calibration:
             "guarantee": self.guarantee.to_dict(),
             "text": str(self),
         }
+
+    def _repr_html_(self) -> str:
+        named = {"guarantee of one request": self.guarantee.brief(), "requests": f"{self.times:,}"}
+        return card(repr(self), paragraph("the least noise with which all of them are admitted"), facts(named))
 
     def __repr__(self) -> str:
         return f"{self.mechanism}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
