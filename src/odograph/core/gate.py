@@ -140,6 +140,12 @@ class Decision(NamedTuple):
         """The part of the budget that is left after the decision, from 0 to 1: of the alternative with most room."""
         return float(max((1 - part for _, part in self._parts(self.totals_after)), default=0))
 
+    @property
+    def left_text(self) -> str:
+        """The same in words, rounded down."""
+        spent = [part for _, part in self._parts(self.totals_after)]
+        return _left(1 - min(spent, default=Fraction(1))) if self._has_budget else "no limit"
+
     def explain(self) -> str:
         """Return the decision, and a line for each meter that has a limit: what was spent, what is asked and left."""
         meters = self._with_limit()
@@ -184,9 +190,7 @@ class Decision(NamedTuple):
         """Return what is left, and of a refusal what is missing and what would fit."""
         request = "the request" if self.request is None else self.request.brief()
         if self.admitted:
-            spent = [part for _, part in self._parts(self.totals_after)]
-            left = _left(1 - min(spent, default=Fraction(1))) if self._has_budget else "no limit"
-            return "; ".join([request, left, *self.notes])
+            return "; ".join([request, self.left_text, *self.notes])
         if self.is_unproven and self.notes:
             return "; ".join(self.notes)
         if self.largest is not None:

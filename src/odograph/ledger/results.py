@@ -189,7 +189,7 @@ class Receipt(NamedTuple):
             "key": self.key,
             "time": utc(self.time),
             "can be voided until": utc(self.expires),
-            "left": "" if self.decision is None else f"{self.decision.part_left:.0%} of the budget",
+            "then": "" if self.decision is None else self.decision.left_text,
             "lifetime promise": "; ".join(map(str, self.lifetimes)),
             "limits not certified here": ", ".join(self.uncertified),
             "note": "; ".join(self.notes),
