@@ -18,7 +18,7 @@ from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidArgument, UnprovenComposition
 from odograph.figures import account_card, draw_account
 from odograph.ledger.entries import CHARGES, iso_time
-from odograph.ledger.results import HistoryEntry, Lifetime, Receipt, Reservation
+from odograph.ledger.results import History, Lifetime, Receipt, Reservation
 from odograph.ledger.stores.base import Balance
 from odograph.sessions import Cost, Interaction, Running, begin, interact
 
@@ -217,7 +217,7 @@ class Account(ABC):
         return self.compiled.compare(self.totals)
 
     @abstractmethod
-    def history(self, first: int = 0, count: int | None = None) -> tuple[HistoryEntry, ...]:
+    def history(self, first: int = 0, count: int | None = None) -> History:
         """Return entries from a sequence on, at most `count`; a negative `first` counts from the end."""
 
     def plot(self, ax: Any = None) -> Any:  # noqa: ANN401  Matplotlib's axes
@@ -264,7 +264,9 @@ class Account(ABC):
         # The offer is of the kind charged last: a policy need not take every kind.
         offer = _offer(self, cost) if last and (cost := last[0].cost) is not None else None
         rows = [("" if entry.cost is None else entry.cost.brief(), entry.note or entry.account) for entry in last]
-        return account_card(self.name, self.compiled, self.totals, offer, rows)
+        balance = self._balance()
+        name = f"{self.name or 'Accountant'} (closed)" if balance.closed else self.name
+        return account_card(name, self.compiled, balance.totals, offer, rows)
 
     def _begin(self, cost: Guarantee, key: str | None, note: str) -> Reservation:
         """Charge for a block that is about to run."""

@@ -45,7 +45,7 @@ from odograph.errors import (
     UnprovenComposition,
 )
 from odograph.ledger.entries import CHARGES, check_key, moment, stamp, text_of
-from odograph.ledger.results import HistoryEntry, Line, Receipt, Reservation, Stated
+from odograph.ledger.results import History, HistoryEntry, Line, Receipt, Reservation, Stated
 from odograph.ledger.stores.base import Balance, Head
 from odograph.reentrancy import reentry_error, renew_after_fork
 from odograph.sessions import running
@@ -388,7 +388,7 @@ class Accountant(Account):
         """Return how many requests of this cost are admitted in a row, at most 10^12; of a closed account, 0."""
         return 0 if self._closed else how_many(self._path(), cost)
 
-    def history(self, first: int = 0, count: int | None = None) -> tuple[HistoryEntry, ...]:
+    def history(self, first: int = 0, count: int | None = None) -> History:
         """Return entries from a sequence on, at most `count`; a negative `first` counts from the end.
 
         The opening and the entries that are kept; refusals are not recorded.
@@ -402,7 +402,7 @@ class Accountant(Account):
         found = [_history_entry(n, _Entry._make(kept[n - dropped - 1])) for n in range(max(first, dropped + 1), last)]
         if first == 0:
             found.insert(0, HistoryEntry(0, self._opened, "open", "", "", stated=Stated(None, None, self._name)))
-        return tuple(found)
+        return History(found)
 
     def close(self, *, note: str = "") -> None:
         """Take no new charges from now on, here and below; reservations can still be resolved."""

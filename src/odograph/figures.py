@@ -6,7 +6,6 @@ Matplotlib is imported only when something is drawn.
 from __future__ import annotations
 
 import csv
-import html
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from odograph.core.odometers import Odometer
 from odograph.core.planning import AccountState, how_many, standing, used
 from odograph.core.policy import Compiled, Policy, other_odometers
 from odograph.core.theory import kov_steps
+from odograph.display import card, gauge, meters, paragraph, table
 from odograph.errors import InvalidArgument
 from odograph.extras import load
 
@@ -47,7 +47,6 @@ __all__ = [
     "draw_account",
     "draw_all",
     "filter_odometers",
-    "gauge",
     "lower_order_terms",
     "mixture_odometers",
     "original_and_new",
@@ -65,8 +64,6 @@ _SIZE: Final = (7.0, 4.2)  # inches
 _MAX_POINTS: Final = 200  # of a curve; more would not be visible
 _POLICY_COLOR: Final = "#0072B2"
 _OTHER_COLORS: Final = ("#E69F00", "#009E73", "#56B4E9", "#CC79A7")
-_ENOUGH, _LOW, _OUT = "#009E73", "#E69F00", "#D55E00"  # gauge colors, distinguishable with any color vision
-_CELL: Final = "padding:1px 12px 1px 0;text-align:left;border:0;background:none;font-variant-numeric:tabular-nums"
 
 
 def account_card(
@@ -77,49 +74,16 @@ def account_card(
     The card is plain HTML and SVG: no script, no style sheet and no external resources.
     """
     policy = compiled.policy
-    title = html.escape(name) if name else "Accountant"
-    promise = f"{policy.target} for each {html.escape(policy.privacy_unit)}"
-    offer = f"; the largest like the last that fits: {html.escape(largest.brief(offered=True))}" if largest else ""
-    rows = "".join(
-        f'<tr><td style="{_CELL}">{html.escape(cost)}</td><td style="{_CELL}">{html.escape(note)}</td></tr>'
-        for cost, note in last
+    offer = f"; the largest like the last that fits: {largest.brief(offered=True)}" if largest else ""
+    return card(
+        name or "Accountant",
+        paragraph(f"{policy.target} for each {policy.privacy_unit}"),
+        paragraph(f"{totals.steps:,} step{'s' * (totals.steps != 1)}{offer}"),
+        meters(standing(compiled, totals).standing()),
+        paragraph(compiled.reading(totals)),
+        *([table(("last spends", ""), last)] if last else []),
+        side=None if policy.is_unlimited else gauge(used(compiled, totals)),
     )
-    spends = f'<table style="{_CELL}"><tr><th style="{_CELL}">last spends</th></tr>{rows}</table>' if last else ""
-    return (
-        '<div style="display:flex;gap:24px;align-items:flex-start;flex-wrap:wrap">'
-        f"<div>{'' if policy.is_unlimited else gauge(used(compiled, totals))}</div>"
-        f"<div><b>{title}</b>: {promise}<br>{totals.steps} steps{offer}"
-        f'<table style="{_CELL}">{_meter_rows(compiled, totals)}</table>'
-        f'<div style="max-width:36em">{html.escape(str(compiled.reading(totals)))}</div></div>{spends}</div>'
-    )
-
-
-def gauge(part: float) -> str:
-    """Return an SVG half circle, filled in proportion to the part of the budget that is spent."""
-    angle = math.pi * (1.0 - min(max(part, 0.0), 1.0))
-    x, y = 60.0 + 50.0 * math.cos(angle), 60.0 - 50.0 * math.sin(angle)
-    color = _ENOUGH if part < 0.75 else _LOW if part < 0.95 else _OUT
-    arc = f'<path d="M 10 60 A 50 50 0 0 1 {x:.2f} {y:.2f}" stroke="{color}"/>' if part > 0.0 else ""
-    return (
-        f'<svg width="120" height="78" viewBox="0 0 120 78" role="img" aria-label="{part:.1%} of the budget spent">'
-        '<g fill="none" stroke-width="12"><path d="M 10 60 A 50 50 0 0 1 110 60" stroke="#8888" opacity=".35"/>'
-        f'{arc}</g><text x="60" y="56" text-anchor="middle" font-size="19" fill="currentColor">{part:.0%}</text>'
-        '<text x="60" y="74" text-anchor="middle" font-size="11" fill="currentColor">spent</text></svg>'
-    )
-
-
-def _meter_rows(compiled: Compiled, totals: Totals) -> str:
-    now = standing(compiled, totals)
-    head = "".join(f'<th style="{_CELL}">{word}</th>' for word in ("meter", "spent", "left"))
-    rows = [f"<tr>{head}</tr>"]
-    for meter, unpriced in zip(compiled.meters, totals.unpriced, strict=True):
-        if meter.limit is None or not meter.counted or (meter.counts_delta and not meter.limit):
-            continue
-        # After a step without a price on this meter, the meter admits nothing more; the other alternatives may.
-        left = "no longer counts" if unpriced else f"{now.left[meter.name]:.4g}"
-        cells = (meter.name, f"{now.spent[meter.name]:.4g}", left)
-        rows.append("<tr>" + "".join(f'<td style="{_CELL}">{html.escape(cell)}</td>' for cell in cells) + "</tr>")
-    return "".join(rows)
 
 
 def blank_axes() -> Axes:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from odograph.core.guarantees import ZCDP, ApproxDP, DiscreteGaussian, Guarantee, Interactive, PureDP, one_shot
+from odograph.display import badge, card, facts
 from odograph.errors import (
     AccountClosed,
     IdempotencyConflict,
@@ -203,6 +204,16 @@ class Session:
         self._interactions.callback(opened.close)
         return opened
 
+    def __repr__(self) -> str:
+        return f"<Session on {self.account!r}, {'open' if self._open else 'not open'}>"
+
+    def _repr_html_(self) -> str:
+        label = badge("open", "good") if self._open else badge("not open")
+        account = self.account
+        spent = "" if account.policy.is_unlimited else f"{account.spent:.1%} of the budget"
+        named = {"account": account.name, "promise": account.policy.promise, "spent": spent}
+        return card("Session", facts(named), label=label)
+
     def _check_open(self) -> None:
         if not self._open:
             raise AccountClosed("this session is not open: use it inside `with odograph.session(account) as s:`")
@@ -317,7 +328,8 @@ class Interaction:
         with charge.lock:
             if charge.stands:
                 raise ReservationResolved(
-                    f"{charge.name} was asked, or its charge was committed at once, so {charge.cost} stays charged"
+                    f"{charge.name} was asked, or its charge was committed at once, so {charge.cost.brief()} stays"
+                    " charged"
                 )
             charge.reservation.void(reason)
             charge.stands = self._closed = True
@@ -336,7 +348,15 @@ class Interaction:
 
     def __repr__(self) -> str:
         charge = self._charge
-        return f"<Interaction {charge.name}: {charge.cost}, {charge.reservation.id}{', closed' * self.closed}>"
+        return (
+            f"<Interaction {charge.name}: {charge.cost.brief()}, {charge.reservation.id}{', closed' * self.closed}>"
+        )
+
+    def _repr_html_(self) -> str:
+        charge = self._charge
+        named = {"cost": charge.cost.brief(), "charge": charge.reservation.id}
+        label = badge("closed") if self.closed else badge("open", "good")
+        return card(f"Interaction with {charge.name}", facts(named), label=label)
 
     def _ask(self, query: Callable[[], Any]) -> Any:  # noqa: ANN401  whatever the mechanism answers
         """Commit the charge, compute an answer, and return it."""
@@ -562,8 +582,8 @@ def _stays_charged(account: Account, charge: Reservation, guarantee: Guarantee, 
     to = f" to {account.name!r}" if account.name else ""
     under = f", key {receipt.key}" if receipt.key else ""
     return (
-        f"odograph: {guarantee} was charged{to} (entry {receipt.id}{under}) {when}, and stays charged, because noise"
-        f" may have been drawn from the data. {then}"
+        f"odograph: {guarantee.brief()} was charged{to} (entry {receipt.id}{under}) {when}, and stays charged,"
+        f" because noise may have been drawn from the data. {then}"
     )
 
 

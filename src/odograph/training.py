@@ -18,6 +18,7 @@ from odograph.core.mechanisms import sampling_settings, subsampled_gaussian, sub
 from odograph.core.odometers import RenyiOdometer
 from odograph.core.planning import AccountState, how_many
 from odograph.core.policy import Compiled, Policy, refuse_old_words
+from odograph.display import card, facts, one_line, table
 from odograph.errors import InvalidPolicy
 
 __all__ = ["Setting", "TrainingPlan", "dpsgd_policy"]
@@ -30,7 +31,7 @@ _NONE: Final = 0.01  # steps: as good as none
 _MOST_ORDERS: Final = 8  # of a plan: each costs the others a share of delta'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TrainingPlan:
     """A compiled policy for training, and how many steps each setting would get if it were the only one used."""
 
@@ -41,6 +42,16 @@ class TrainingPlan:
     def policy(self) -> Policy:
         """The policy, for an `Accountant` or a ledger."""
         return self.compiled.policy
+
+    def __repr__(self) -> str:
+        count = len(self.steps)
+        return one_line("TrainingPlan", f"{self.policy.target} by filter {self.policy.filter_text}, {count} settings")
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{rate:g}", f"{noise:g}", f"{steps:,}") for (rate, noise), steps in self.steps.items()]
+        head = ("sampling rate", "noise multiplier", "steps if used alone")
+        named = {"promise": self.policy.promise, "filter": self.policy.filter_text}
+        return card("Training plan", facts(named), table(head, rows, numbers=head))
 
     def __str__(self) -> str:
         policy = self.policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sqlite3
@@ -13,10 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 import odograph as odo
-from odograph.cli import options
+from odograph import LedgerAccount
+from odograph.cli import options, records
 from odograph.cli.app import app
 from odograph.cli.records import chart
 from odograph.core.guarantees import Interactive
+from odograph.ledger.results import History
 
 URL = "sqlite:///privacy.db"
 MORE_DIGITS_THAN_A_FLOAT = "0.05000000000000000001"
@@ -347,6 +350,45 @@ def test_history_comes_in_pages_and_prints_notes_as_they_are() -> None:
     assert sequences == [1, 2, 3]
     assert "no entries from 99 on" in done("history", "census", "--first", "99")
     assert "count must be a positive integer" in failed(2, "history", "census", "--count", "0")
+
+
+def test_history_is_written_as_csv_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened()
+    for i in range(10):
+        done("spend", "census", "--pure", "0.01", "--key", f"q-{i}", "--note", f"=note {i}")
+    with odo.connect(URL) as ledger:
+        expected = io.StringIO()
+        whole = ledger.account("census").history()
+        whole.to_csv(expected)
+    pages: list[int] = []
+    read = LedgerAccount.history
+
+    def counted(account: LedgerAccount, first: int = 0, count: int | None = None) -> History:
+        pages.append(count or 0)
+        return read(account, first, count)
+
+    monkeypatch.setattr(LedgerAccount, "history", counted)
+    monkeypatch.setattr(records, "_CSV_PAGE", 3)
+    assert done("history", "census", "--csv") == expected.getvalue()
+    assert pages == [3, 3, 3, 2]
+    header, *rows = done("history", "census", "--csv", "--first", "-4", "--count", "2").splitlines()
+    assert rows == expected.getvalue().splitlines()[8:10]
+    assert done("history", "census", "--csv", "--first", "99").splitlines() == [header]
+    assert "wrote census.csv: 11 entries of census" in done("history", "census", "--csv", "--out", "census.csv")
+    assert Path("census.csv").read_text("utf-8") == expected.getvalue()
+    assert document("history", "census", "--csv", "--out", "other.csv")["entries"] == 11
+    assert "census.csv" in failed(2, "history", "census", "--csv", "--out", "census.csv")  # never overwritten
+
+
+def test_what_csv_cannot_be_is_refused() -> None:
+    opened()
+    assert "--out is for --csv" in failed(2, "history", "census", "--out", "census.csv")
+    code, output, errors = run("history", "census", "--csv", "--json")
+    assert (code, output) == (2, "")
+    assert "--json needs --out FILE" in errors
+    for option, value in (("--count", "0"), ("--count", "-1")):
+        assert "count must be a positive integer" in failed(2, "history", "census", "--csv", option, value)
+    assert not Path("census.csv").exists()
 
 
 def test_erased_texts_are_gone_and_the_ledger_still_verifies() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from odograph import RDP, Decision, Guarantee, Policy, PureDP, compile_policy
+from odograph import RDP, Accountant, Decision, Guarantee, Policy, PureDP, compile_policy
 from odograph.core.filters import ExactMeter, PaperMeter, ZcdpMeter
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
@@ -321,3 +321,23 @@ def test_many_small_requests_under_the_papers_filter() -> None:
     assert totals.steps == 34937
     assert totals.amounts[compiled.index(EpsilonMeter)] == 34937 * 10**12
     assert not decide(compiled.meters, totals, price).admitted
+
+
+@given(st.integers(0, 10**15), st.integers(0, 1000))
+def test_what_is_left_of_an_epsilon_does_not_show_the_tolerance(spent: int, tolerance: int) -> None:
+    epsilon = Fraction(spent // 10**11, 10**4)  # a total that people type
+    meters = (DeltaMeter("delta", 10), EpsilonMeter("epsilon", 10**15 + tolerance))
+    left = standing_left(meters, int(epsilon * 10**15))
+    assert left == float(1 - epsilon)
+    assert standing_left(meters, spent) <= (10**15 - spent + tolerance) / 1e15
+
+
+def standing_left(meters: tuple[Meter, ...], spent: int) -> float:
+    return decide(meters, Totals((0, spent), (0, 0)), Price((0, 0))).left["epsilon"]
+
+
+def test_what_is_left_is_shown_without_the_tolerance_in_every_form() -> None:
+    account = Accountant(Policy(1, 1e-6))
+    account.spend(PureDP(0.25))
+    assert account.describe()["meters"]["epsilon"]["left"] == 0.75
+    assert "epsilon        0.25 of 1 spent, 0 asked, 0.75 left" in account.decide(PureDP(0)).explain()

@@ -17,6 +17,8 @@ from odograph.core.fixed_point import (
     DELTA_SCALE,
     MOST_PRICED,
     SCALE,
+    brief_above,
+    brief_below,
     ceil_computed,
     ceil_sure,
     ceil_written,
@@ -362,3 +364,41 @@ def test_the_last_float_is_found_on_either_side_and_within_a_width() -> None:
     assert last_holding(lambda x: x >= 0.5, 1.0, -1.0) == 0.5
     assert last_holding(lambda x: x <= 0.3, 0.0, 1.0, 0.5) == 0.0  # the ends are within the width after one step
     assert last_holding(lambda x: x <= 0.3, 0.0, 1.0, 0.4) == 0.25
+
+
+SIZES = st.fractions(min_value=Fraction(1, 10**18), max_value=10**6)
+
+
+def to_the_nearest(value: Fraction) -> str:
+    """The broken one: half of the numbers are rounded to the wrong side."""
+    return f"{float(value):.4g}"
+
+
+def check_brief(value: Fraction, above: Callable[[Fraction], str], below: Callable[[Fraction], str]) -> None:
+    low, high = below(value), above(value)
+    assert Fraction(low) <= value < Fraction(low) * Fraction(1001, 1000)
+    # The last digits of a float, a billionth of the value, are not shown.
+    assert value * (1 - Fraction(1, 10**9)) <= Fraction(high) < value * Fraction(1001, 1000)
+    assert all(len(Decimal(text).normalize().as_tuple().digits) <= 4 for text in (low, high))
+
+
+@given(SIZES)
+def test_a_number_for_people_has_four_digits_on_the_safe_side(value: Fraction) -> None:
+    check_brief(value, brief_above, brief_below)
+
+
+@pytest.mark.parametrize(("above", "below"), [(brief_above, to_the_nearest), (to_the_nearest, brief_below)])
+def test_rounding_to_the_nearest_is_caught(
+    above: Callable[[Fraction], str], below: Callable[[Fraction], str]
+) -> None:
+    with pytest.raises(AssertionError):
+        check_brief(Fraction("0.123449" if above is to_the_nearest else "0.123451"), above, below)
+
+
+def test_what_a_float_adds_in_its_last_digits_is_not_shown() -> None:
+    assert [brief_above(one) for one in (0.1 + 0.2, 0.1000000000000005, 0.00080000000000000004)] == [
+        "0.3",
+        "0.1",
+        "0.0008",
+    ]
+    assert (brief_above(0), brief_below(0), brief_below(Fraction("0.750000000001"))) == ("0", "0", "0.75")

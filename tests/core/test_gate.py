@@ -15,7 +15,7 @@ from odograph import GDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, com
 from odograph.core.filters import PaperMeter
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
-from odograph.core.guarantees import exact_of
+from odograph.core.guarantees import SIZED, exact_of
 from odograph.core.meters import DeltaMeter, EpsilonMeter
 from odograph.core.planning import AccountState, ask, largest, quote
 from odograph.core.policy import Compiled
@@ -127,6 +127,8 @@ def test_what_is_offered_is_admitted_and_a_little_more_is_not(
     batch = quote(AccountState("", compiled, totals), [offer] * times)
     assert batch.admitted
     assert batch.totals_after.steps == totals.steps + times
+    typed = eval(offer.brief(offered=True), {one.__name__: one for one in SIZED.values()})  # noqa: S307  as a person would type it
+    assert quote(AccountState("", compiled, totals), [typed] * times).admitted
     size = float(exact_of(getattr(offer, offer.__match_args__[0])))
     # Above the resolution of the meters (a unit is 1e-15) a request 1% larger is another price.
     if size > 1e-5:

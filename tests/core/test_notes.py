@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, PureDP, compile_policy, parallel
 from odograph.core import planning
@@ -110,16 +108,9 @@ def test_a_note_that_is_repeated_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     ids=["nearest", "three digits"],
 )
 def test_another_rounding_is_caught(monkeypatch: pytest.MonkeyPatch, shown: Callable[[Fraction], str]) -> None:
-    monkeypatch.setattr(planning, "_shown", shown)
+    monkeypatch.setattr(planning, "brief_below", shown)
     with pytest.raises(AssertionError):
         check_first_gaussian(GDP("0.04"))
-
-
-@given(st.fractions(min_value=Fraction(1, 10**9), max_value=1000))
-def test_a_size_is_shown_in_four_digits_and_fits(size: Fraction) -> None:
-    text = planning._shown(size)  # noqa: SLF001
-    assert Fraction(text) <= size < Fraction(text) * Fraction(1001, 1000)
-    assert len(Decimal(text).normalize().as_tuple().digits) <= 4
 
 
 APPROX = ApproxDP("0.01", "1e-9")

@@ -5,7 +5,9 @@ A clause is a function of `Opening`, which opens accounts of one kind. Broken ac
 
 from __future__ import annotations
 
+import csv
 import inspect
+import io
 import json
 import math
 import time
@@ -54,12 +56,14 @@ from odograph.errors import (
     InvalidPolicy,
     ReservationResolved,
 )
+from odograph.ledger.results import COLUMNS, History
 
 UNIT = 10**15
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, filter="basic")
 EXACT = Policy(1, 1e-6)
 GAUSSIAN = GDP("0.04")
+COMPACT: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "ensure_ascii": False}
 
 
 class Opening(Protocol):
@@ -735,6 +739,49 @@ def an_entry_says_what_was_charged_and_on_whose_request(opening: Opening) -> Non
     assert top.history()[-1].note == "over"
 
 
+@clause
+def a_history_is_a_tuple_that_can_be_written_as_a_table(opening: Opening) -> None:
+    account = opening("ana", EXACT)
+    for cost in (PureDP("1/30"), ApproxDP("0.01", "1e-9"), GDP("0.04"), Interactive(ZCDP("0.001"))):
+        account.spend(cost, key=f"={cost.kind}", note=f"-{cost.kind}, 'quoted'")
+    account.reserve(TENTH, expires=60).void("@not run")
+    history = account.history()
+    assert isinstance(history, tuple)
+    assert isinstance(history, History)
+    assert history == tuple(history)
+    assert isinstance(history[1:3], History)
+    assert isinstance(history[0], HistoryEntry)
+    rows = history.to_arrow().to_pylist()
+    texts = io.StringIO()
+    history.to_csv(texts)
+    texts.seek(0)
+    for entry, row, cells in zip(history, rows, csv.DictReader(texts), strict=True):
+        assert [*row] == [*cells] == [*COLUMNS]
+        assert (row["sequence"], row["time"], row["expires"]) == (entry.sequence, entry.time, entry.expires)
+        assert (row["verb"], row["key"], row["note"], row["account"]) == (entry.verb, entry.key, entry.note, "ana")
+        assert row["admitted"] == {"spend": True, "reserve": True}.get(entry.verb)
+        assert row["cost"] == ("" if entry.cost is None else json.dumps(entry.cost.to_dict(), **COMPACT))
+        assert datetime.fromisoformat(cells["time"]) == entry.time
+        assert cells["note"] in {entry.note, f"'{entry.note}"}
+        assert not cells["note"].startswith(("=", "-", "@"))
+    sizes = [[row[name] for row in rows[1:5]] for name in ("epsilon", "delta", "mu", "rho")]
+    assert sizes == [
+        [pytest.approx(1 / 30), 0.01, None, None],
+        [None, 1e-9, None, 0.0],
+        [None, None, 0.04, None],
+        [None, None, None, 0.001],
+    ]
+    assert Fraction(rows[1]["epsilon"]) >= Fraction(1, 30)
+    frame = history.to_pandas()
+    assert [*frame.columns] == [*COLUMNS]
+    assert (frame["time"].tolist(), frame["note"].tolist()) == (
+        [entry.time for entry in history],
+        [entry.note for entry in history],
+    )
+    assert frame["epsilon"].sum() == pytest.approx(1 / 30 + 0.01 + 0.1 + 0.1)  # the void has a cost too
+    assert str(frame["time"].dtype) == str(frame["expires"].dtype) == "datetime64[us, UTC]"
+
+
 # Promises other than (epsilon, delta).
 
 
@@ -1058,6 +1105,11 @@ class ForgetsItsParentInNotes(Accountant):
         return super()._path()[-1:]
 
 
+class ReturnsAPlainTuple(Accountant):
+    def history(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as an account's
+        return tuple(super().history(*args, **options))
+
+
 class ForgetsItsParentWhenCounting(Accountant):
     def how_many(self, cost: Guarantee) -> int:
         return odo.planning.how_many(odo.planning.AccountState("", self.compiled, self.totals), cost)
@@ -1078,6 +1130,7 @@ BROKEN: dict[type[Accountant], Clause] = {
     RoundsNoiseToTheNearest: a_calibrated_mechanism_is_admitted_as_often_as_was_asked,
     EndsAlternativesSilently: a_charge_that_ends_an_alternative_says_so_once,
     ForgetsItsParentInNotes: a_charge_that_ends_an_alternative_says_so_once,
+    ReturnsAPlainTuple: a_history_is_a_tuple_that_can_be_written_as_a_table,
     ForgetsItsParentWhenCounting: how_many_are_admitted_is_counted_before_they_are_spent,
     WritesRefusalsDownAsSpends: what_is_full_takes_nothing_more_and_offers_nothing,
 }

@@ -17,6 +17,7 @@ from odograph import (
     Accountant,
     BudgetExceeded,
     Guarantee,
+    HistoryEntry,
     Ledger,
     LedgerAccount,
     Policy,
@@ -331,7 +332,7 @@ def days_ahead(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> float:
     with pytest.raises(BudgetExceeded):
         account.spend(PureDP(7))
     account.close()
-    later = [*account.history(2), *other.history()]
+    later: list[HistoryEntry] = [*account.history(2), *other.history()]
     assert {past.entry.verb for past in later} == {"open", "spend", "reserve", "void", "commit", "refuse", "close"}
     return max(past.entry.time - now // 1000 for past in later) / 86400e6
 

@@ -22,8 +22,9 @@ from odograph.core.odometers import RenyiOdometer
 from odograph.core.planning import AccountState, how_many, quote
 from odograph.core.policy import Policy
 from odograph.core.theory import kov_steps
+from odograph.display import gauge
 from odograph.errors import InvalidArgument, MissingExtra
-from odograph.figures import PANELS, Panel, blank_axes, draw, draw_all, gauge
+from odograph.figures import PANELS, Panel, blank_axes, draw, draw_all
 
 VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
 

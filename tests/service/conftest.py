@@ -11,8 +11,8 @@ from typing import Any
 import attacks
 import httpx
 import pytest
-from browser_window import FLAGS, PAGE_TIMEOUT, Opener, Window, chromium_path
-from playwright.sync_api import Browser, expect, sync_playwright
+from browser_window import Opener, Window, launch_chromium
+from playwright.sync_api import Browser
 from service_server import ServiceThread
 
 import odograph as odo
@@ -32,14 +32,8 @@ def owner(service: ServiceThread) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """Chromium, for the tests of one module: Playwright's event loop must not run in those of others."""
-    path = chromium_path()
-    if path is None:
-        pytest.skip("there is no Chromium: install Debian's chromium, or set CHROMIUM to where it is")
-    expect.set_options(timeout=PAGE_TIMEOUT)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+    with launch_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Response, expect
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Response, expect, sync_playwright
 
 PAGE_TIMEOUT = 20_000  # milliseconds until something that must appear has appeared, on a busy machine
 
@@ -71,6 +73,19 @@ def artifacts() -> Path:
 def chromium_path() -> str | None:
     """Return the path of Chromium, if it is installed."""
     return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@contextmanager
+def launch_chromium() -> Iterator[Browser]:
+    """Start Chromium, and skip the test if it is not installed."""
+    path = chromium_path()
+    if path is None:
+        pytest.skip("there is no Chromium: install Debian's chromium, or set CHROMIUM to where it is")
+    expect.set_options(timeout=PAGE_TIMEOUT)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*FLAGS])
+        yield browser
+        browser.close()
 
 
 class Window:

@@ -35,7 +35,7 @@ from odograph.cli.options import (
 from odograph.compile import compile_policy
 from odograph.core.filters import FILTERS, Filter
 from odograph.core.filters.smooth import RESERVES
-from odograph.core.fixed_point import exact_of, text_of
+from odograph.core.fixed_point import brief_above, brief_below, exact_of, text_of
 from odograph.core.guarantees import SIZED, Guarantee, guarantee_from_dict
 from odograph.core.mechanisms import NOISES
 from odograph.core.odometers import ODOMETER_NAMES, odometer_from_dict
@@ -249,8 +249,8 @@ def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
         grid.add_row("", ProgressBar(total=1.0, completed=summary["spent"], width=40))
     for name, meter in form["meters"].items():
         if name != "delta" or policy.delta_steps:
-            left = f"{meter['left']:.4g} left" if meter["counts"] else "no longer counts"
-            grid.add_row("", f"{name}: {meter['spent']:.4g} spent, {left}")
+            left = f"{brief_below(meter['left'])} left" if meter["counts"] else "no longer counts"
+            grid.add_row("", f"{name}: {brief_above(meter['spent'])} spent, {left}")
     grid.add_row("reading", str(account.reading()))
     offers = [guarantee_from_dict(offer).brief(offered=True) for offer in form["largest"]]
     fits = ", ".join(offers) or (
@@ -261,8 +261,7 @@ def _account_table(account: LedgerAccount, form: dict[str, Any]) -> Table:
     grid.add_row("largest next", "none: the account is closed" if summary["closed"] else fits)
     for reservation in account.pending:
         until = "" if reservation.expires is None else f", voidable until {reservation.expires:%Y-%m-%d %H:%M:%S} UTC"
-        costs = ", ".join(f"{line.cost.brief()} of {line.account}" for line in reservation.receipt.lines)
-        grid.add_row("pending", f"{reservation.id}: {costs}{until}")
+        grid.add_row("pending", f"{reservation.id}: {reservation.receipt.costs}{until}")
     grid.add_row("entries", str(summary["sequence"] + 1))
     return grid
 

@@ -31,6 +31,7 @@ import typer
 from rich.console import Console, Group
 from rich.table import Table
 
+from odograph.account import check_page
 from odograph.cli.options import (
     AsJson,
     CheckpointFile,
@@ -55,7 +56,7 @@ from odograph.figures import PANELS, blank_axes, draw_all
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import AHEAD, moment
 from odograph.ledger.ledger import Ledger, LedgerAccount, states
-from odograph.ledger.results import Checkpoint, Verification
+from odograph.ledger.results import Checkpoint, Verification, write_csv
 from odograph.ledger.stores.base import SCHEMA, Balance, Store
 
 __all__ = [
@@ -79,8 +80,9 @@ __all__ = [
     "verify",
 ]
 
-_RANDOM_KEY: Final = re.compile("[0-9a-f]{32}")  # an idempotency key that was generated; it is shortened
 _ATTENTION_EXIT_CODE: Final = 5
+_HISTORY_PAGE: Final = 20  # entries that `history` shows
+_CSV_PAGE: Final = 2000  # entries in memory at a time
 _SQLITE_PREFIX: Final = "sqlite:///"
 _MOUNT_INFO: Final = Path("/proc/self/mountinfo")
 # SQLite's locks and shared memory do not work between machines that share these.
@@ -140,7 +142,7 @@ class _Erasable(StrEnum):
 
 
 @with_options
-def history(
+def history(  # noqa: PLR0913  each is one option
     account: Annotated[str, typer.Argument(help="The account's name.", autocompletion=account_names)],
     *,
     options: LedgerOptions,
@@ -150,9 +152,23 @@ def history(
             help="The first entry to show; a negative number counts from the end. By default the last entries."
         ),
     ] = None,
-    count: Annotated[int, typer.Option(help="The maximum number of entries to show.")] = 20,
+    count: Annotated[
+        int | None, typer.Option(help="The maximum number of entries; by default 20, or all with --csv.")
+    ] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Write CSV with a row for each entry, for a table.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the CSV to this new file; by default to standard output."),
+    ] = None,
 ) -> None:
-    """Show a page of an account's entries: charges, refusals, reservations and how they were resolved."""
+    """Show a page of an account's entries: charges, refusals, reservations and how they were resolved.
+
+    odograph history census-2030 --csv --out census.csv
+    """
+    if csv or out is not None:
+        _write_csv(account, options, first or 0, count, out, csv=csv)
+        return
+    count = _HISTORY_PAGE if count is None else count
     with options.ledger() as ledger:
         own = ledger.account(account)
         size = own.size
@@ -161,12 +177,17 @@ def history(
     for name in ("entry", "time (UTC)", "verb", "cost", "by", "key", "note"):
         table.add_column(name, no_wrap=name in ("entry", "time (UTC)", "verb", "key"))
     for entry in page:
-        key = f"{entry.key[:6]}..." if _RANDOM_KEY.fullmatch(entry.key) else entry.key
         cost = "" if entry.cost is None else entry.cost.brief()
         # Notes are untrusted: characters that would control the terminal are replaced.
         plain = "".join(letter if letter.isprintable() else " " for letter in entry.note)
         table.add_row(
-            str(entry.sequence), f"{entry.time:%Y-%m-%d %H:%M:%S}", entry.verb, cost, entry.principal, key, plain
+            str(entry.sequence),
+            f"{entry.time:%Y-%m-%d %H:%M:%S}",
+            entry.verb,
+            cost,
+            entry.principal,
+            entry.key_text,
+            plain,
         )
     begin = page[0].sequence if page else size
     if page and len(page) < size:
@@ -176,6 +197,30 @@ def history(
     print_result(
         form, table if page else f"there are no entries from {first} on: {account} has {size}", as_json=options.json
     )
+
+
+def _write_csv(  # noqa: PLR0913  of one command
+    account: str, options: LedgerOptions, first: int, count: int | None, out: Path | None, *, csv: bool
+) -> None:
+    if not csv:
+        raise InvalidArgument(f"--out is for --csv (got --out {out}): add --csv")
+    if out is None and options.json:
+        raise InvalidArgument("--json needs --out FILE here: --csv prints CSV, not one JSON document")
+    check_page(first, count)
+    with options.ledger() as ledger:
+        own = ledger.account(account)
+        size = own.size
+        begin = max(0, size + first) if first < 0 else min(first, size)
+        end = size if count is None else min(size, begin + count)
+        pages = (own.history(start, min(_CSV_PAGE, end - start)) for start in range(begin, end, _CSV_PAGE))
+        if out is None:
+            write_csv(pages, sys.stdout)
+            return
+        with new_file(out) as file:
+            write_csv(pages, file)
+    rows = end - begin
+    text = f"wrote {out}: {rows:,} entr{'ies' if rows != 1 else 'y'} of {account}"
+    print_result({"file": str(out), "account": account, "entries": rows}, text, as_json=options.json)
 
 
 @with_options
@@ -674,7 +719,7 @@ def plan(
     for name in RESERVES:
         table.add_column(name, justify="right")
     for cost, row in counts.items():
-        table.add_row(str(cost), *(f"{row[name]:,}" for name in RESERVES))
+        table.add_row(cost.brief(), *(f"{row[name]:,}" for name in RESERVES))
     made_for = [f"{name}: {choice.gives}" for name, choice in RESERVES.items()]
     form = {
         "target": target,

@@ -23,6 +23,7 @@ import numpy as np
 from odograph.errors import InvalidArgument, InvalidGuarantee
 
 __all__ = [
+    "BRIEF_DIGITS",
     "CEILING",
     "DELTA_SCALE",
     "MOST_PRICED",
@@ -31,6 +32,8 @@ __all__ = [
     "Number",
     "Numeric",
     "above",
+    "brief_above",
+    "brief_below",
     "ceil_computed",
     "ceil_sure",
     "ceil_written",
@@ -70,6 +73,8 @@ ULP: Final = 2.0**-53  # half a unit in the last place of a float64, relative
 # Above this a number means no privacy at all, and floating point would soon overflow: it has no finite price.
 MOST_PRICED: Final = 10**6
 
+BRIEF_DIGITS: Final = 4  # significant digits of a number for people
+_NEARLY: Final = 1 - Fraction(1, 10**9)
 _LEAST: Final = math.ulp(0.0)  # the smallest positive float: a positive cost never rounds to nothing
 _SURE: Final = 1e15  # units: as many as 15 digits can tell apart
 _DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
@@ -251,6 +256,19 @@ def decimal_below(value: Fraction, digits: int) -> Fraction:
 
 def _decimal(value: Fraction, rounding: Context) -> Fraction:
     return Fraction(rounding.divide(Decimal(value.numerator), Decimal(value.denominator)))
+
+
+def brief_above(value: Number) -> str:
+    """Write a nonnegative number for people by four significant digits, rounded up: what is spent, or a bound.
+
+    What is rounded up in the last digits of a float is not shown: a loss of 0.1000000000000005 is 0.1, not 0.1001.
+    """
+    return f"{float(decimal_above(exact_of(value) * _NEARLY, BRIEF_DIGITS)):.{BRIEF_DIGITS}g}" if value else "0"
+
+
+def brief_below(value: Number) -> str:
+    """Write a nonnegative number for people by four significant digits, rounded down: what is left, or a limit."""
+    return f"{float(decimal_below(exact_of(value), BRIEF_DIGITS)):.{BRIEF_DIGITS}g}" if value else "0"
 
 
 def kept_above(value: Fraction) -> Number:

@@ -7,8 +7,9 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from odograph.core.fixed_point import CEILING
+from odograph.core.fixed_point import CEILING, brief_above, brief_below
 from odograph.core.guarantees import MOST_DIFFERENT, MOST_POINTS, Mechanism, Parallel, one_shot
+from odograph.display import badge, card, meters, one_line, paragraph
 from odograph.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -102,11 +103,7 @@ class Decision(NamedTuple):
     def left(self) -> dict[str, float]:
         """What is left after the decision, per meter that has a limit; 0 once a step was unpriced there."""
         after = self.totals_after
-        return {
-            m.name: 0.0 if after.unpriced[i] else max(0.0, float((limit - after.amounts[i]) / m.scale))
-            for i, m in self._with_limit()
-            if (limit := m.limit) is not None
-        }
+        return {m.name: 0.0 if after.unpriced[i] else float(m.left(after.amounts[i])) for i, m in self._with_limit()}
 
     def standing(self) -> dict[str, dict[str, Any]]:
         """Return what is spent and left, per meter that has a limit, and whether it counts: had no unpriced step."""
@@ -143,6 +140,12 @@ class Decision(NamedTuple):
         """The part of the budget that is left after the decision, from 0 to 1: of the alternative with most room."""
         return float(max((1 - part for _, part in self._parts(self.totals_after)), default=0))
 
+    @property
+    def left_text(self) -> str:
+        """The same in words, rounded down."""
+        spent = [part for _, part in self._parts(self.totals_after)]
+        return _left(1 - min(spent, default=Fraction(1))) if self._has_budget else "no limit"
+
     def explain(self) -> str:
         """Return the decision, and a line for each meter that has a limit: what was spent, what is asked and left."""
         meters = self._with_limit()
@@ -153,33 +156,50 @@ class Decision(NamedTuple):
         spent, asked, limit = self.totals.amounts[i], self.price.amounts[i], meter.limit or 0
         if self.totals.unpriced[i]:
             return "no longer counts: an earlier step has no price here"
-        before, most = (f"{float(amount / meter.scale):.4g}" for amount in (spent, limit))
+        before, most = brief_above(spent / meter.scale), brief_below(limit / meter.scale)
         if asked is None:
             return (
                 f"{before} of {most} spent; this request has no price here"
                 + ", so it no longer counts" * self.admitted
             )
         after = limit - spent - asked
-        what = "left" if after >= 0 else "too much"
-        needs, rest = (f"{float(amount / meter.scale):.4g}" for amount in (asked, abs(after)))
-        return f"{before} of {most} spent, {needs} asked, {rest} {what}"
+        rest = (
+            f"{brief_below(meter.left(spent + asked))} left"
+            if after >= 0
+            else f"{brief_above(-after / meter.scale)} too much"
+        )
+        return f"{before} of {most} spent, {brief_above(asked / meter.scale)} asked, {rest}"
+
+    @property
+    def _verdict(self) -> str:
+        """Whether it was admitted, or by which account it was refused."""
+        by = f" by {self.account!r}" if self.account else ""
+        return "admitted" if self.admitted else f"refused{by}"
 
     def __str__(self) -> str:
+        return f"{self._verdict}: {self._reason()}"
+
+    def __repr__(self) -> str:
+        return one_line("Decision", str(self))
+
+    def _repr_html_(self) -> str:
+        label = badge(self._verdict, "good" if self.admitted else "bad")
+        return card("Decision", paragraph(self._reason()), meters(self.standing(), self.asked), label=label)
+
+    def _reason(self) -> str:
+        """Return what is left, and of a refusal what is missing and what would fit."""
         request = "the request" if self.request is None else self.request.brief()
         if self.admitted:
-            spent = [part for _, part in self._parts(self.totals_after)]
-            left = _left(1 - min(spent, default=Fraction(1))) if self._has_budget else "no limit"
-            return "; ".join([f"admitted: {request}", left, *self.notes])
-        by = f" by {self.account!r}" if self.account else ""
+            return "; ".join([request, self.left_text, *self.notes])
         if self.is_unproven and self.notes:
-            return f"refused{by}: {'; '.join(self.notes)}"
+            return "; ".join(self.notes)
         if self.largest is not None:
             offer = f"The largest that fits is {self.largest.brief(offered=True)}"
         elif not self.searched:
             offer = "A smaller request was not searched for"
         else:
             offer = _no_offer(self.request)
-        return f"refused{by}: {self._shortage(request)}. {offer}"
+        return f"{self._shortage(request)}. {offer}"
 
     def _shortage(self, request: str) -> str:
         """Return what there is too little of: delta for the steps, or budget."""

@@ -19,8 +19,10 @@ from itertools import pairwise
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from odograph.core.fixed_point import (
+    BRIEF_DIGITS,
     Number,
     Numeric,
+    brief_above,
     decimal_above,
     decimal_below,
     exact_of,
@@ -61,8 +63,6 @@ __all__ = [
 _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
 _OFFER_DIGITS: Final = 12  # significant digits of an offered sigma
-_BRIEF_DIGITS: Final = 4  # significant digits of a number for people
-_NEARLY: Final = 1 - Fraction(1, 10**9)
 _LARGEST_RATIO: Final = 10**150  # sensitivity over sigma: its square is a float; there is no privacy long before
 _MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
 MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
@@ -142,7 +142,7 @@ class Guarantee:
         """Return it for people, with four significant digits: a cost rounded up; an offer down, so that it fits."""
         if offered and self.size in self.__match_args__:
             size = read(getattr(self, self.size), self.size)
-            return str(self.resize(decimal_below(size, _BRIEF_DIGITS)) if size else self)
+            return str(self.resize(decimal_below(size, BRIEF_DIGITS)) if size else self)
         return str(self) if offered else self._format(_brief)
 
     def _format(self, show: Callable[[object], str]) -> str:
@@ -178,7 +178,7 @@ def _brief(value: object) -> str:
 
     What a library rounds up in its last digits is not shown: its Laplace noise of scale 10 costs 0.1, not 0.1001.
     """
-    return _digits(exact_of(value) * _NEARLY, _BRIEF_DIGITS) if isinstance(value, float | Fraction) else _show(value)
+    return brief_above(value) if isinstance(value, float | Fraction) else _show(value)
 
 
 def _digits(value: Fraction, count: int) -> str:
@@ -346,7 +346,7 @@ class DiscreteGaussian(Guarantee):
     def brief(self, *, offered: bool = False) -> str:
         """Return it with a sigma of four digits: that of a cost rounded down, that of an offer up."""
         shorten = decimal_above if offered else decimal_below
-        return str(replace(self, sigma=shorten(exact_of(self.sigma), _BRIEF_DIGITS)))
+        return str(replace(self, sigma=shorten(exact_of(self.sigma), BRIEF_DIGITS)))
 
 
 @register

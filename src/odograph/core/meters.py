@@ -65,6 +65,7 @@ __all__ = [
 
 WITH_EPSILON: Final = (PureDP, ApproxDP, ProbDP)  # the guarantees that have an epsilon
 
+_COARSE: Final = SCALE // 10**11  # units: ten times the largest tolerance of a policy
 _GENEROUS: Final = 1 + Fraction(1, 10**12)  # the last digits of a float decide nothing
 
 
@@ -102,6 +103,10 @@ class Meter(ABC):
     def scale(self) -> Fraction:
         """Units per 1 of what the meter counts, for displaying totals."""
         return Fraction(SCALE)
+
+    def left(self, total: int) -> Fraction:
+        """Return what a total leaves of the limit, for displaying it; at least 0."""
+        return max(Fraction(0), ((self.limit or 0) - total) / self.scale)
 
     @property
     def has_sound_options(self) -> bool:
@@ -183,6 +188,11 @@ class EpsilonMeter(Meter):
         """
         return units_written(number_of(guarantee.epsilon)) if isinstance(guarantee, WITH_EPSILON) else None
 
+    def left(self, total: int) -> Fraction:
+        """Return what a total leaves of the limit, without the policy's tolerance, which is not there to be spent."""
+        rest = (self.limit or 0) - total
+        return max(Fraction(0), Fraction(rest - rest % _COARSE, SCALE))
+
 
 class IntrinsicMeter(Meter):
     """Intrinsic time, counted for odometers."""
@@ -256,6 +266,10 @@ class OrderMeter(Meter):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "near", float(self.order))
+
+    def left(self, total: int) -> Fraction:
+        """Return what a total leaves of the limit, for displaying it; at least 0."""
+        return max(Fraction(0), ((self.limit or 0) - total) / self.scale)
 
     @property
     def has_sound_options(self) -> bool:

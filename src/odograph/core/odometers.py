@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odograph.core.conversions import filter_time
-from odograph.core.fixed_point import ULP, down, last_holding, read, up
+from odograph.core.fixed_point import ULP, brief_above, down, last_holding, read, up
 from odograph.core.meters import DriftMeter, Meter, MomentMeter, distinguish_names
+from odograph.display import badge, card, facts, one_line, paragraph
 from odograph.errors import InvalidArgument, InvalidPolicy, explain
 
 __all__ = [
@@ -70,12 +71,12 @@ _LOG_2: Final = math.log(2.0)
 _NEWTON_STEPS: Final = 100  # convergence is quadratic and takes about ten; this ends a cycle of two roundings
 
 _STATEMENT: Final = (
-    "For each fixed pair of neighbors, with probability at least 1 - {delta:.3g} the realized privacy loss is at "
-    "most this at all times at once; it does not make the run ({loss:.3g}, {delta:.3g})-DP."
+    "For each fixed pair of neighbors, with probability at least 1 - {delta} the realized privacy loss is at "
+    "most this at all times at once; it does not make the run ({loss}, {delta})-DP."
 )
 _SURE_STATEMENT: Final = (
     "For each fixed pair of neighbors the realized privacy loss is at most this, surely and at all times; it does not"
-    " make the run {loss:.3g}-DP, because with other answers it could have become larger."
+    " make the run {loss}-DP, because with other answers it could have become larger."
 )
 _NO_STATEMENT: Final = "It allows no claim: with the policy's slack and delta it may fail with any probability."
 _EARLIEST: Final = 400.0  # of the default odometer: how much earlier than the filter's stop it is still tight
@@ -99,7 +100,7 @@ class Spent:
     moments: Mapping[Fraction, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Reading:
     """One reading: the bound on the loss, the probability that it ever fails, and what it allows to be claimed.
 
@@ -119,6 +120,11 @@ class Reading:
         return "sum of epsilons" if self.summed else type(self.odometer).__name__
 
     @property
+    def loss_text(self) -> str:
+        """The bound for people: four significant digits, rounded up."""
+        return brief_above(self.loss) if math.isfinite(self.loss) else "inf"
+
+    @property
     def statement(self) -> str:
         """What the reading allows to be claimed, in a sentence."""
         if not self.covered:
@@ -129,7 +135,8 @@ class Reading:
             return "Nothing was lost so far."
         if self.delta >= 1.0:
             return _NO_STATEMENT
-        sentence = (_STATEMENT if self.delta else _SURE_STATEMENT).format(loss=self.loss, delta=self.delta)
+        template = _STATEMENT if self.delta else _SURE_STATEMENT
+        sentence = template.format(loss=self.loss_text, delta=brief_above(self.delta))
         return f"{sentence} {self.note}" if self.note else sentence
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,8 +149,17 @@ class Reading:
             "statement": self.statement,
         }
 
+    def __repr__(self) -> str:
+        covered = "covered by the guarantee" if self.covered else "informational"
+        return one_line("Reading", f"loss at most {self.loss_text} ({self.method}), {covered}")
+
+    def _repr_html_(self) -> str:
+        label = badge("covered by the guarantee", "good") if self.covered else badge("informational")
+        named = {"method": self.method, "fails with probability": f"at most {brief_above(self.delta)}"}
+        return card(f"Loss at most {self.loss_text}", paragraph(self.statement), facts(named), label=label)
+
     def __str__(self) -> str:
-        return f"loss at most {self.loss:.4g} ({self.method}). {self.statement}"
+        return f"loss at most {self.loss_text} ({self.method}). {self.statement}"
 
 
 def _check_positive(odometer: object, *names: str, above: float = 0.0) -> None:

@@ -10,13 +10,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_DOWN, Context
 from fractions import Fraction
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from odograph.core.filters import SmoothMeter
-from odograph.core.fixed_point import SCALE, Numeric, exact_of, written_below
+from odograph.core.fixed_point import SCALE, Numeric, brief_below, exact_of, written_below
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import (
     GDP,
@@ -35,6 +34,7 @@ from odograph.core.guarantees import (
 from odograph.core.mechanisms import Noise, subsampled_gaussian
 from odograph.core.meters import WITH_EPSILON, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, intrinsic_units
 from odograph.core.policy import Compiled, Policy
+from odograph.display import badge, card, facts, one_line, paragraph, table
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
 
 __all__ = [
@@ -102,7 +102,7 @@ Kind: TypeAlias = type[G] | Callable[..., G] | G
 Path: TypeAlias = AccountState | Sequence[AccountState]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Quote:
     """The decisions on several requests in order, up to the first refusal, and whether all fit."""
 
@@ -120,6 +120,20 @@ class Quote:
             "decisions": [decision.to_dict() for decision in self.decisions],
             "totals_after": self.totals_after.to_text(),
         }
+
+    def __repr__(self) -> str:
+        return one_line("Quote", str(self))
+
+    def _repr_html_(self) -> str:
+        def cells(row: tuple[int, Decision]) -> tuple[object, ...]:
+            number, one = row
+            said = badge("admitted", "good") if one.admitted else badge("refused", "bad")
+            return number, "" if one.request is None else one.request.brief(), said, "; ".join(one.notes)
+
+        rows = [*enumerate(self.decisions, 1)]
+        label = badge("all admitted", "good") if self.admitted else badge("refused: nothing would be charged", "bad")
+        requests = table(("number", "request", "decision", "notes"), rows, numbers=("number",), cells=cells)
+        return card("Quote", paragraph(self), *([requests] if rows else []), label=label)
 
     def __str__(self) -> str:
         if not self.decisions:
@@ -161,6 +175,10 @@ class Calibration:
             "guarantee": self.guarantee.to_dict(),
             "text": str(self),
         }
+
+    def _repr_html_(self) -> str:
+        named = {"guarantee of one request": self.guarantee.brief(), "requests": f"{self.times:,}"}
+        return card(repr(self), paragraph("the least noise with which all of them are admitted"), facts(named))
 
     def __repr__(self) -> str:
         return f"{self.mechanism}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
@@ -324,7 +342,6 @@ def _without_theorem(state: AccountState, cost: Guarantee, problem: UnprovenComp
 
 _LARGE: Final = Fraction(3, 2)  # of the intrinsic time: a larger charge is noted
 _LARGE_PART: Final = 50  # a request of more than this part of the smooth filter's limit may exceed what is left of it
-_SHOWN: Final = Context(prec=4, rounding=ROUND_DOWN)  # of what is offered, in a note
 _ALTERNATIVES: Final = {
     "epsilon": "the plain sum of epsilons",
     "exact": "the exact filter",
@@ -488,7 +505,7 @@ def _fall(path: Sequence[tuple[AccountState, Decision]], cost: Guarantee) -> str
     counted = [state._replace(totals=one.totals_after._replace(unpriced=one.totals.unpriced)) for state, one in path]
     for kind in (PureDP, one_shot(cost), GDP, ZCDP):
         now = _largest_size(after, kind)
-        if now < _largest_size(counted, kind) and _shown(now) != _shown(was := _largest_size(before, kind)):
+        if now < _largest_size(counted, kind) and brief_below(now) != brief_below(was := _largest_size(before, kind)):
             return _falls(kind, was, now)
     return ""
 
@@ -498,7 +515,7 @@ def _falls(kind: type[Guarantee] | Guarantee, was: Fraction, now: Fraction) -> s
         return f"the largest single request of {kind.name!r} falls from {was} steps to {now}"
     size = "" if kind.size == "epsilon" else f"{kind.size} "
     name = _REQUESTS.get(kind.kind, f"{kind.kind} request")
-    return f"the largest single {name} falls from {size}{_shown(was)} to {_shown(now)}"
+    return f"the largest single {name} falls from {size}{brief_below(was)} to {brief_below(now)}"
 
 
 def _largest_size(path: Path, kind: type[Guarantee] | Guarantee) -> Fraction:
@@ -510,11 +527,6 @@ def _largest_size(path: Path, kind: type[Guarantee] | Guarantee) -> Fraction:
     if isinstance(found, Mechanism):
         return Fraction(found.steps)
     return exact_of(getattr(found, found.size)) if found is not None and found.size else Fraction(0)
-
-
-def _shown(size: Fraction) -> str:
-    """Write a size in four digits, rounded down: a size that is shown fits."""
-    return f"{float(_SHOWN.divide(size.numerator, size.denominator)):.4g}"
 
 
 def _overcharge(compiled: Compiled, decision: Decision, price: Price, cost: Guarantee) -> Fraction | None:

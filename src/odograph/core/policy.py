@@ -32,12 +32,15 @@ from odograph.core.filters import (
 )
 from odograph.core.filters.exact import Need
 from odograph.core.filters.renyi import best_order
+from odograph.core.filters.smooth import RESERVES
 from odograph.core.fixed_point import (
     CEILING,
     DELTA_SCALE,
     SCALE,
     Number,
     Numeric,
+    brief_above,
+    brief_below,
     decimal_above,
     exact_of,
     exactly,
@@ -55,6 +58,7 @@ from odograph.core.guarantees import (
     GDP,
     RDP,
     REGISTRY,
+    SIZED,
     ZCDP,
     ApproxDP,
     DiscreteGaussian,
@@ -84,6 +88,7 @@ from odograph.core.odometers import (
     standard_odometers,
 )
 from odograph.core.value_iteration import Budget
+from odograph.display import Html, card, facts, one_line, table
 from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition, explain
 
 __all__ = [
@@ -130,7 +135,7 @@ _NEW_WORDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Policy:
     """The promise (epsilon, delta)-DP for the whole interaction, and every choice that keeps it.
 
@@ -321,6 +326,48 @@ class Policy:
         if len(self.filters) == 1:
             return self.filters[0][0].kind
         return ", ".join(f"{one.kind} {float(share):g}" for one, share in self.filters)
+
+    def __repr__(self) -> str:
+        return one_line("Policy", f"{self.promise}, filter {self.filter_text}")
+
+    def _repr_html_(self) -> str:
+        return card("Policy", *self.html_parts())
+
+    def html_parts(self) -> tuple[Html, ...]:
+        """Return what a notebook shows of it: the promise, what it takes, and what each reserve would give."""
+        taken, refused = self._kinds()
+        odometer = self.odometer
+        parts = [part for _, part in odometer.parts] if isinstance(odometer, BestOf) else [odometer]
+        named = {
+            "promise": self.promise,
+            "filter": self.filter_text,
+            "takes": ", ".join(taken),
+            "has no theorem for": ", ".join(refused),
+            "for the steps' deltas": brief_below(self.delta_steps) if self.delta else "",
+            "odometer": " and ".join(type(part).__name__ for part in parts),
+            "slack": "" if self.slack is None else brief_above(self.slack),
+            "menu": ", ".join(item.name for item in self.menu),
+        }
+        smooth = next((one for one, _ in self.filters if isinstance(one, Smooth)), None)
+        if smooth is None:
+            return (facts(named),)
+        rows = [(f"{name} (chosen)" if name == smooth.reserve else name, one.gives) for name, one in RESERVES.items()]
+        return facts(named), table(("reserve", "gives"), rows)
+
+    def _kinds(self) -> tuple[list[str], list[str]]:
+        """Return the names of the kinds of guarantee that a filter has a theorem for, and of those that none has."""
+        curve = RDP((2,), (1,))
+        samples = [kind.with_size(1) for kind in SIZED.values()] + [curve, Mechanism("any", 1, curve)]
+        found: tuple[list[str], list[str]] = [], []
+        for sample in samples:
+            is_taken = any(
+                one.accepts(guarantee, self.neighbors)
+                for one, _ in self.filters
+                for guarantee in (sample, *sample.implies())
+            )
+            name = type(sample).__name__
+            found[not is_taken].append(f"{name} with its curve" if isinstance(sample, Mechanism) else name)
+        return found
 
     @property
     def tolerance(self) -> Fraction:
@@ -642,7 +689,7 @@ def _is_pair(item: object) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Compiled:
     """A policy and its meters. Made once per account, never recompiled; prices and limits are integers."""
 
@@ -653,6 +700,14 @@ class Compiled:
 
     def __reduce__(self) -> tuple[type[Compiled], tuple[Policy, tuple[Meter, ...], str]]:
         return Compiled, (self.policy, self.meters, self.note)  # without the prices: charges are sent with it
+
+    def __repr__(self) -> str:
+        return one_line("Compiled", f"{self.policy.promise}, filter {self.policy.filter_text}")
+
+    def _repr_html_(self) -> str:
+        limits = [(meter.name, brief_below(meter.left(0))) for meter in self.meters if meter.limit and meter.counted]
+        table_of_limits = table(("meter", "limit"), limits, numbers=("limit",))
+        return card("Compiled policy", *self.policy.html_parts(), table_of_limits)
 
     @property
     def tolerance(self) -> Fraction:
@@ -939,9 +994,9 @@ def _refuse_approximate_moments(guarantee: Guarantee) -> None:
         return
     instead = "ApproxDP(epsilon, delta)" if not isinstance(guarantee, ZCDP) else _as_approximate(guarantee)
     raise UnprovenComposition(
-        f"no theorem covers {Interactive(guarantee)}: approximate zCDP and approximate Rényi guarantees (here with"
-        f" delta {float(delta):g}) of interactive mechanisms are not known to compose. Charge the (epsilon, delta)-DP"
-        f" that follows from it instead: Interactive({instead})"
+        f"no theorem covers {Interactive(guarantee).brief()}: approximate zCDP and approximate Rényi guarantees"
+        f" (here with delta {float(delta):g}) of interactive mechanisms are not known to compose. Charge the"
+        f" (epsilon, delta)-DP that follows from it instead: Interactive({instead})"
     )
 
 
@@ -961,7 +1016,7 @@ def _as_approximate(guarantee: ZCDP) -> ApproxDP | str:
 
 def _advice(policy: Policy, asked: Guarantee) -> str:
     names = " and ".join(repr(one.kind) for one, _ in policy.filters)
-    head, guarantee = f"no theorem covers {asked} under filter {names}", one_shot(asked)
+    head, guarantee = f"no theorem covers {asked.brief()} under filter {names}", one_shot(asked)
     if isinstance(guarantee, Mechanism):
         listed = ", ".join(repr(item.name) for item in policy.menu) or "nothing"
         head += f": the policy's menu lists {listed}, and is fixed when the policy is made"
@@ -985,7 +1040,7 @@ def _advice(policy: Policy, asked: Guarantee) -> str:
 
 def _unread(policy: Policy, guarantee: Guarantee) -> str:
     """Say why a policy without a limit does not take a step, and what would."""
-    head = f"the policy's odometer has no reading for {guarantee}"
+    head = f"the policy's odometer has no reading for {guarantee.brief()}"
     if isinstance(guarantee, Mechanism) and guarantee.curve is None:
         return f"{head} without its Rényi curve; pass the curve"
     if delta_of(guarantee) and policy.slack is None:

@@ -14,10 +14,11 @@ from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import Guarantee
 from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question
 from odograph.core.policy import Compiled, Policy
+from odograph.display import badge, card, paragraph, table
 from odograph.errors import AccountNotFound, EntryNotFound, InvalidPolicy, LedgerError, ReservationNotFound
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, check_name, price_from_text
-from odograph.ledger.results import Checkpoint, HistoryEntry, Lifetime, Receipt, Reservation, Verification
+from odograph.ledger.results import Checkpoint, History, Lifetime, Receipt, Reservation, Verification
 from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
 from odograph.progress import Progress
@@ -130,7 +131,7 @@ class LedgerAccount(Account):
         """Return how many requests of this cost are admitted in a row, at most 10^12; of a closed account, 0."""
         return self._backend.how_many(self.name, cost)
 
-    def history(self, first: int = 0, count: int | None = None) -> tuple[HistoryEntry, ...]:
+    def history(self, first: int = 0, count: int | None = None) -> History:
         """Return entries from a sequence on, at most `count`; a negative `first` counts from the end.
 
         Refusals are among them.
@@ -139,7 +140,7 @@ class LedgerAccount(Account):
         size = self.size
         first = max(0, size + first) if first < 0 else min(first, size)
         count = size - first if count is None else min(count, size - first)
-        return tuple(self._backend.history(self.name, first, count)) if count else ()
+        return History(self._backend.history(self.name, first, count) if count else ())
 
     def close(self, *, note: str = "") -> None:
         """Take no new charges from now on, here and below; reservations can still be resolved."""
@@ -179,6 +180,7 @@ class LedgerAccount(Account):
 
 
 _PAGE: Final = 2000
+_SHOWN: Final = 20  # accounts of a ledger in a notebook
 
 
 class State(NamedTuple):
@@ -384,3 +386,21 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger {self.url} as {self.principal!r}>"
+
+    def _repr_html_(self) -> str:
+        balances = self.backend.balances()
+        rows = []
+        for name in sorted(balances)[:_SHOWN]:
+            compiled, balance = self.backend.opened(name), balances[name]
+            rows.append(_summary_row(compiled, balance))
+        more = len(balances) - len(rows)
+        accounts = table(("account", "promise", "spent", "below", ""), rows) if rows else paragraph("no accounts yet")
+        rest = [paragraph(f"and {more:,} more")] if more else []
+        return card(f"Ledger {self.url}", accounts, *rest, label=badge(f"as {self.principal}"))
+
+
+def _summary_row(opened: Opened, balance: Balance) -> tuple[object, ...]:
+    head, policy = balance.head, opened.compiled.policy
+    people = opened.population is not None
+    spent = "a population" if people else spent_text(opened.compiled, balance.totals)
+    return head.name, policy.target, spent, head.parent, badge("closed") if balance.closed else ""

@@ -1,23 +1,40 @@
-"""What an account returns: receipts, reservations, entries of its history; and what a ledger's audit returns."""
+"""What an account returns: receipts, reservations, its history; and what a ledger's audit returns."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
-from typing import Any, NamedTuple, NoReturn
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple, NoReturn, SupportsIndex, overload
 
+from odograph.core.fixed_point import brief_above, written_above
 from odograph.core.gate import Decision, Price
-from odograph.core.guarantees import Guarantee, exact_of
+from odograph.core.guarantees import Guarantee, exact_of, one_shot
 from odograph.core.policy import Policy
-from odograph.errors import LedgerCorrupt, LedgerError, explain
-from odograph.ledger.entries import Entry, checkpoint_of, iso_time, legs_from_text, moment, price_from_text
+from odograph.display import badge, card, facts, one_line, paragraph, table, utc
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, explain
+from odograph.extras import load
+from odograph.ledger.entries import (
+    Entry,
+    checkpoint_of,
+    iso_time,
+    legs_from_text,
+    moment,
+    price_from_text,
+    text_of,
+)
 from odograph.ledger.stores.base import Head
 
 __all__ = [
+    "COLUMNS",
     "Checkpoint",
+    "History",
     "HistoryEntry",
     "Lifetime",
     "Line",
@@ -28,6 +45,7 @@ __all__ = [
     "history_entry",
     "linked",
     "together",
+    "write_csv",
 ]
 
 
@@ -46,11 +64,17 @@ class Lifetime(NamedTuple):
         epsilon = None if self.epsilon is None else str(self.epsilon)
         return {"accounts": [*self.accounts], "epsilon": epsilon, "delta": str(self.delta)}
 
+    def __repr__(self) -> str:
+        return one_line("Lifetime", str(self))
+
+    def _repr_html_(self) -> str:
+        return card("Lifetime promise", paragraph(self))
+
     def __str__(self) -> str:
         names = ", ".join(self.accounts)
         if self.epsilon is None:
             return f"not one (epsilon, delta): see what each promises of {names}"
-        return f"({float(self.epsilon):.12g}, {float(self.delta):.12g})-DP over {names}"
+        return f"({brief_above(self.epsilon)}, {brief_above(self.delta)})-DP over {names}"
 
 
 def linked(heads: Sequence[Head], name: str) -> list[str]:
@@ -77,6 +101,7 @@ def together(policies: Mapping[str, Policy]) -> Lifetime:
 
 
 _FORM = 1
+_RANDOM_KEY: Final = re.compile("[0-9a-f]{32}")  # an idempotency key that was generated
 
 
 class Line(NamedTuple):
@@ -155,16 +180,40 @@ class Receipt(NamedTuple):
             "notes": [*self.notes],
         }
 
+    def __repr__(self) -> str:
+        return one_line("Receipt", str(self))
+
+    def _repr_html_(self) -> str:
+        title = f"{self.done} before, nothing was charged now" if self.repeated else self.done
+        named = {
+            "key": self.key,
+            "time": utc(self.time),
+            "can be voided until": utc(self.expires),
+            "then": "" if self.decision is None else self.decision.left_text,
+            "lifetime promise": "; ".join(map(str, self.lifetimes)),
+            "limits not certified here": ", ".join(self.uncertified),
+            "note": "; ".join(self.notes),
+        }
+        rows = [(line.account, line.sequence, line.cost.brief()) for line in self.lines]
+        lines = table(("account", "entry", "cost"), rows, numbers=("entry",))
+        return card("Receipt", lines, facts(named), label=badge(title, "plain" if self.repeated else "good"))
+
+    @property
+    def costs(self) -> str:
+        """The costs for people, each with its account."""
+        return ", ".join(f"{line.cost.brief()}{f' of {line.account}' if line.account else ''}" for line in self.lines)
+
+    @property
+    def done(self) -> str:
+        """What was done: spent, reserved, committed, voided."""
+        return {"spend": "spent", "reserve": "reserved", "commit": "committed", "void": "voided"}[self.verb]
+
     def __str__(self) -> str:
-        done = {"spend": "spent", "reserve": "reserved", "commit": "committed", "void": "voided"}[self.verb]
-        costs = ", ".join(
-            f"{line.cost.brief()}{f' of {line.account}' if line.account else ''}" for line in self.lines
-        )
         again = " before, nothing was charged now" if self.repeated else ""
         key = f", key {self.key}" if self.key else ""
         promise = "".join(f"; lifetime promise {lifetime}" for lifetime in self.lifetimes)
         unsure = f"; limits not certified here: {', '.join(self.uncertified)}" if self.uncertified else ""
-        return "; ".join([f"{done}{again}: {costs}; entry {self.id}{key}{promise}{unsure}", *self.notes])
+        return "; ".join([f"{self.done}{again}: {self.costs}; entry {self.id}{key}{promise}{unsure}", *self.notes])
 
 
 class Reservation:
@@ -205,8 +254,20 @@ class Reservation:
             f"a reservation is not sent to another process: there, use odograph.connect(...).reservation({self.id!r})"
         )
 
+    def _repr_html_(self) -> str:
+        receipt = self.receipt
+        named = {
+            "id": self.id,
+            "cost": receipt.costs,
+            "key": receipt.key,
+            "made": utc(receipt.time),
+            "can be voided until": utc(self.expires) or "it is committed",
+        }
+        label = badge("voided") if self.voided else badge("repeated" if self.repeated else "charged", "good")
+        return card("Reservation", facts(named), label=label)
+
     def __repr__(self) -> str:
-        until = "" if self.expires is None else f", expires {self.expires:%Y-%m-%d %H:%M:%S} UTC"
+        until = "" if self.expires is None else f", expires {utc(self.expires)}"
         return f"<Reservation {self.id}{until}{', repeated' if self.repeated else ''}>"
 
 
@@ -267,6 +328,11 @@ class HistoryEntry(NamedTuple):
         return None if self.voidable_until is None else moment(self.voidable_until)
 
     @property
+    def key_text(self) -> str:
+        """The key for people: one that was generated is shortened."""
+        return f"{self.key[:6]}..." if _RANDOM_KEY.fullmatch(self.key) else self.key
+
+    @property
     def entry(self) -> Entry:
         """The entry as a ledger stores and seals it; an account in memory raises `LedgerError`."""
         if self.sealed is None:
@@ -295,6 +361,181 @@ class HistoryEntry(NamedTuple):
             "sealed": None if sealed is None else {field: str(value) for field, value in sealed._asdict().items()},
         }
 
+    def __repr__(self) -> str:
+        cost = "" if self.cost is None else f" {self.cost.brief()}"
+        note = f", note {self.note!r}" if self.note else ""
+        return one_line("HistoryEntry", f"{self.sequence}: {self.verb}{cost}, {utc(self.time)}{note}")
+
+    def _repr_html_(self) -> str:
+        named = {
+            "account": self.account,
+            "cost": "" if self.cost is None else self.cost.brief(),
+            "by": self.principal,
+            "key": self.key,
+            "note": self.note,
+            "time": utc(self.time),
+            "could be voided until": utc(self.expires),
+            "seal": self.seal,
+        }
+        return card(
+            f"Entry {self.sequence}",
+            facts(named),
+            label=badge(self.verb, "bad" if self.verb == "refuse" else "plain"),
+        )
+
+
+_ADMITTED: Final = {"spend": True, "reserve": True, "refuse": False}
+
+
+class _Column(NamedTuple):
+    """A column of a history as a table."""
+
+    kind: str  # of its values: integer, time, text, number or truth
+    value: Callable[[HistoryEntry, Guarantee | None], Any]  # of an entry and its cost, which takes long to read
+
+
+def _size(name: str) -> _Column:
+    """Return the column of a number that guarantees may have: rounded up to a float, None where it is not defined."""
+
+    def value(_entry: HistoryEntry, cost: Guarantee | None) -> float | None:
+        found = None if cost is None else getattr(one_shot(cost), name, None)
+        return None if found is None else written_above(exact_of(found))
+
+    return _Column("number", value)
+
+
+#: The columns of a history as a table, in their order.
+COLUMNS: Final[Mapping[str, _Column]] = {
+    "sequence": _Column("integer", lambda entry, _: entry.sequence),
+    "time": _Column("time", lambda entry, _: entry.written),
+    "verb": _Column("text", lambda entry, _: entry.verb),
+    "account": _Column("text", lambda entry, _: entry.account),
+    "principal": _Column("text", lambda entry, _: entry.principal),
+    "key": _Column("text", lambda entry, _: entry.key),
+    "note": _Column("text", lambda entry, _: entry.note),
+    "admitted": _Column("truth", lambda entry, _: _ADMITTED.get(entry.verb)),
+    "kind": _Column("text", lambda _, cost: "" if cost is None else cost.kind),
+    "epsilon": _size("epsilon"),
+    "rho": _size("rho"),
+    "mu": _size("mu"),
+    "delta": _size("delta"),
+    "cost": _Column("text", lambda _, cost: "" if cost is None else text_of(cost.to_dict())),
+    "price": _Column("text", lambda entry, _: "" if entry.price is None else entry.price.to_text()),
+    "expires": _Column("time", lambda entry, _: entry.voidable_until),
+    "seal": _Column("text", lambda entry, _: entry.seal),
+}
+
+
+def _values(entry: HistoryEntry) -> list[Any]:
+    cost = entry.cost
+    return [column.value(entry, cost) for column in COLUMNS.values()]
+
+
+# Spreadsheets take a text for a formula that begins with one of these, also after spaces. One that begins with the
+# apostrophe that makes it text again gets another, so that removing one restores every text.
+_FORMULA: Final = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n']")
+
+
+class History(tuple[HistoryEntry, ...]):
+    """A part of an account's history: a tuple of its entries, oldest first, that can be written as a table.
+
+    The columns are those of `odograph.ledger.results.COLUMNS`.
+    """
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> HistoryEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> History: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> HistoryEntry | History:
+        found = super().__getitem__(index)
+        return History(found) if isinstance(index, slice) else found  # type: ignore[arg-type, return-value]
+
+    def to_pandas(self) -> Any:  # noqa: ANN401  a data frame; pandas is optional
+        """Return a pandas data frame: times in UTC, a missing number as NaN."""
+        pandas = load("pandas")
+        types = {"integer": "int64", "time": "Int64", "text": "object", "number": "float64", "truth": "boolean"}
+        frame = {}
+        for name, (kind, values) in self._columns().items():
+            series = pandas.Series(values, dtype=types[kind])
+            is_time = kind == "time"
+            frame[name] = series.astype("datetime64[us]").dt.tz_localize("UTC") if is_time else series
+        return pandas.DataFrame(frame)
+
+    def to_arrow(self) -> Any:  # noqa: ANN401  a table; pyarrow is optional
+        """Return a PyArrow table: times in UTC, what is missing as null."""
+        arrow = load("pyarrow")
+        types = {
+            "integer": arrow.int64(),
+            "time": arrow.timestamp("us", tz="UTC"),
+            "text": arrow.string(),
+            "number": arrow.float64(),
+            "truth": arrow.bool_(),
+        }
+        columns = self._columns().items()
+        return arrow.table({name: arrow.array(values, types[kind]) for name, (kind, values) in columns})
+
+    def _columns(self) -> dict[str, tuple[str, list[Any]]]:
+        """Return the kind and the values of each column."""
+        rows = [_values(entry) for entry in self]
+        return {name: (column.kind, [row[i] for row in rows]) for i, (name, column) in enumerate(COLUMNS.items())}
+
+    def to_csv(self, file: str | PathLike[str] | IO[str]) -> None:
+        """Write CSV with a header to a path, replacing what is there, or to a file that is open for text.
+
+        A text that a spreadsheet would take for a formula gets an apostrophe before it.
+        """
+        if isinstance(file, str | PathLike):
+            with Path(file).open("w", encoding="utf-8", errors="backslashreplace", newline="") as opened:
+                write_csv([self], opened)
+            return
+        try:
+            file.write("")
+        except (AttributeError, TypeError) as problem:
+            raise InvalidArgument(
+                f"file must be a path, or a file that is open for text (got a {type(file).__name__})"
+            ) from problem
+        write_csv([self], file)
+
+    def __repr__(self) -> str:
+        if not self:
+            return "<History no entries>"
+        steps = f"{len(self)} entr{'ies' if len(self) != 1 else 'y'}"
+        return one_line("History", f"{steps}, {self[0].sequence} to {self[-1].sequence}, last {self[-1].verb}")
+
+    def _repr_html_(self) -> str:
+        head = ("entry", "time (UTC)", "verb", "cost", "by", "key", "note")
+        return card("History", table(head, self, numbers=("entry",), cells=_cells_for_people))
+
+
+def _cells_for_people(entry: HistoryEntry) -> tuple[object, ...]:
+    cost, time = "" if entry.cost is None else entry.cost.brief(), f"{entry.time:%Y-%m-%d %H:%M:%S}"
+    return entry.sequence, time, entry.verb, cost, entry.principal, entry.key_text, entry.note
+
+
+def write_csv(pages: Iterable[Iterable[HistoryEntry]], file: IO[str]) -> None:
+    """Write a history as CSV, page by page: only one page is in memory at a time."""
+    writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for page in pages:
+        writer.writerows(_cells(entry) for entry in page)
+
+
+def _cells(entry: HistoryEntry) -> Iterator[object]:
+    """Yield the cells of an entry: numbers as they are, times in ISO form, texts that no spreadsheet evaluates."""
+    for column, value in zip(COLUMNS.values(), _values(entry), strict=True):
+        if value is None:
+            yield ""
+        elif column.kind == "time":
+            yield iso_time(value)
+        elif column.kind == "truth":
+            yield "true" if value else "false"
+        elif column.kind == "text" and _FORMULA.match(value):
+            yield f"'{value}"
+        else:
+            yield value
+
 
 def history_entry(entry: Entry, principal: str, note: str) -> HistoryEntry:
     """Return a ledger's entry for its history, with the principal's name and the note, which are stored beside it."""
@@ -304,7 +545,7 @@ def history_entry(entry: Entry, principal: str, note: str) -> HistoryEntry:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
     """The last entry of every account: kept elsewhere, it shows whether something was removed or rewritten since.
 
@@ -337,11 +578,20 @@ class Checkpoint:
             raise LedgerCorrupt("the checkpoint's own hash does not fit its content: it was damaged or changed")
         return found
 
+    def __repr__(self) -> str:
+        count = len(self.accounts)
+        return one_line("Checkpoint", f"of {count} account{'s' * (count != 1)}, head {self.head}")
+
+    def _repr_html_(self) -> str:
+        rows = [(name, sequence, seal) for name, (sequence, seal) in sorted(self.accounts.items())]
+        last = table(("account", "last entry", "seal"), rows, numbers=("last entry",))
+        return card("Checkpoint", facts({"head": self.head}), last)
+
     def __str__(self) -> str:
         return self.head
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verification:
     """The result of a complete replay without errors.
 
@@ -368,6 +618,21 @@ class Verification:
             "checkpoint": self.checkpoint.to_dict(),
             "uncertified": [*self.uncertified],
         }
+
+    def __repr__(self) -> str:
+        return one_line("Verification", str(self))
+
+    def _repr_html_(self) -> str:
+        named = {
+            "entries": f"{self.entries:,}",
+            "accounts": f"{len(self.checkpoint.accounts):,}",
+            "notes erased": self.notes_erased or "",
+            "principal names erased": self.principals_erased or "",
+            "limits not certified here": ", ".join(self.uncertified),
+            "the clock was set back before": ", ".join(self.set_back),
+            "head": self.checkpoint.head,
+        }
+        return card("Verification", facts(named), label=badge("verified", "good"))
 
     def __str__(self) -> str:
         erased = [

@@ -9,7 +9,7 @@ because a round must answer even when everyone has dropped out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from odograph.compile import compile_policy
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Compiled, Policy
+from odograph.display import Html, badge, card, facts, one_line, paragraph, utc
 from odograph.errors import (
     AccountClosed,
     IdempotencyConflict,
@@ -39,7 +40,7 @@ from odograph.ledger.commands import (
 )
 from odograph.ledger.entries import Entry, check_name, shown, text_of
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.results import HistoryEntry
+from odograph.ledger.results import History
 from odograph.ledger.stores.base import Head
 from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
 from odograph.population.gate import gate_of
@@ -64,6 +65,19 @@ class RoundReceipt(NamedTuple):
     key: str
     repeated: bool
     entry: Entry
+
+    def __repr__(self) -> str:
+        again = ", repeated" if self.repeated else ""
+        return one_line("RoundReceipt", f"round {self.version} of {self.population}, key {self.key}{again}")
+
+    def _repr_html_(self) -> str:
+        label = badge("charged before, nothing was charged now") if self.repeated else badge("charged", "good")
+        return card("Receipt of a round", *self.html_parts(), label=label)
+
+    def html_parts(self) -> tuple[Html, ...]:
+        """Return what a notebook shows of it."""
+        named = {"population": self.population, "round": self.version, "key": self.key, "entry": self.entry.id}
+        return (facts(named | {"time": utc(self.entry.moment)}),)
 
 
 class Participants:
@@ -99,6 +113,9 @@ class Participants:
 
     def __repr__(self) -> str:
         return f"Participants(round {self.receipt.version} of {self.receipt.population!r})"
+
+    def _repr_html_(self) -> str:
+        return card("Participants", paragraph("Private: they depend on the data."), *self.receipt.html_parts())
 
 
 class Population:
@@ -305,9 +322,9 @@ class Population:
         self.outputs.append(answer)
         return answer
 
-    def history(self, first: int = 0, count: int = 1000) -> Sequence[HistoryEntry]:
+    def history(self, first: int = 0, count: int = 1000) -> History:
         """Return a page of its ledger entries: rounds and their keys, nothing about any person."""
-        return self._backend.history(self.name, first, count)
+        return History(self._backend.history(self.name, first, count))
 
     def close(self, *, note: str = "") -> None:
         """Close the population permanently: it takes no new rounds."""
@@ -418,6 +435,16 @@ class Population:
 
     def __repr__(self) -> str:
         return f"Population({self.name!r}, {self.policy.promise})"
+
+    def _repr_html_(self) -> str:
+        balance, about = self._backend.balances([self.name])[self.name], _population_record(self._opened)
+        named = {
+            "promise to each": self.policy.promise,
+            "entries": f"{balance.sequence + 1:,}",
+            "engine": about["engine"],
+            "people who are not in it": about["unknown"],
+        }
+        return card(self.name, facts(named), label=badge("closed") if balance.closed else badge("population"))
 
 
 def _key_used_error(key: str, active: Participants) -> IdempotencyConflict:
