@@ -27,6 +27,7 @@ SLOW_FILES = {
     "test_ledger_large.py",
     "test_population_crash.py",
     "test_population_lease.py",
+    "test_population_objects.py",
     "test_reserve_with_tail.py",
     "test_smooth_prices.py",
     "test_spark_engine.py",

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,13 @@ from population_helpers import small_session
 import odograph as odo
 from odograph import Guarantee, Population, Prices, PureDP
 from odograph.ledger.engine import LedgerEngine
-from odograph.ledger.stores.sqlite_files import sync
 from odograph.population import population as module
 from odograph.population import version_store
 from odograph.population.engines import EngineContext
 from odograph.population.engines.duckdb import DuckDBEngine
 from odograph.population.engines.numpy import NumpyEngine
 from odograph.population.prices import PriceTable
-from odograph.population.version_store import Versions
+from odograph.population.version_store import ObjectVersions, Versions
 from odograph.progress import Progress
 
 PEOPLE = 3000
@@ -102,6 +101,18 @@ class LateChargeEngine(NumpyEngine):
         self.writing.start()
 
 
+class PointerFirst(ObjectVersions):
+    """Lets the ledger point to a version, and uploads it after that."""
+
+    def finish(self, folder: Path) -> None:
+        self._unsent = folder
+
+    def clean(self, version: int, kept: Collection[str]) -> None:
+        time.sleep(0.02)
+        super().finish(self._unsent)
+        super().clean(version, kept)
+
+
 class Forgets(Population):
     """Charges under another key than it was told."""
 
@@ -117,6 +128,8 @@ def opened(url: str, location: str, twin: str, session: Any = None) -> Populatio
     people = kind.open("people", ledger=odo.connect(url, principal="ana"), location=location, session=session)
     if twin in ("in place", "late"):
         people._engine = OverwritingEngine() if twin == "in place" else LateChargeEngine()  # noqa: SLF001  the broken ones
+    if twin == "pointer first":
+        people._context = people._context._replace(versions=PointerFirst(location))  # noqa: SLF001  as above
     return people
 
 
@@ -142,18 +155,19 @@ def around(owner: Any, name: str, when: str) -> None:  # noqa: ANN401  a class o
 def arm(point: str) -> None:
     """Let the process die at a point of the next step."""
     name, _, when = point.partition(".")
-    if name == "sync":
-        left, work = [int(when)], sync
+    if name in ("sync", "_upload"):
+        left, work = [int(when)], getattr(version_store, name)
 
-        def counted(path: Path) -> None:
+        def counted(*arguments: object) -> None:
             if not left[0]:
                 die()
             left[0] -= 1
-            work(path)
+            work(*arguments)
 
-        version_store.sync = counted  # type: ignore[attr-defined]
+        setattr(version_store, name, counted)
     else:
-        owners = {"charge": NumpyEngine, "finish": Versions, "submit": LedgerEngine, "clean": Versions}
+        kept: type[Versions] = ObjectVersions if os.environ.get("FSSPEC_S3_ENDPOINT_URL") else Versions
+        owners = {"charge": NumpyEngine, "finish": kept, "submit": LedgerEngine, "clean": kept}
         around(owners[name], name, when)
 
 

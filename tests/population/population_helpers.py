@@ -23,6 +23,7 @@ from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import read_pointer
 from odograph.population.gate import SPENT, gate_of
 from odograph.population.population import Participants
+from odograph.population.version_store import ObjectVersions
 
 ENGINES = ("numpy", "duckdb", "spark")
 RULES = ("basic", "zcdp", "renyi", "exact", "shares")
@@ -120,7 +121,7 @@ def current(ledger: Ledger, population: Population) -> Path:
     sequence = ledger.backend.balances([population.name])[population.name].sequence
     entries = [ledger.backend.entry(population.name, number) for number in range(sequence, -1, -1)]
     pointer = read_pointer(next(entry for entry in entries if entry.verb in ("open", "step")))
-    return location_of(population) / pointer.state
+    return population._context.versions.folder(pointer.state)  # noqa: SLF001  as below
 
 
 def location_of(population: Population) -> Path:
@@ -131,6 +132,15 @@ def location_of(population: Population) -> Path:
 def versions_in(location: Path) -> set[str]:
     """The folders of versions that are there."""
     return {folder.name for folder in location.iterdir() if folder.is_dir()}
+
+
+def versions_of(population: Population) -> set[str]:
+    """The folders of versions that are there, or in the store that copies of them are from."""
+    versions = population._context.versions  # noqa: SLF001  as above
+    if not isinstance(versions, ObjectVersions):
+        return versions_in(versions.location)
+    with versions._reach() as store:  # noqa: SLF001  as above
+        return {name for name in versions._names(store) if "-" in name}  # noqa: SLF001  as above
 
 
 def read_state(folder: Path) -> State:
@@ -172,7 +182,7 @@ class PopulationFactory:
         name: str = "people",
         compiled: Compiled | None = None,
         unknown: str = "leave-out",
-        location: Path | None = None,
+        location: Path | str | None = None,
     ) -> Population:
         """Make one; a count is the numbers from 0."""
         return Population.create(
@@ -186,7 +196,9 @@ class PopulationFactory:
             session=self.session,
         )
 
-    def open(self, name: str = "people", ledger: Ledger | None = None, location: Path | None = None) -> Population:
+    def open(
+        self, name: str = "people", ledger: Ledger | None = None, location: Path | str | None = None
+    ) -> Population:
         """Come back to one."""
         return Population.open(name, ledger=ledger or self.ledger, location=location, session=self.session)
 

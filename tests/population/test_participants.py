@@ -404,11 +404,9 @@ class Unread:
 
 
 CONTAINERS: dict[str, Any] = {
-    "DataFrame": pd.DataFrame({"value": np.full(10, 7731.0)}),
     "Unread": Unread(),
     "dict": dict.fromkeys(range(10), 7731.0),
     "set": {7731.0 + one for one in range(10)},
-    "str": "7731773177",
     "bytes": b"7731773177",
     "generator": (7731.0 for _ in range(10)),
     "NoneType": None,
@@ -446,13 +444,6 @@ def test_an_engine_that_takes_whatever_has_a_length_is_caught(
     monkeypatch.setattr(NumpyEngine, "accept", lambda _, records: [*records])
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check_refused(dense, "dict")
-
-
-def test_a_frame_is_refused_with_the_ways_that_work(dense: PopulationFactory) -> None:
-    people, frame = dense.create(10, compiled=BASIC), pd.DataFrame({"value": np.ones(10)})
-    with pytest.raises(InvalidArgument, match=r"got a DataFrame.*to_numpy\(\).*'duckdb'"):
-        people.run(mean_of, frame, PureDP("0.1"), key="a")
-    assert people.run(mean_of, frame.to_numpy(), PureDP("0.1"), key="a") == 1
 
 
 def columns_of(records: Any) -> int:  # noqa: ANN401  an array, or a list

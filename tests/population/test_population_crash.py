@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from population_helpers import (
     read_state,
     took,
     versions_in,
+    versions_of,
 )
 
 from odograph import Policy, Population, compile_policy
@@ -44,15 +46,16 @@ ROOMY = compile_policy(Policy(1000, 0, filter="basic"))
 class Killed:
     """The program that charges, killed again and again, and what it was answered."""
 
-    def __init__(self, populations: PopulationFactory, twin: str = "") -> None:
+    def __init__(self, populations: PopulationFactory, twin: str = "", location: Path | str | None = None) -> None:
         self.populations = populations
-        self.people = populations.create(PEOPLE, compiled=ROOMY)
+        self.people = populations.create(PEOPLE, compiled=ROOMY, location=location)
         self.output = populations.folder / "answers"
         self.answered = 0  # steps, from the first on
         self.expected = np.zeros(PEOPLE, dtype=np.int64)
         url = f"sqlite:///{populations.folder}/ledger.db"
         program = str(HERE / "crash_worker.py")
-        self.command = [sys.executable, program, url, str(location_of(self.people)), populations.engine, twin]
+        address = self.people._context.versions.address  # noqa: SLF001  as it is passed on a command line
+        self.command = [sys.executable, program, url, address, populations.engine, twin]
         self.server: subprocess.Popen[bytes] | None = None
 
     def lines(self) -> list[str]:
@@ -135,7 +138,7 @@ class Killed:
             assert took(step) == set(np.flatnonzero(charged(self.answered)).tolist())
             assert np.array_equal(totals_in(current(ledger, people)), after)
             if not done:
-                assert versions_in(location_of(people)) == {last.folder.name, step.folder.name}, "folders are left"
+                assert versions_of(people) == {last.folder.name, step.folder.name}, "folders are left"
             ledger.verify()
         self.expected = after
         self.answered += 1
@@ -156,7 +159,7 @@ def survive(killed: Killed, rounds: int) -> None:
             killed.strike()
             killed.check()
     killed.people.charge(prices_of(killed.answered), key=f"step {killed.answered}")
-    assert len(versions_in(location_of(killed.people))) == 2, "folders are left"
+    assert len(versions_of(killed.people)) == 2, "folders are left"
 
 
 @pytest.mark.long
@@ -176,6 +179,15 @@ def test_an_engine_or_a_population_that_is_not_atomic_is_caught(
 ) -> None:
     with pytest.raises((AssertionError, OSError), match=says):
         survive(Killed(dense, twin), CONTROLS)
+
+
+MEMORY = Path("/dev/shm")  # noqa: S108  another file system, in memory
+
+
+@pytest.mark.skipif(not os.access(MEMORY, os.W_OK), reason="there is no second file system")
+def test_a_charge_on_another_file_system_than_the_ledger_has_happened_or_not(dense: PopulationFactory) -> None:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as other:
+        survive(Killed(dense, location=Path(other) / "people"), 5)
 
 
 POINTS = [*KILLED, *(f"sync.{number}" for number in range(SYNCS + 2))]

@@ -17,7 +17,7 @@ from population_helpers import PopulationFactory, compiled_for, location_of, too
 
 from odograph import Population, PureDP
 from odograph.errors import InvalidArgument
-from odograph.population import population as module
+from odograph.population import version_store
 from odograph.population.version_store import parse_location
 
 BASIC = compiled_for("basic")
@@ -26,7 +26,18 @@ SCHEMES = ("s3a", "s3", "hdfs", "file", "gs", "abfss", "wasbs", "dbfs", "viewfs"
 ADDRESSES = [
     *(f"{scheme}://key:hunter2@bucket/people" for scheme in SCHEMES),
     "file:/tmp/people",
-    "FILE:///tmp/people",
+    "file://",
+    "file:///tmp/people?key=hunter2",
+    "s3://bucket",  # a folder of its own is needed
+    "s3://bucket/",
+    "s3://bucket/people?key=hunter2",
+    "s3://bucket/people#hunter2",
+    "s3://bucket/../people",
+    "s3://bucket/a//b",
+    "s3://bucket/people*",
+    "s3://bucket/pe[o]ple",
+    "S3://bucket/people",
+    Path("s3://bucket/people"),  # which is s3:/bucket/people
     Path("s3a://bucket/people"),  # which is s3a:/bucket/people
 ]
 
@@ -91,7 +102,7 @@ def test_without_a_look_at_the_scheme_a_folder_is_made_in_the_working_folder(
     elsewhere: PopulationFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control."""
-    monkeypatch.setattr(module, "parse_location", Path)
+    monkeypatch.setattr(version_store, "parse_location", Path)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check_refused(elsewhere, "s3a://bucket/people")
     assert Path("s3a:").is_dir()
@@ -105,10 +116,22 @@ def test_a_location_is_an_absolute_path_or_refused(text: str) -> None:
     except InvalidArgument:
         return
     assert found.is_absolute()
+    if text.lower().startswith("file:///"):
+        assert found == Path(text[len("file://") :])
+        return
     assert found == Path(os.path.join(os.getcwd(), text))  # noqa: PTH109, PTH118  by other means
     with suppress(ValueError):  # what is not even an address
         address = urlsplit(text)
         assert not (address.scheme and address.netloc)
+
+
+@pytest.mark.parametrize("scheme", ["file", "FILE"])
+def test_an_address_of_a_file_is_its_path(elsewhere: PopulationFactory, tmp_path: Path, scheme: str) -> None:
+    people = elsewhere.create(3, location=f"{scheme}://{tmp_path}/with%20blank/people")
+    assert location_of(people) == tmp_path / "with blank" / "people"
+    assert took(people.charge(SMALL, key="a")) == {0, 1, 2}
+    again = elsewhere.open(location=f"{scheme}://{tmp_path}/with%20blank/people/")
+    assert took(again.charge(SMALL, key="b")) == {0, 1, 2}
 
 
 def test_paths_that_look_odd_are_paths(elsewhere: PopulationFactory) -> None:

@@ -45,7 +45,7 @@ from odograph.ledger.stores.base import Head
 from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
 from odograph.population.gate import gate_of
 from odograph.population.prices import Prices, Pricing, VectorizedPrice, price_table, prices_for
-from odograph.population.version_store import Versions, parse_location, pin
+from odograph.population.version_store import ObjectVersions, Versions, open_versions, pin
 from odograph.progress import Progress
 
 __all__ = ["Participants", "Population", "RoundReceipt"]
@@ -161,12 +161,14 @@ class Population:
             raise InvalidArgument(f"unknown must be 'join' or 'leave-out' (got {unknown!r})")
         backend = _local_backend(ledger)
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
-        gate, chosen = gate_of(compiled), make_engine(engine, session, memory_limit)
+        gate = gate_of(compiled)
         head = Head(check_name(name), "", "", "", compiled.policy.privacy_unit, compiled.policy.neighbors)
-        versions = Versions(parse_location(location))
+        versions = open_versions(location)
+        _check_reach(engine, versions)
+        chosen = make_engine(engine, session, memory_limit)
         versions.create()
         folder = versions.begin(0)
-        about = {"engine": engine, "location": str(versions.location), "state": folder.name, "unknown": unknown}
+        about = {"engine": engine, "location": versions.address, "state": folder.name, "unknown": unknown}
         try:
             chosen.create(EngineContext(versions, gate, unknown), folder, ids)
             versions.finish(folder)
@@ -200,7 +202,8 @@ class Population:
         """Open an existing population; pass its location if its files were moved."""
         backend = _local_backend(ledger)
         about = _population_record(backend.opened(name))
-        versions = Versions(Path(str(about["location"])) if location is None else parse_location(location))
+        versions = open_versions(str(about["location"]) if location is None else location)
+        _check_reach(str(about["engine"]), versions)
         found = cls(backend, name, make_engine(str(about["engine"]), session, memory_limit), versions)
         if location is not None:
             with suppress(AccountClosed):  # it takes no new rounds, and still answers old keys
@@ -368,7 +371,7 @@ class Population:
                 return None
             if isinstance(problem, OSError) and not isinstance(problem, OdographError):
                 raise LedgerError(
-                    f"the next version of {self.name!r} could not be written in {versions.location}:"
+                    f"the next version of {self.name!r} could not be written in {versions.address}:"
                     f" {problem.strerror}; nothing was charged"
                 ) from problem
             raise
@@ -417,11 +420,12 @@ class Population:
 
     def _folder(self, pointer: Pointer) -> Path:
         """Return the folder of a version, or raise if it does not exist."""
-        folder = self._context.versions.folder(pointer.state)
+        versions = self._context.versions
+        folder = versions.folder(pointer.state)
         if not folder.is_dir():
             raise LedgerError(
-                f"there is no version {pointer.version} of {self.name!r} in {folder.parent}: pass the location where"
-                " it was created, or where its files were moved to"
+                f"there is no version {pointer.version} of {self.name!r} in {versions.address}: pass the location"
+                " where it was created, or where its files were moved to"
             )
         return folder
 
@@ -452,6 +456,14 @@ def _key_used_error(key: str, active: Participants) -> IdempotencyConflict:
         f"key {key!r} was used before, for round {active.receipt.version}, which ran or may have run; nothing was"
         " charged. Another run needs another key, and is charged"
     )
+
+
+def _check_reach(engine: str, versions: Versions) -> None:
+    if engine == "spark" and isinstance(versions, ObjectVersions):
+        raise InvalidArgument(
+            f"location must be the path of a folder for engine 'spark', which all machines of the session see (got"
+            f" {versions.address}); engines 'numpy' and 'duckdb' take an address in an object store"
+        )
 
 
 def _population_record(opened: Opened) -> Mapping[str, Any]:

@@ -19,8 +19,18 @@ from odograph.core.guarantees import SIZED, Guarantee, PureDP
 from odograph.core.policy import Compiled
 from odograph.errors import InvalidArgument, InvalidGuarantee
 from odograph.population.gate import Gate
+from odograph.population.tables import Column, array_of, column_of, columns_of, is_loaded_table, take_rows
 
-__all__ = ["PriceTable", "Prices", "Pricing", "VectorizedPrice", "price_table", "prices_for", "vectorized_price"]
+__all__ = [
+    "PriceTable",
+    "Prices",
+    "Pricing",
+    "VectorizedPrice",
+    "check_indices",
+    "price_table",
+    "prices_for",
+    "vectorized_price",
+]
 
 _BITS: Final = 12
 _MAX_BITS: Final = 20  # a million guarantees for every power of two
@@ -38,8 +48,9 @@ class Prices:
     """Which of some guarantees each person is asked for.
 
     `which` is an index into `guarantees` for each person, in id order. With `ids`, only those people are asked, each
-    named once; the others are not charged and take no part. `table` is the same for an engine that reads tables:
-    anything with the columns `id` and `which`.
+    named once; the others are not charged and take no part. Both are columns: a list, an array, a series of pandas or
+    Polars. `table` is both in one: a data frame, an Arrow table or the path of Parquet files, with the columns `id`
+    and `which`; the engine 'duckdb' also takes relations, and 'spark' its DataFrames.
 
     A price may depend on one's own record and on past outputs, and on nothing else.
     """
@@ -54,24 +65,36 @@ class Prices:
     ) -> None:
         self.guarantees = tuple(guarantees) if isinstance(guarantees, Sequence) else ()
         self.table = table
-        self.ids = None if ids is None else _array(ids, "ids")
+        self.ids = None if ids is None else column_of(ids, "ids")
         self.which = np.zeros(0, dtype=np.uint32)
         if not self.guarantees or not all(isinstance(one, Guarantee) for one in self.guarantees):
             raise InvalidGuarantee("guarantees must be a list of at least one guarantee, such as [PureDP(0.1)]")
         if (which is None) == (table is None) or (table is not None and ids is not None):
             raise InvalidArgument("pass either which, with or without ids, or a table")
         if which is not None:
-            self.which = _indices(which, len(self.guarantees))
-        if self.ids is not None and (self.ids.ndim != 1 or len(self.ids) != len(self.which)):
+            self.which = check_indices(which, len(self.guarantees))
+        if self.ids is not None and (getattr(self.ids, "ndim", 1) != 1 or len(self.ids) != len(self.which)):
             raise InvalidArgument("ids must be a list with one id for each entry of which")
 
     @classmethod
-    def of(cls, kind: type[Guarantee], values: ArrayLike, *, ids: ArrayLike | None = None, bits: int = _BITS) -> Self:
+    def of(
+        cls,
+        kind: type[Guarantee],
+        values: ArrayLike | str,
+        *,
+        ids: ArrayLike | str | None = None,
+        table: Any = None,  # noqa: ANN401  a data frame, an Arrow table, the path of Parquet files
+        bits: int = _BITS,
+    ) -> Self:
         """Ask each person for a guarantee of one kind with a size of their own, such as `Prices.of(GDP, mus)`.
+
+        With a `table`, `values` and `ids` are the names of its columns. Without ids, people are in id order.
 
         Each size is rounded up to `bits` binary digits, so that there are few distinct guarantees to price. With 12
         bits a charge is at most one part in two thousand too large.
         """
+        if table is not None:
+            values, ids = _named_columns(table, values, ids)
         # A size that is no field is not what the class takes first: a larger sigma would cost less.
         sized = kind in SIZED.values() and kind.size in kind.__match_args__
         if not sized or kind.kind in ("approx", "prob"):
@@ -91,7 +114,7 @@ class PriceTable(NamedTuple):
 
     amounts: NDArray[np.int64]
     which: NDArray[np.unsignedinteger[Any]]
-    ids: NDArray[Any] | None
+    ids: Column | None
     table: Any
     same: bool  # one guarantee for everyone
 
@@ -133,7 +156,8 @@ class VectorizedPrice:
                 " that prices them"
             )
         for i in SystemRandom().sample(range(len(sizes)), min(_SAMPLE_SIZE, len(sizes))):
-            (alone,) = self._sizes(records[i : i + 1], outputs)
+            one = slice(i, i + 1)
+            (alone,) = self._sizes(take_rows(records, one) if is_loaded_table(records) else records[one], outputs)
             if not abs(alone - sizes[i]) <= _SAMPLE_TOLERANCE * abs(sizes[i]):
                 raise InvalidGuarantee(
                     "prices must be computed from one record and past outputs, but a record priced alone got another"
@@ -160,6 +184,11 @@ def prices_for(
         return pricing.prices(records, outputs)
     if not callable(pricing):
         return pricing
+    if is_loaded_table(records):
+        raise InvalidGuarantee(
+            "prices of the rows of a table must be computed from many rows at once: decorate the function with"
+            " @odograph.vectorized_price(PureDP), or pass Prices"
+        )
     indices: dict[Guarantee, int] = {}
     which = []
     for record in records:
@@ -174,16 +203,17 @@ def prices_for(
     return Prices([*indices] or [PureDP(0)], which)
 
 
-def _array(values: ArrayLike, field: str) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError):  # NumPy's message may contain values
-        raise InvalidArgument(f"{field} must be a list") from None
+def _named_columns(table: Any, values: object, ids: object) -> tuple[Column, Column | None]:  # noqa: ANN401  any table
+    if not isinstance(values, str) or not isinstance(ids, str | None):
+        raise InvalidArgument("values and ids must be names of columns if a table is passed, such as values='mu'")
+    names = [values] if ids is None else [values, ids]
+    found = columns_of(table, names)
+    return found[values], None if ids is None else found[ids]
 
 
-def _floats(values: ArrayLike) -> NDArray[np.float64]:
+def _floats(values: ArrayLike | str) -> NDArray[np.float64]:
     """Return numbers as exactly equal floats, or refuse them."""
-    found = _array(values, "values")
+    found = array_of(values, "values")
     if not found.size:
         return np.zeros(found.shape)
     exact = found.dtype.kind == "f" and found.dtype.itemsize <= 8
@@ -194,8 +224,9 @@ def _floats(values: ArrayLike) -> NDArray[np.float64]:
     return found.astype(np.float64, copy=False)
 
 
-def _indices(which: ArrayLike, count: int) -> NDArray[np.unsignedinteger[Any]]:
-    found = _array(which, "which")
+def check_indices(which: ArrayLike, count: int) -> NDArray[np.unsignedinteger[Any]]:
+    """Return indices into guarantees as small integers, or raise `InvalidArgument`."""
+    found = array_of(which, "which")
     if found.size == 0:
         return np.zeros(0, dtype=np.uint32)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
@@ -208,8 +239,16 @@ def _indices(which: ArrayLike, count: int) -> NDArray[np.unsignedinteger[Any]]:
 
 def _round_up(values: NDArray[np.float64], bits: int) -> tuple[list[float], NDArray[np.uint32]]:
     """Return the distinct sizes, each rounded up to some bits, and the index of each value's size."""
-    if values.ndim != 1 or not np.all((values >= 0) & (values < _SIZE_LIMIT)):
+    if values.ndim != 1:
         raise InvalidGuarantee("values must be a list of finite numbers, none negative")
+    right = (values >= 0) & (values < _SIZE_LIMIT)
+    if not right.all():
+        row = int(np.argmin(right))
+        what = "NaN" if np.isnan(values[row]) else "negative" if values[row] < 0 else "too large"
+        raise InvalidGuarantee(
+            f"values must be finite numbers, none negative (row {row}, counted from 0, is {what}): correct it, or"
+            " leave the person out by passing ids"
+        )
     if not values.size:
         return [0.0], np.zeros(0, dtype=np.uint32)
     mantissas, exponents = np.frexp(values)

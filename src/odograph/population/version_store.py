@@ -5,7 +5,7 @@ disk before the ledger points to it. A crash therefore leaves the old version or
 that nothing points to. The current version and the one before it are kept, and others are removed. All files are
 readable by their owner only: they are as private as the data.
 
-This file has three parts: private files, locks, and `Versions`, which uses both.
+This file has four parts: private files, locks, `Versions`, which uses both, and the same in an object store.
 
 Why not the ledger's `FairFileLock`: both queue processes on two lock files, but a lease must never refuse an update.
 The ledger rejects an update that began from an old version, so correctness does not depend on the lease; it only
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import re
 import secrets
@@ -28,9 +29,12 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
+from urllib.parse import unquote
 
-from odograph.errors import InvalidArgument, LedgerError
+from odograph.compile import cache_folder
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, OdographError
+from odograph.extras import load
 from odograph.ledger.stores.sqlite_files import sync
 
 try:
@@ -40,12 +44,14 @@ except ImportError:  # Windows: everything works without locks
 
 __all__ = [
     "LOCK_FILES",
+    "ObjectVersions",
     "Versions",
     "hold_lease",
     "is_pinned",
     "link_or_copy",
     "make_file",
     "make_folder",
+    "open_versions",
     "parse_location",
     "pin",
     "restrict",
@@ -67,6 +73,14 @@ _VERSION: Final = re.compile(r"[0-9]{8,}-[0-9a-f]{16}")
 _OWN_NAMES: Final = re.compile("|".join(["secret", *map(re.escape, LOCK_FILES), _VERSION.pattern]))
 # The scheme of an address, before one slash or two: Path makes one slash of two.
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)[/\\]")
+_FILE_ADDRESS: Final = re.compile(r"file://(/[^?#]*)", re.IGNORECASE)
+# A bucket and a folder in it. fsspec would read some other characters as patterns.
+_OBJECT_ADDRESS: Final = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]{1,62}(/(?!\.\.?(/|$))[\w .=+:,'()-]+)+")
+
+_FILES: Final = "files.json"  # in an object store: the files of a version, written last
+_FILE_NAME: Final = re.compile(r"[a-z][a-z0-9.-]*")  # of an engine; no other is written on this machine
+_FETCHED: Final = "fetch-"  # a version while it is copied from an object store
+_FETCH_TIMEOUT: Final = 86_400  # seconds; an older copy was interrupted
 
 _THREAD: Final = threading.local()
 
@@ -223,20 +237,31 @@ def _wait(file: int, own: int, timeout: float) -> bool | None:
 # Versions.
 
 
+def open_versions(location: object) -> Versions:
+    """Return the versions at a location, a folder or an address in an object store, or raise `InvalidArgument`."""
+    text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+    if isinstance(location, str) and _OBJECT_ADDRESS.fullmatch(location.rstrip("/")):
+        return ObjectVersions(location.rstrip("/"))
+    return Versions(parse_location(location if text is None else text))
+
+
 def parse_location(location: object) -> Path:
-    """Return the absolute path of a folder, or raise `InvalidArgument`: all engines keep a population in a folder.
+    """Return the absolute path of a folder, or raise `InvalidArgument`.
 
     Without this check, an address such as s3a://bucket would become a folder of that name in the working directory.
     """
     text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
     if not isinstance(text, str):
         raise InvalidArgument(f"location must be the path of a folder (got a {type(location).__name__})")
+    file = _FILE_ADDRESS.fullmatch(text)
+    text = unquote(file[1]) if file else text
     scheme = _SCHEME.match(text)
     if scheme is not None and not (os.name == "nt" and len(scheme[1]) == len("C:")):
         # The rest of the address is not shown: it may contain a password.
         raise InvalidArgument(
-            f"location must be the path of a folder (got an address that begins with {scheme[1]!r}): engines cannot"
-            " read or write addresses. Mount the storage as a folder and pass its path"
+            f"location must be the path of a folder, or an address such as s3://bucket/folder without credentials"
+            f" (got an address that begins with {scheme[1]!r}). Mount other storage as a folder and pass its path;"
+            " credentials come from the environment or from fsspec's configuration"
         )
     try:
         text.encode()
@@ -257,6 +282,11 @@ class Versions:
 
     def __init__(self, location: Path) -> None:
         self.location = location
+
+    @property
+    def address(self) -> str:
+        """Where the population is, as the ledger records it."""
+        return str(self.location)
 
     def create(self) -> None:
         """Make the folder, and the secret that keys the digests of ids and requests."""
@@ -369,10 +399,13 @@ class Versions:
     def clean(self, version: int, kept: Collection[str]) -> None:
         """Remove old versions, and folders that never became one, unless they are in `kept` or in use."""
         for folder in self.location.iterdir():
-            if folder.name in kept or not _VERSION.fullmatch(folder.name):
-                continue
-            if int(folder.name.partition("-")[0]) <= version and not is_pinned(folder):
-                self.discard(folder)
+            if _is_old(folder.name, version, kept) and not is_pinned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_old(name: str, version: int, kept: Collection[str]) -> bool:
+    """Return whether a folder has the name of a version that is not needed any more, or never was one."""
+    return bool(_VERSION.fullmatch(name)) and name not in kept and int(name.partition("-")[0]) <= version
 
 
 def _is_population(folder: Path) -> bool:
@@ -382,3 +415,219 @@ def _is_population(folder: Path) -> bool:
         return whole and any(_VERSION.fullmatch(one.name) for one in folder.iterdir())
     except OSError:
         return False
+
+
+# Object stores. A file appears there whole or not at all, and is read as it was last written. There are no locks, and
+# a folder cannot be renamed in one step. Neither is needed: a version has a name of its own, the list of its files is
+# written after them, and the ledger points to it after that.
+
+
+class _StoreUnreachable(LedgerError, OSError):
+    """An object store did not do what it was asked for."""
+
+
+class ObjectVersions(Versions):
+    """The versions of a population in an object store, and copies of them in a private folder of this user.
+
+    Engines read and write the copies. A version never changes, so that a copy is fetched once. `location` is the
+    private folder; deleting it while no program uses it loses nothing.
+    """
+
+    def __init__(self, address: str) -> None:
+        name = hashlib.sha256(address.encode()).hexdigest()[:32]
+        super().__init__((cache_folder() / "populations" / name).absolute())
+        self._address = address
+        self._root = address.removeprefix("s3://")
+        self._secret: bytes | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the population is, as the ledger records it."""
+        return self._address
+
+    def create(self) -> None:
+        """Write the secret, unless anything is there; of two programs at once, the store accepts one."""
+        secret = secrets.token_bytes(_SECRET_SIZE)
+        with self._reach() as store:
+            parents = self._root.split("/")
+            around = ["/".join(parents[:size]) for size in range(2, len(parents))]
+            if any(store.exists(f"{one}/{_SECRET}") for one in around):
+                raise InvalidArgument(
+                    f"location must not be within the folder of another population (got {self._address}). Pass"
+                    " another address"
+                )
+            if self._names(store):
+                raise InvalidArgument(self._occupied_message())
+            try:
+                store.pipe_file(f"{self._root}/{_SECRET}", secret, mode="create")
+            except Exception:
+                if self._names(store):  # another program was first
+                    raise InvalidArgument(self._occupied_message()) from None
+                raise
+        self._secret = secret
+        self._make_folder()
+
+    def _occupied_message(self) -> str:
+        return (
+            f"location must be new (got {self._address}, which has files in it): open the population that is there,"
+            " or pass another location. If its creation was interrupted, so that no ledger knows it, remove its files"
+        )
+
+    def undo(self, folder: Path) -> None:
+        """Undo `create`, for a population whose creation failed."""
+        self.discard(folder)
+        with suppress(_StoreUnreachable), self._reach() as store:
+            store.rm_file(f"{self._root}/{_SECRET}")
+
+    def restrict(self) -> None:
+        """Close the copies to other users; who can read an object store is configured there."""
+        restrict(self.location)
+
+    def secret(self) -> bytes:
+        """Return the secret, which is kept in memory only."""
+        if self._secret is None:
+            with self._reach() as store:
+                try:
+                    found = bytes(store.cat_file(f"{self._root}/{_SECRET}"))
+                except FileNotFoundError:
+                    raise LedgerError(f"there is no population in {self._address}") from None
+            if len(found) != _SECRET_SIZE:
+                raise LedgerError(f"the secret of the population in {self._address} is damaged; restore it")
+            self._secret = found
+        return self._secret
+
+    def lease(self) -> AbstractContextManager[bool]:
+        """Let one process of this machine update at a time; programs on other machines are not waited for."""
+        self._make_folder()
+        return super().lease()
+
+    def begin(self, version: int) -> Path:
+        """Make the folder of a new version, which nothing points to yet."""
+        self._make_folder()
+        return super().begin(version)
+
+    def folder(self, state: str) -> Path:
+        """Return the copy of a version, which is fetched if it is not there; it may be gone from the store."""
+        folder = super().folder(state)
+        if not folder.is_dir():
+            self._make_folder()
+            self._fetch(state, folder)
+        return folder
+
+    def finish(self, folder: Path) -> None:
+        """Bring a new version to the store: every file in it, and then the list of them."""
+        super().finish(folder)
+        with self._reach() as store:
+            files = {}
+            for path in sorted(folder.iterdir()):
+                _upload(store, path, f"{self._root}/{folder.name}/{path.name}")
+                files[path.name] = _digest_file(path)
+            store.pipe_file(f"{self._root}/{folder.name}/{_FILES}", json.dumps({"form": 1, "files": files}).encode())
+
+    def discard(self, folder: Path) -> None:
+        """Remove a version that nothing points to, here and in the store."""
+        super().discard(folder)
+        with suppress(_StoreUnreachable), self._reach() as store:
+            self._remove(store, folder.name)
+
+    def clean(self, version: int, kept: Collection[str]) -> None:
+        """Remove old versions, and what never became one, here and in the store; what fails is left for the next."""
+        for one in self.location.glob(f"{_FETCHED}*"):
+            with suppress(FileNotFoundError):
+                if time.time() - one.stat().st_mtime > _FETCH_TIMEOUT:
+                    shutil.rmtree(one, ignore_errors=True)
+        super().clean(version, kept)
+        with suppress(_StoreUnreachable), self._reach() as store:
+            for name in self._names(store):
+                if _is_old(name, version, kept):
+                    self._remove(store, name)
+
+    def _fetch(self, state: str, folder: Path) -> None:
+        """Copy a version from the store, if it is there; the copy appears whole."""
+        source = f"{self._root}/{state}"
+        with self._reach() as store:
+            try:
+                files = _read_files(store.cat_file(f"{source}/{_FILES}"))
+            except FileNotFoundError:
+                return
+            copy = self.location / f"{_FETCHED}{secrets.token_hex(8)}"
+            make_folder(copy)
+            try:
+                for name, digest in files.items():
+                    _download(store, f"{source}/{name}", copy / name)
+                    if _digest_file(copy / name) != digest:
+                        raise LedgerCorrupt(f"{self._address}/{state} is damaged; restore it from a backup")
+                super().finish(copy)
+                with suppress(OSError):  # another process was first
+                    copy.rename(folder)
+            finally:
+                shutil.rmtree(copy, ignore_errors=True)
+
+    def _names(self, store: Any) -> list[str]:  # noqa: ANN401  a file system of fsspec
+        """Return what is in the population's folder."""
+        try:
+            return sorted({path.rpartition("/")[2] for path in store.ls(self._root, detail=False)} - {""})
+        except FileNotFoundError:
+            return []
+
+    def _remove(self, store: Any, name: str) -> None:  # noqa: ANN401  as above
+        """Remove a version, and the list of its files first."""
+        target = f"{self._root}/{name}"
+        files = store.find(target)
+        for listed in {f"{target}/{_FILES}"} & {*files}:
+            store.rm_file(listed)
+        if files:
+            store.rm(files)
+
+    def _make_folder(self) -> None:
+        """Make the private folder if it is not there."""
+        try:
+            make_folder(self.location, parents=True)
+        except FileExistsError:
+            restrict(self.location)
+        except OSError as problem:
+            raise LedgerError(
+                f"the folder for copies could not be made in {self.location.parent}: {problem.strerror}. Set"
+                " ODOGRAPH_CACHE to a folder that can be written"
+            ) from problem
+
+    @contextmanager
+    def _reach(self) -> Iterator[Any]:
+        """Yield the file system of the store, and replace its errors by our own, which contain no credentials."""
+        fsspec = load("fsspec")
+        load("s3fs")
+        try:
+            # A listing that was kept in memory would not show what other programs write.
+            yield fsspec.filesystem("s3", use_listings_cache=False)
+        except OdographError:
+            raise
+        except Exception as problem:  # noqa: BLE001  of any library below; their messages may contain credentials
+            raise _StoreUnreachable(
+                f"{self._address} could not be read or written ({type(problem).__name__}); nothing was changed. Check"
+                " that the bucket exists, and fsspec's configuration: its endpoint and credentials for s3"
+            ) from None
+
+
+def _read_files(content: bytes) -> dict[str, str]:
+    """Return the names of the files of a version, and their digests."""
+    try:
+        files = dict(json.loads(content)["files"])
+        if all(_FILE_NAME.fullmatch(name) for name in files):
+            return files
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise LedgerCorrupt(f"a list of files, {_FILES}, is damaged; restore the population from a backup")
+
+
+def _upload(store: Any, path: Path, target: str) -> None:  # noqa: ANN401  a file system of fsspec
+    store.put_file(str(path), target)
+
+
+def _download(store: Any, source: str, path: Path) -> None:  # noqa: ANN401  as above
+    make_file(path).close()  # its mode stays
+    store.get_file(source, str(path))
+
+
+def _digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, hashlib.sha256).hexdigest()

@@ -22,6 +22,7 @@ from odograph.extras import load
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
 from odograph.population.prices import PriceTable
+from odograph.population.tables import Column, arrow_table, check_names, column_of, is_column, is_table, parquet_files
 from odograph.population.version_store import link_or_copy, make_file, make_folder, write_file
 from odograph.progress import Progress
 
@@ -40,8 +41,24 @@ _ID_TYPES: Final = {
     **{f"{sign}{size}": "BIGINT" for sign in ("", "u") for size in _SIZES},
     "enum": "VARCHAR",
     "varchar": "VARCHAR",
+    "uuid": "UUID",
+    "blob": "UUID",  # of 16 bytes
 }
-_TYPE_NAMES: Final = {"BIGINT": "integers of 64 bits", "VARCHAR": "strings"}
+_TYPE_NAMES: Final = {"BIGINT": "integers of 64 bits", "VARCHAR": "strings", "UUID": "UUIDs"}
+_KINDS: Final = "integers of 64 bits, strings or UUIDs"
+# A UUID from the text or the bytes in a column: Python's uuid.UUID takes the same spellings.
+_UUID: Final = {
+    "VARCHAR": "TRY_CAST(regexp_replace(id::VARCHAR, '^urn:uuid:', '', 'i') AS UUID)",
+    "BLOB": "TRY_CAST(hex(id) AS UUID)",
+    "UUID": "id",
+}
+# Equal ids have equal texts: one that spells a UUID is spelled in one way.
+_TEXT: Final = {
+    "BIGINT": "TRY_CAST(id AS BIGINT)",
+    "VARCHAR": f"CASE WHEN length(id::VARCHAR) < 32 THEN id ELSE coalesce({_UUID['VARCHAR']}::VARCHAR, id) END",
+    "BLOB": f"{_UUID['BLOB']}::VARCHAR",
+    "UUID": "id::VARCHAR",
+}
 _POLL_INTERVAL: Final = 0.1  # seconds
 _NO_KEYS: Final[Mapping[str, bytes]] = {}
 _SHA256_BLOCK: Final = 64  # bytes
@@ -56,10 +73,12 @@ class _Unreachable(LedgerError, OSError):
 class DuckDBEngine:
     """An engine on DuckDB, with totals in one Parquet file.
 
-    Ids are integers of 64 bits or strings: the first ids decide which. They are passed as a list or an array, as the
-    path of a Parquet file with a column `id`, or as anything with that column that DuckDB reads: an Arrow table, a
-    data frame, a relation. A table of prices also has a column `which`. Input is read more than once. Without a
-    `memory_limit`, such as "4GB", DuckDB chooses one.
+    Ids are integers of 64 bits, strings or UUIDs: the first ids decide which. UUIDs are objects, or columns of UUIDs
+    or of 16 bytes each; in a population of UUIDs, text is read as one.
+
+    Ids are passed as a list, an array or a series, as a path of Parquet files with a column `id`, or as anything with
+    that column that DuckDB reads: an Arrow table, a data frame, a relation. A table of prices also has a column
+    `which`. Input is read more than once. Without a `memory_limit`, such as "4GB", DuckDB chooses one.
     """
 
     ordered = False
@@ -103,9 +122,8 @@ class DuckDBEngine:
                 return context.versions.digest(*parts)
         with self._open() as connection:
             found = connection.relation(rows)
-            # Equal numbers, or equal strings, hash equally whatever type a table stores them in.
-            kinds = [_check_columns(found, columns) or "BIGINT", "BIGINT"]
-            cast = ", ".join(f"TRY_CAST({name} AS {kind})" for name, kind in zip(columns, kinds, strict=False))
+            # Equal ids hash equally whatever type a table stores them in.
+            cast = ", ".join([_TEXT[_check_columns(found, columns)[1]], "TRY_CAST(which AS BIGINT)"][: len(columns)])
             sums = found.aggregate(f"count(*), sum(hash({cast})), sum(hash(1, {cast}))")
             return context.versions.digest(*parts, str(sums.fetchall()).encode())
 
@@ -185,16 +203,17 @@ class DuckDBEngine:
     def accept(self, records: Any) -> Any:  # noqa: ANN401  what DuckDB reads
         """Return the records, if DuckDB reads them as a table."""
         try:
-            with self._open() as connection:
-                connection.relation(records)
+            if is_table(records):
+                with self._open() as connection:
+                    connection.relation(records)
+                return records
         except (LedgerError, RuntimeError):
-            if isinstance(records, str | Path):  # a missing file, or one that is not Parquet
+            if isinstance(records, str | Path):  # a file that is not Parquet
                 raise
-            raise InvalidArgument(
-                "records must be a table with the column id: a data frame, a relation or the path of a Parquet file"
-                f" (got a {type(records).__name__})"
-            ) from None
-        return records
+        raise InvalidArgument(
+            "records must be a table with the column id: a data frame, a relation or a path of Parquet files (got a"
+            f" {type(records).__name__})"
+        ) from None
 
     def form(self, records: Any) -> Hashable:  # noqa: ANN401  as above
         """Return the names and types of the columns."""
@@ -210,17 +229,23 @@ class DuckDBEngine:
     def check(self, context: EngineContext, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as above
         """Raise unless records have ids of the population's type: DuckDB's own message would contain an id."""
         with self._open() as connection:
-            own, kind = _check_columns(connection.relation(records), ["id"]), _id_type(folder)
-        if kind is not None and own != kind:
-            raise InvalidArgument(f"ids of records must be {_TYPE_NAMES[kind]} for this population")
+            found, kind = connection.relation(records), _id_type(folder)
+            own, form = _check_columns(found, ["id"])
+            if kind is not None and kind != own and (kind, own) != ("UUID", "VARCHAR"):
+                raise InvalidArgument(f"ids of records must be {_TYPE_NAMES[kind]} for this population")
+            connection.check_ids(found, _cast_id(form, kind or own), kind or own, "records")
 
     def records(self, context: EngineContext, folder: Path, records: Any) -> Any:  # noqa: ANN401, ARG002  as above
         """Return the participants' records as a DuckDB relation, which is evaluated when it is used."""
         with _hide_errors():
             found = _Connection(self._connect(_spill_folder(folder))).relation(records)
             people = str(folder / _PEOPLE).replace("'", "''")
-            active = _select(["id"], f"read_parquet('{people}', hive_partitioning = false) WHERE took")
-            return found.query("records", _select(["*"], f"records SEMI JOIN ({active}) USING (id)"))
+            active = _select(["id AS person"], f"read_parquet('{people}', hive_partitioning = false) WHERE took")
+            own, form = _check_columns(found, ["id"])
+            kind = _id_type(folder) or own
+            return found.query(
+                "records", _select(["*"], f"records SEMI JOIN ({active}) ON {_cast_id(form, kind)} = person::{kind}")
+            )
 
     def _connect(self, spill: Path | str) -> Any:  # noqa: ANN401  untyped library
         return _duckdb.connect(":memory:", config=self._settings | {"temp_directory": str(spill)})
@@ -268,20 +293,38 @@ class _Connection:
         if isinstance(asked, _duckdb.DuckDBPyRelation):
             return asked
         if isinstance(asked, str | Path):
-            return self._read(asked)
+            return self._connection.read_parquet(parquet_files(asked, "a table"), hive_partitioning=False)
         if hasattr(asked, "read_next_batch") or hasattr(asked, "__next__"):
             raise InvalidArgument(f"a table must be readable more than once (got a {type(asked).__name__}, a stream)")
-        if asked is None or isinstance(asked, int | Sequence | np.ndarray):
-            asked = {"id": _id_array(asked)}
+        if not is_table(asked):
+            asked = {"id": _id_column(asked)}
+        if isinstance(asked, Mapping) and not all(isinstance(column, np.ndarray) for column in asked.values()):
+            asked = arrow_table(asked, "a table")
         self._connection.register("passed", asked)
         return self._connection.view("passed")
+
+    def check_ids(self, found: Any, cast: str, kind: str, field: str) -> None:  # noqa: ANN401  a relation
+        """Raise unless every row has an id of a type, with the number of the first row that has not."""
+        without = f"{cast} IS NULL"
+        if found.filter(without).limit(1).fetchall():
+            raise InvalidArgument(
+                f"ids of {field} must all be {_TYPE_NAMES[kind]} (row {self._first_row(found, without)}, counted from"
+                " 0, has none, or one of another kind): correct it, or leave the row out"
+            )
+
+    def _first_row(self, found: Any, condition: str) -> int:  # noqa: ANN401  a relation
+        """Return the number of the first row for which a condition holds; there is one."""
+        self._connection.execute("SET threads = 1; SET preserve_insertion_order = true")
+        numbered = _select(["*", "row_number() OVER () - 1 AS row_number"], "asked")
+        times = _select(["*", "count(*) OVER (PARTITION BY id) AS times"], f"({numbered})")
+        first = _select(["min(row_number)"], f"({times}) WHERE {condition}")
+        return int(found.query("asked", first).fetchall()[0][0])
 
     def take(self, asked: Any, kind: str | None, guarantees: int | None = None) -> str | None:  # noqa: ANN401
         """Make the input the view `given`, with ids of the population's type; return that type."""
         found = self.relation(asked)
-        own = _check_columns(found, ["id"] if guarantees is None else ["id", "which"])
-        columns = [f"TRY_CAST(id AS {own or kind or 'BIGINT'}) AS id"]
-        checks = ["count(*)", "count(id)"]
+        own, form = _check_columns(found, ["id"] if guarantees is None else ["id", "which"])
+        columns, checks = [f"{_cast_id(form, kind or own)} AS id"], ["count(*)", "count(id)"]
         if guarantees is not None:
             columns += ["TRY_CAST(which AS BIGINT) AS which"]
             checks += ["count(which)", "count(DISTINCT id)", "min(which)", "max(which)"]
@@ -292,22 +335,35 @@ class _Connection:
             found.write_parquet(str(copy))
             found = self._read(copy)
         rows, whole, *others = found.aggregate(", ".join(checks)).fetchall()[0]
-        if rows and (own is None or own != (kind or own) or whole != rows):
+        if rows and kind not in (None, own) and (kind, own) != ("UUID", "VARCHAR"):
             raise InvalidArgument(
-                f"ids must all be {_TYPE_NAMES[kind] if kind else ' or '.join(_TYPE_NAMES.values())} for this"
-                " population"
+                f"ids must all be {_TYPE_NAMES[str(kind)]} for this population (got {_TYPE_NAMES[own]})"
             )
+        if whole != rows:
+            self.check_ids(found, "id", kind or own, "a column 'id'")
         if rows and guarantees is not None:
-            placed, different, least, most = others
-            if placed != rows or least < 0 or most >= guarantees:
-                raise InvalidArgument(f"which must be from 0 to {guarantees - 1}, indices into guarantees")
-            if different != rows:
-                raise InvalidArgument("ids must name each person once")
+            self._check_prices(found, (rows, *others), guarantees)
         kind = kind or (own if rows else None)
         if not rows:  # an empty list has no type of its own
             found = found.limit(0).project(f"* REPLACE (NULL::{kind or 'BIGINT'} AS id)")
         found.create_view("given")
         return kind
+
+    def _check_prices(self, found: Any, counts: Sequence[int], guarantees: int) -> None:  # noqa: ANN401  a relation
+        """Raise unless each row has an index into guarantees, and each person has one row."""
+        rows, placed, different, least, most = counts
+        if placed != rows or least < 0 or most >= guarantees:
+            row = self._first_row(found, f"which IS NULL OR which NOT BETWEEN 0 AND {guarantees - 1}")
+            raise InvalidArgument(
+                f"which must be from 0 to {guarantees - 1}, indices into guarantees (row {row}, counted from 0, has"
+                " another value, or none)"
+            )
+        if different != rows:
+            row = self._first_row(found, "times > 1")
+            raise InvalidArgument(
+                f"ids must name each person once (row {row}, counted from 0, has an id that another row has, too):"
+                " leave one of them out"
+            )
 
     def count(self, table: str, condition: str) -> int:
         """Count rows."""
@@ -387,26 +443,40 @@ def _asked_rows(prices: PriceTable) -> Any:  # noqa: ANN401  what DuckDB reads
         return prices.table
     if prices.ids is None:
         raise InvalidArgument("pass ids with which: people of this engine are in no order")
-    return {"id": _id_array(prices.ids), "which": prices.which}
+    return {"id": _id_column(prices.ids), "which": prices.which}
 
 
-def _id_array(ids: Any) -> Any:  # noqa: ANN401  an array of anything
-    found = np.asarray([] if isinstance(ids, int) and ids == 0 else ids)
-    if found.ndim != 1:
+def _id_column(ids: Any) -> Column:  # noqa: ANN401  a column of anything
+    if not is_column(ids) and not (isinstance(ids, int) and ids == 0):
+        raise InvalidArgument(
+            f"ids must be a list, an array, a series, or a table with the column id (got a {type(ids).__name__})"
+        )
+    found = column_of([] if isinstance(ids, int) else ids, "ids")
+    if getattr(found, "ndim", 1) != 1:
         raise InvalidArgument("ids must be a list, or a table with the column id")
     # DuckDB would turn an array of NumPy strings into an enum type that contains each of them.
-    return found.astype(object) if found.dtype.kind in "UT" else found
+    text = isinstance(found, np.ndarray) and found.dtype.kind in "UT"
+    return found.astype(object) if text else found
 
 
-def _check_columns(found: Any, columns: Sequence[str]) -> str | None:  # noqa: ANN401  untyped library
-    """Check that columns exist, and return the type of the ids; None if it is not one for ids."""
+def _check_columns(found: Any, columns: Sequence[str]) -> tuple[str, str]:  # noqa: ANN401  untyped library
+    """Check that columns exist, and return the type of the ids, and the one that they are stored in."""
     types = {name.lower(): kind.id for name, kind in zip(found.columns, found.types, strict=True)}
-    missing = [name for name in columns if name not in types]
-    if missing:
-        raise InvalidArgument(f"a table must have the column {missing[0]!r}")
+    check_names([*types], columns, "a table")
     if "which" in columns and _ID_TYPES.get(types["which"]) != "BIGINT":
         raise InvalidArgument("which must be integers, indices into guarantees")
-    return _ID_TYPES.get(types["id"])
+    own = _ID_TYPES.get(types["id"])
+    if own is None:
+        if not found.limit(1).fetchall():
+            return "BIGINT", "BIGINT"  # a column without rows has no type of its own
+        other = "; a column with missing values may have become one of floats" if types["id"] == "double" else ""
+        raise InvalidArgument(f"ids must be {_KINDS} (got a column 'id' of {types['id']}{other})")
+    return own, "BLOB" if types["id"] == "blob" else own
+
+
+def _cast_id(form: str, kind: str) -> str:
+    """Return the expression for an id of a type, from the type that it is stored in; null if it is none."""
+    return _UUID[form] if kind == "UUID" and form in _UUID else f"TRY_CAST(id AS {kind})"
 
 
 def _spill_folder(folder: Path) -> Path:

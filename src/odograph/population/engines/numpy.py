@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import compress
 from pathlib import Path
@@ -21,7 +21,18 @@ from numpy.typing import ArrayLike, NDArray
 from odograph.errors import InvalidArgument, LedgerCorrupt
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT, Amounts, Column, Mask, admit, admit_rows, would_admit
-from odograph.population.prices import PriceTable
+from odograph.population.prices import PriceTable, check_indices
+from odograph.population.tables import (
+    array_of,
+    column_of,
+    columns_of,
+    is_column,
+    is_loaded_table,
+    is_table,
+    load_table,
+    repeated_rows,
+    take_rows,
+)
 from odograph.population.version_store import link_or_copy, make_file, write_file
 from odograph.progress import Progress
 
@@ -61,6 +72,7 @@ class NumpyEngine:
             return context.versions.digest(b"ids", np.unique(_id_array(asked)).tobytes())
         amounts = np.ascontiguousarray(asked.amounts)
         parts = [b"prices", str(amounts.shape).encode(), amounts.tobytes(), str(asked.same).encode()]
+        asked = _with_columns(asked)
         which = asked.which.astype("<u4", copy=False)
         if asked.ids is None:
             return context.versions.digest(*parts, which.tobytes())
@@ -72,9 +84,7 @@ class NumpyEngine:
         self, context: EngineContext, before: Path, after: Path, prices: PriceTable, progress: Progress | None
     ) -> None:
         """Charge a chunk of people at a time."""
-        if prices.table is not None:
-            raise InvalidArgument("prices must be arrays, which and ids, for this engine (got a table)")
-        state = _read_state(before)
+        prices, state = _with_columns(prices), _read_state(before)
         most = tuple([min(SPENT, a + b) for a, b in zip(state.most, prices.dearest, strict=True)])
         if prices.ids is not None:
             self._charge_some(context, before, after, prices, _State(state.people, most), progress)
@@ -103,9 +113,8 @@ class NumpyEngine:
     ) -> None:
         rows, which = _id_array(prices.ids), prices.which
         order = np.argsort(rows, kind="stable")
+        _check_different(rows)
         rows, which = rows[order], which[order]
-        if rows.size and bool((rows[1:] == rows[:-1]).any()):
-            raise InvalidArgument("ids must name each person once")
         if context.unknown == "join":
             state = state._replace(people=_count_after_join(state.people, rows))
 
@@ -156,8 +165,12 @@ class NumpyEngine:
             found += int(np.count_nonzero(would_admit(context.gate, chunk.totals, amounts) & own))
         return found
 
-    def accept(self, records: Any) -> Any:  # noqa: ANN401  an array, a series, or a sequence
-        """Return an array or a list; a pandas Series becomes an array if its labels are the ids in order."""
+    def accept(self, records: Any) -> Any:  # noqa: ANN401  an array, a series, a sequence, a table
+        """Return an array, a list, or a table in id order; a series becomes an array.
+
+        The labels of a pandas Series must be the ids in order. A table has a column `id`; files and columns by name
+        become an Arrow table.
+        """
         pandas = sys.modules.get("pandas")  # if it was never imported, there is no Series
         if pandas is not None and isinstance(records, pandas.Series):
             if not records.index.equals(pandas.RangeIndex(len(records))):
@@ -170,19 +183,25 @@ class NumpyEngine:
             return records
         if isinstance(records, Sequence) and not isinstance(records, str | bytes | bytearray | memoryview):
             return records if isinstance(records, list) else [*records]
+        if is_column(records) and hasattr(type(records), "__arrow_c_stream__"):
+            return array_of(records, "records")
+        if is_table(records) and not isinstance(records, Mapping):
+            return _in_id_order(load_table(records, "records"))
         raise InvalidArgument(
-            "records must be an array, a list or a pandas Series, with one record for each person in id order (got a"
-            f" {type(records).__name__}). Pass the rows of a table as table.to_numpy();"
-            " populations of the engine 'duckdb' take tables with the column id"
+            "records must be an array, a list or a series, with one record for each person in id order, or a data"
+            f" frame, an Arrow table or a path of Parquet files, with the column id (got a {type(records).__name__})"
         )
 
-    def form(self, records: Any) -> Hashable:  # noqa: ANN401  an array, or a list
-        """Return the type of an array and of its rows; for a list, nothing about its items."""
+    def form(self, records: Any) -> Hashable:  # noqa: ANN401  an array, a list, a table
+        """Return the type of an array and of its rows, or of a table's columns; nothing about the items of a list."""
+        if is_loaded_table(records):
+            schema = getattr(records, "schema", None)
+            return type(records), repr(schema if schema is not None else [*records.dtypes.items()])
         return (type(records), records.dtype, records.shape[1:]) if isinstance(records, np.ndarray) else list
 
-    def empty(self, records: Any) -> Any:  # noqa: ANN401  an array, or a list
-        """Return an empty array or list."""
-        return records[:0]
+    def empty(self, records: Any) -> Any:  # noqa: ANN401  as above
+        """Return records without any rows."""
+        return take_rows(records, slice(0)) if is_loaded_table(records) else records[:0]
 
     def check(self, context: EngineContext, folder: Path, records: Any) -> None:  # noqa: ANN401, ARG002  as engines have it
         """Raise unless there is a record for each person."""
@@ -193,9 +212,11 @@ class NumpyEngine:
                 " or fewer)"
             )
 
-    def records(self, context: EngineContext, folder: Path, records: Any) -> Any:  # noqa: ANN401  an array, or a list
-        """Return the participants' rows of an array, or items of a list, in id order."""
+    def records(self, context: EngineContext, folder: Path, records: Any) -> Any:  # noqa: ANN401  as above
+        """Return the participants' rows of an array or a table, or items of a list, in id order."""
         mask = self.mask(context, folder)
+        if is_loaded_table(records):
+            return take_rows(records, mask)
         return records[mask] if isinstance(records, np.ndarray) else [*compress(records, mask)]
 
     def _write(  # noqa: PLR0913, PLR0917  a version, from the one before it
@@ -297,20 +318,52 @@ def _read_state(folder: Path) -> _State:
         raise LedgerCorrupt(f"{folder / 'state.json'} is damaged; restore the population from a backup") from None
 
 
-def _id_array(ids: ArrayLike | None) -> IdArray:
-    found = np.asarray(ids)
-    if not found.size:
-        return np.zeros(0, dtype=np.int64)
-    if (
-        found.ndim != 1
-        or not np.issubdtype(found.dtype, np.integer)
-        or int(found.min()) < 0
-        or int(found.max()) >= _MAX_PEOPLE
-    ):
+def _with_columns(prices: PriceTable) -> PriceTable:
+    """Return prices with the columns of their table, if they have one."""
+    if prices.table is None:
+        return prices
+    found = columns_of(prices.table, ["id", "which"])
+    which = check_indices(found["which"], len(prices.amounts))
+    return prices._replace(ids=found["id"], which=which, table=None)
+
+
+def _in_id_order(records: Any) -> Any:  # noqa: ANN401  a table
+    """Return a table with its rows in the order of its ids, which must be 0, 1, 2, ..."""
+    rows = _id_array(columns_of(records, ["id"], "records")["id"])
+    _check_different(rows)
+    if rows.size and int(rows.max()) >= len(rows):
         raise InvalidArgument(
-            f"ids must be integers from 0 to {_MAX_PEOPLE - 1} for this engine; 'duckdb' takes any ids"
+            "records must have exactly one row per id, including people who were removed, but ids are missing in the"
+            " column 'id'"
         )
-    return found.astype(np.int64, copy=False)
+    ordered = bool((rows[1:] > rows[:-1]).all())
+    return records if ordered else take_rows(records, np.argsort(rows, kind="stable"))
+
+
+def _check_different(rows: IdArray) -> None:
+    same = repeated_rows(rows)
+    if same is not None:
+        raise InvalidArgument(
+            f"ids must name each person once (rows {same[0]} and {same[1]}, counted from 0, have the same id): leave"
+            " one of them out"
+        )
+
+
+def _id_array(ids: Any) -> IdArray:  # noqa: ANN401  a column, or a table with the column id
+    found = columns_of(ids, ["id"])["id"] if is_table(ids) else column_of(() if ids is None else ids, "ids")
+    if not len(found):
+        return np.zeros(0, dtype=np.int64)
+    problem = "they are no integers"
+    if isinstance(found, np.ndarray) and found.ndim == 1 and np.issubdtype(found.dtype, np.integer):
+        right = (found >= 0) & (found < _MAX_PEOPLE)
+        if right.all():
+            return found.astype(np.int64, copy=False)
+        problem = f"row {int(np.argmin(right))}, counted from 0, is another number"
+    elif isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind == "f":
+        problem = "they are floats; a column of pandas with missing values is one"
+    raise InvalidArgument(
+        f"ids must be integers from 0 to {_MAX_PEOPLE - 1} for this engine ({problem}); 'duckdb' takes any ids"
+    )
 
 
 def _highest_id(rows: IdArray) -> int:

@@ -18,6 +18,7 @@ with close-to-open consistency.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -33,7 +34,19 @@ from odograph.extras import load
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
 from odograph.population.prices import PriceTable
-from odograph.population.version_store import link_or_copy, make_folder, restrict, write_file
+from odograph.population.tables import (
+    array_of,
+    arrow_column,
+    check_names,
+    column_of,
+    columns_of,
+    id_bytes,
+    is_column,
+    is_table,
+    parquet_files,
+    write_parquet,
+)
+from odograph.population.version_store import link_or_copy, make_file, make_folder, restrict, write_file
 from odograph.progress import Progress
 
 __all__ = ["SparkEngine"]
@@ -57,8 +70,17 @@ _ID_TYPES: Final = {
     "int": "bigint",
     "bigint": "bigint",
     "string": "string",
+    "binary": "uuid",  # of 16 bytes
 }
-_TYPE_NAMES: Final = {"bigint": "integers of 64 bits", "string": "strings"}
+_TYPE_NAMES: Final = {"bigint": "integers of 64 bits", "string": "strings", "uuid": "UUIDs"}
+_KINDS: Final = "integers of 64 bits, strings or UUIDs"
+_ARROW_TYPES: Final = {"integer": "bigint", "string": "string", "uuid": "uuid"}
+# UUIDs are kept as text, in lower case with dashes. Python's uuid.UUID takes the same spellings.
+_DIGITS: Final = {"string": "regexp_replace(lower(id), '^urn:uuid:|[{}-]', '')", "binary": "lower(hex(id))"}
+_UUID: Final = (
+    "IF({digits} RLIKE '^[0-9a-f]{{32}}$',"
+    " regexp_replace({digits}, '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5'), NULL)"
+)
 # Settings of the engine's own session: Spark must not merge, split or skip partitions.
 _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
@@ -71,13 +93,21 @@ _READ: Final = {
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
 }
+_PATTERN: Final = re.compile(r"[*?\[\]{}^\\]")  # what Hadoop reads as a pattern, unless a backslash is before it
 _POLL_INTERVAL: Final = 0.1  # seconds
 # Errors that an executor may find, and reports by name.
 _REFUSALS: Final = {
     "misplaced": LedgerError("Spark would have written people into the wrong partition; nothing was changed"),
-    "nameless": InvalidArgument("ids must not be null"),
-    "nowhere": InvalidArgument("which must be an index into guarantees, counted from 0, in every row"),
-    "twice": InvalidArgument("ids must name each person once"),
+    "nameless": InvalidArgument(
+        "ids must not be null, and in a population of UUIDs each must be one: look for rows without an id in the"
+        " column 'id', and correct them or leave them out"
+    ),
+    "nowhere": InvalidArgument(
+        "which must be an index into guarantees, counted from 0, in every row: look at the column 'which'"
+    ),
+    "twice": InvalidArgument(
+        "ids must name each person once: look for repeated values in the column 'id', and leave all but one out"
+    ),
 }
 
 
@@ -97,9 +127,13 @@ class _State(NamedTuple):
 class SparkEngine:
     """An engine on Spark, with totals in Parquet files.
 
-    Ids are integers of 64 bits or strings: the first ids decide which. They are passed as a list or an array, if they
-    are few, or as a DataFrame of the session's context with a column `id`; a table of prices also has a column
-    `which`. A DataFrame is computed more than once, and must have the same rows each time.
+    Ids are integers of 64 bits, strings or UUIDs: the first ids decide which. UUIDs are objects, or columns of UUIDs
+    or of 16 bytes each; in a population of UUIDs, text is read as one, and that is how they are returned.
+
+    Ids are passed as a DataFrame of the session's context with a column `id`, as a path of Parquet files that the
+    executors can read, or, if the driver's memory holds them, as a list, an array, a series, a data frame or an Arrow
+    table. A table of prices also has a column `which`. A DataFrame is computed more than once, and must have the same
+    rows each time.
     """
 
     ordered = False
@@ -135,12 +169,12 @@ class SparkEngine:
             rows, columns = _asked_rows(asked), ["id", "which"]
         if rows is None:
             return context.versions.digest(*parts)
+        rows = _read_files(self._own, rows, "ids" if columns == ["id"] else "table")
         if not isinstance(rows, _sql.DataFrame):
-            lines = _json_lines(_columns_of(rows))
-            return context.versions.digest(
-                *parts, "".join(sorted(lines if "which" in columns else set(lines))).encode()
-            )
+            kind, found = _local_columns(rows, columns)
+            return context.versions.digest(*parts, *id_bytes(kind, found["id"], found.get("which")))
         _id_type(rows, columns)
+        text = _id_text(dict(rows.dtypes)["id"])
         # Values derived from the secret may appear in a plan, which Spark displays; the secret itself must not.
         seeds = [int(context.versions.digest(lane)[:15], 16) for lane in (b"first", b"second")]
         codes = [
@@ -148,8 +182,9 @@ class SparkEngine:
             for seed in seeds
         ]
         with _hide_errors():
-            found = rows.select(*columns) if "which" in columns else rows.select(*columns).distinct()
-            return context.versions.digest(*parts, str(tuple(found.selectExpr("count(*)", *codes).first())).encode())
+            taken = rows.selectExpr(f"{text} AS id", *columns[1:])
+            taken = taken if "which" in columns else taken.distinct()
+            return context.versions.digest(*parts, str(tuple(taken.selectExpr("count(*)", *codes).first())).encode())
 
     def charge(
         self, context: EngineContext, before: Path, after: Path, prices: PriceTable, progress: Progress | None
@@ -204,8 +239,10 @@ class SparkEngine:
             found = table.parquet(_uri(folder / _PEOPLE)).where("took").where(_fits_condition(context, asked))
             return int(found.count())
 
-    def accept(self, records: Any) -> _SparkTable:  # noqa: ANN401  a DataFrame
-        """Return the records, if they are a Spark DataFrame."""
+    def accept(self, records: Any) -> _SparkTable:  # noqa: ANN401  a DataFrame, or a path
+        """Return the records, if they are a Spark DataFrame or a path of Parquet files."""
+        with _hide_errors():
+            records = _read_files(self._session, records, "records")
         if not isinstance(records, _sql.DataFrame):
             raise InvalidArgument(
                 f"records must be a Spark DataFrame with the column id (got a {type(records).__name__}). Make one"
@@ -219,10 +256,9 @@ class SparkEngine:
 
     def check(self, context: EngineContext, folder: Path, records: _SparkTable) -> None:  # noqa: ARG002  as engines have it
         """Raise unless records have ids of the population's type."""
-        own = _read_state(folder).ids
-        if _id_type(records, ["id"]) != (own or _id_type(records, ["id"])):
-            kinds = _TYPE_NAMES[own] if own else " or ".join(_TYPE_NAMES.values())
-            raise InvalidArgument(f"records must be a DataFrame whose ids are {kinds}")
+        own, found = _read_state(folder).ids, _id_type(records, ["id"])
+        if own and found != own and (own, found) != ("uuid", "string"):
+            raise InvalidArgument(f"records must be a DataFrame whose ids are {_TYPE_NAMES[own]}")
 
     def empty(self, records: _SparkTable) -> _SparkTable:
         """Return the DataFrame without rows."""
@@ -230,8 +266,13 @@ class SparkEngine:
 
     def records(self, context: EngineContext, folder: Path, records: _SparkTable) -> _SparkTable:
         """Return the participants' rows, which are evaluated when they are used."""
+        active = self.participants(context, folder)
         with _hide_errors(folder):
-            return records.join(self.participants(context, folder), "id", "left_semi")
+            if _read_state(folder).ids != "uuid":
+                return records.join(active, "id", "left_semi")
+            active = active.withColumnRenamed("id", "id of a participant")
+            own = _F.expr(_cast_id(dict(records.dtypes)["id"], "uuid"))
+            return records.join(active, own == active["id of a participant"], "left_semi")
 
 
 class _VersionWriter:
@@ -255,15 +296,19 @@ class _VersionWriter:
 
     def read_input(self, asked: Any, *others: str) -> _SparkTable:  # noqa: ANN401  what engines are passed
         """Return the input as a DataFrame with ids of the population's type, which its first ids decide."""
-        columns, listed = ["id", *others], None if isinstance(asked, _sql.DataFrame) else _columns_of(asked)
-        kind = _id_type(asked, columns) if listed is None else _array_id_type(listed["id"])
-        ids = self._state.ids or kind or "bigint"
-        if kind not in (ids, None):
-            raise InvalidArgument(f"ids must be {_TYPE_NAMES[ids]} for this population")
-        if listed is not None:
-            asked = self._write_input("given", f"id {ids}, which int", listed)
-        self._state = self._state._replace(ids=self._state.ids or kind)
-        return asked.selectExpr(f"coalesce(CAST(id AS {ids}), {_raise_refusal('nameless')}) AS id", *others)
+        columns, asked = ["id", *others], _read_files(self._session, asked, "table" if others else "ids")
+        if not isinstance(asked, _sql.DataFrame):
+            kind, found = _local_columns(asked, columns)
+            asked = self._write_input("given", found)
+            own = kind if len(found["id"]) else None
+        else:
+            own = _id_type(asked, columns)
+        ids = self._state.ids or own or "bigint"
+        if own not in (ids, None) and (ids, own) != ("uuid", "string"):
+            raise InvalidArgument(f"ids must be {_TYPE_NAMES[ids]} for this population (got {_TYPE_NAMES[own]})")
+        self._state = self._state._replace(ids=self._state.ids or own)
+        cast = _cast_id(dict(asked.dtypes)["id"], ids)
+        return asked.selectExpr(f"coalesce({cast}, {_raise_refusal('nameless')}) AS id", *others)
 
     def group_by_id(self, given: _SparkTable) -> _SparkTable:
         """Return one row per id in its partition: how often it is named, and whether it was removed before."""
@@ -279,8 +324,8 @@ class _VersionWriter:
     def add_amounts(self, named: _SparkTable, prices: PriceTable) -> _SparkTable:
         """Add the amounts for each total to the ids, each of which must be named once."""
         columns = {f"amount_{i}": column for i, column in enumerate(prices.amounts.T)}
-        schema = ", ".join(["which int", *[f"{name} bigint" for name in columns]])
-        amounts = self._write_input("amounts", schema, {"which": np.arange(len(prices.amounts)), **columns})
+        which = np.arange(len(prices.amounts), dtype=np.int32)
+        amounts = self._write_input("amounts", {"which": which, **columns})
         first = (
             f"IF(times > 1, {_raise_refusal('twice')}, coalesce(amount_0, {_raise_refusal('nowhere')})) AS amount_0"
         )
@@ -326,11 +371,12 @@ class _VersionWriter:
         mark = _F.unhex(_F.sha2(_F.concat("secret", inner), 256))
         return _read_secret(self._session, self._context).crossJoin(people).withColumn("mark", mark).drop("secret")
 
-    def _write_input(self, name: str, schema: str, columns: Mapping[str, Any]) -> _SparkTable:
+    def _write_input(self, name: str, columns: Mapping[str, Any]) -> _SparkTable:
         """Pass columns to the executors in a file, which is removed with the end of the update."""
         path = self._after / _INPUT / name
-        write_file(path, "".join(_json_lines(columns)).encode())
-        return self._session.read.options(**_READ).schema(schema).json(_uri(path))
+        with make_file(path) as file:
+            write_parquet(columns, file)
+        return self._session.read.options(**_READ).parquet(_uri(path))
 
     def _write(self, rows: _SparkTable, part: str) -> None:
         """Write a table, a file for each partition that has rows."""
@@ -368,9 +414,10 @@ def _asked_rows(prices: PriceTable) -> Any:  # noqa: ANN401  a DataFrame, or col
     if prices.same:
         return None
     if prices.table is not None:
-        if not isinstance(prices.table, _sql.DataFrame):
+        if not isinstance(prices.table, _sql.DataFrame) and not is_table(prices.table):
             raise InvalidArgument(
-                f"table must be a Spark DataFrame for this engine (got a {type(prices.table).__name__})"
+                "table must be a Spark DataFrame, another table with the columns id and which, or a path of Parquet"
+                f" files (got a {type(prices.table).__name__})"
             )
         return prices.table
     if prices.ids is None:
@@ -378,46 +425,51 @@ def _asked_rows(prices: PriceTable) -> Any:  # noqa: ANN401  a DataFrame, or col
     return {"id": prices.ids, "which": prices.which}
 
 
-def _columns_of(asked: Any) -> dict[str, Any]:  # noqa: ANN401  a list, an array, columns
-    """Return the input as columns; 0 means no ids."""
-    columns: dict[str, Any] = asked if isinstance(asked, dict) else {"id": asked}
-    ids = np.asarray([] if isinstance(columns["id"], int) and columns["id"] == 0 else columns["id"])
-    if ids.ndim != 1:
-        raise InvalidArgument("ids must be a list, or a DataFrame with the column id")
-    _array_id_type(ids)
-    return {**columns, "id": ids}
+def _read_files(session: _Session, asked: Any, field: str) -> Any:  # noqa: ANN401  what engines are passed
+    """Return a DataFrame of Parquet files, or anything else as it is."""
+    if not isinstance(asked, str | Path):
+        return asked
+    # With several paths that are taken literally, Spark 3.5 reads each as often as there are paths.
+    names = [_PATTERN.sub(r"\\\g<0>", str(Path(file).absolute())) for file in parquet_files(asked, field)]
+    return session.read.options(**_READ | {"__globPaths__": "true"}).parquet(*[f"file://{name}" for name in names])
 
 
-def _array_id_type(ids: Any) -> str | None:  # noqa: ANN401  an array
-    """Return the type of the ids in an array; None if it is empty."""
-    if not ids.size:
-        return None
-    if ids.dtype.kind == "i" or (ids.dtype.kind == "u" and int(ids.max()) < 1 << 63):
-        return "bigint"
-    try:
-        "".join(ids).encode()
-    except (TypeError, UnicodeEncodeError):
-        raise InvalidArgument(f"ids must be {' or '.join(_TYPE_NAMES.values())}") from None
-    return "string"
+def _local_columns(asked: Any, columns: Sequence[str]) -> tuple[str, dict[str, Any]]:  # noqa: ANN401  as above
+    """Return columns that are in the driver's memory, and the type of the ids; 0 means no ids."""
+    if is_table(asked):
+        found = columns_of(asked, columns)
+    elif is_column(asked) or (isinstance(asked, int) and asked == 0):
+        found = {"id": column_of([] if isinstance(asked, int) else asked, "ids")}
+    else:
+        raise InvalidArgument(f"ids must be a list, an array, a series or a table (got a {type(asked).__name__})")
+    if getattr(found["id"], "ndim", 1) != 1:
+        raise InvalidArgument("ids must be a list, or a table with the column id")
+    kind, ids = arrow_column(found["id"], "ids")
+    which = {"which": array_of(found["which"], "which").astype(np.int32)} if "which" in found else {}
+    return _ARROW_TYPES[kind], {"id": ids, **which}
+
+
+def _cast_id(form: str, kind: str) -> str:
+    """Return the expression for an id of a type, from the type that it is stored in; null if it is none."""
+    if kind != "uuid":
+        return f"CAST(id AS {kind})"
+    return _UUID.format(digits=_DIGITS.get(form, "CAST(id AS string)"))
+
+
+def _id_text(form: str) -> str:
+    """Return the expression for an id in which equal ids are equal: text that spells a UUID is spelled in one way."""
+    return f"coalesce({_cast_id(form, 'uuid')}, CAST(id AS string))" if form in _DIGITS else "id"
 
 
 def _id_type(frame: _SparkTable, columns: Sequence[str]) -> str:
     """Return the type of the ids of a DataFrame, or raise if its columns are wrong."""
     types = dict(frame.dtypes)
-    missing = [column for column in columns if column not in types]
-    if missing:
-        raise InvalidArgument(f"a DataFrame must have the column {missing[0]!r}")
+    check_names([*types], columns, "a DataFrame")
     if _ID_TYPES.get(types.get("which", "int")) != "bigint":
         raise InvalidArgument("which must be integers, indices into guarantees")
     if types["id"] not in _ID_TYPES:
-        raise InvalidArgument(f"ids must be {' or '.join(_TYPE_NAMES.values())}")
+        raise InvalidArgument(f"ids must be {_KINDS} (got a column 'id' of {types['id']})")
     return _ID_TYPES[types["id"]]
-
-
-def _json_lines(columns: Mapping[str, Any]) -> list[str]:
-    """Return a line of JSON for each row."""
-    rows = zip(*[np.asarray(column).tolist() for column in columns.values()], strict=True)
-    return [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
 
 
 def _read_state(folder: Path) -> _State:
@@ -435,7 +487,8 @@ def _read_state(folder: Path) -> _State:
 
 def _schema(context: EngineContext, ids: str | None) -> str:
     totals = [f"{total} bigint" for total in _total_columns(context)]
-    return ", ".join([f"id {ids or 'bigint'}", *totals, "took boolean"])
+    kind = "string" if ids == "uuid" else ids or "bigint"
+    return ", ".join([f"id {kind}", *totals, "took boolean"])
 
 
 def _total_columns(context: EngineContext) -> list[str]:
