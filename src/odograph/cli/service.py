@@ -72,6 +72,10 @@ def serve(  # noqa: PLR0913  each is one option
         str | None,
         typer.Option(metavar="NAME", help="Header in which the trusted proxy names the principal of a browser."),
     ] = None,
+    population_root: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for the files of populations; as private as the data."),
+    ] = None,
     accept_fsync_off: Annotated[
         bool,
         typer.Option(
@@ -103,6 +107,7 @@ def serve(  # noqa: PLR0913  each is one option
         plain_http=plain_http,
         trusted_proxy=trusted_proxy,
         proxy_header=proxy_header,
+        population_root=population_root,
         accept_fsync_off=accept_fsync_off,
     )
     import_module("odograph.service.server").serve(settings, typer.echo)

@@ -9,8 +9,9 @@ because a round must answer even when everyone has dropped out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,6 +20,7 @@ from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountClosed,
+    EntryNotFound,
     IdempotencyConflict,
     InvalidArgument,
     InvalidGuarantee,
@@ -28,7 +30,7 @@ from odograph.errors import (
     OutcomeUnknown,
 )
 from odograph.integrations.opendp import noisy
-from odograph.ledger.backend import LocalBackend, Opened
+from odograph.ledger.backend import Backend, LocalBackend, Opened
 from odograph.ledger.commands import (
     Author,
     MovePopulation,
@@ -47,7 +49,7 @@ from odograph.population.prices import Prices, Pricing, VectorizedPrice, price_t
 from odograph.population.version_store import Versions, parse_location, pin
 from odograph.progress import Progress
 
-__all__ = ["Participants", "Population", "RoundReceipt"]
+__all__ = ["Participants", "Population", "Round", "RoundReceipt", "read_rounds"]
 
 _MAX_ATTEMPTS: Final = 10  # of an update that other processes forestall
 
@@ -64,6 +66,28 @@ class RoundReceipt(NamedTuple):
     key: str
     repeated: bool
     entry: Entry
+
+
+class Round(NamedTuple):
+    """A round as every reader of the ledger may see it: it contains nothing about any person.
+
+    `act` is create, charge, join, remove or close. `cost` is what everyone was asked for, None for individual prices:
+    a list of them would tell which prices occur, and so something about the records.
+    """
+
+    version: int
+    time: datetime
+    act: str
+    cost: Guarantee | None
+    principal: str
+    key: str
+    note: str
+    seal: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the round in plain types."""
+        cost = None if self.cost is None else self.cost.to_dict()
+        return {**self._asdict(), "time": self.time.isoformat(timespec="microseconds"), "cost": cost}
 
 
 class Participants:
@@ -196,6 +220,11 @@ class Population:
         """The promise to each person."""
         return self._opened.compiled.policy
 
+    @property
+    def ordered(self) -> bool:
+        """Whether people have an order, in which prices and records can be passed without ids."""
+        return self._engine.ordered
+
     def charge(
         self, prices: Prices | Guarantee, *, key: str, note: str = "", progress: Progress | None = None
     ) -> Participants:
@@ -221,21 +250,21 @@ class Population:
 
         return self._update("charge", cost, asked, work, self._backend.author(key, note))
 
-    def join(self, ids: Any, *, key: str, note: str = "") -> None:  # noqa: ANN401  as in `create`
+    def join(self, ids: Any, *, key: str, note: str = "") -> RoundReceipt:  # noqa: ANN401  as in `create`
         """Add people who have spent nothing; people who were removed before join as spent."""
 
         def work(before: Path, after: Path) -> None:
             self._engine.join(self._context, before, after, ids)
 
-        self._update("join", "", ids, work, self._backend.author(key, note))
+        return self._update("join", "", ids, work, self._backend.author(key, note)).receipt
 
-    def remove(self, ids: Any, *, key: str, note: str = "") -> None:  # noqa: ANN401  as in `create`
+    def remove(self, ids: Any, *, key: str, note: str = "") -> RoundReceipt:  # noqa: ANN401  as in `create`
         """Remove people and forget what they spent; a mark of each remains, so that they can only join as spent."""
 
         def work(before: Path, after: Path) -> None:
             self._engine.remove(self._context, before, after, ids)
 
-        self._update("remove", "", ids, work, self._backend.author(key, note))
+        return self._update("remove", "", ids, work, self._backend.author(key, note)).receipt
 
     def run(  # noqa: PLR0913  a round, and what it is made of
         self,
@@ -308,6 +337,20 @@ class Population:
     def history(self, first: int = 0, count: int = 1000) -> Sequence[HistoryEntry]:
         """Return a page of its ledger entries: rounds and their keys, nothing about any person."""
         return self._backend.history(self.name, first, count)
+
+    def rounds(self, first: int = 0, count: int = 1000) -> tuple[Round, ...]:
+        """Return a page of its rounds, for an auditor: acts and keys, nothing about any person."""
+        return tuple(read_rounds(self._backend, self.name, first, count))
+
+    def participants(self, key: str) -> Participants:
+        """Return who took part in a round that this principal charged under a key, if they are still kept."""
+        author = self._backend.author(key)
+        record = self._backend.find_key(author.principal, author.key)
+        if record is not None and record.account == self.name and record.verb == "step":
+            entry = self._backend.entry(self.name, record.sequence)
+            if entry.details["act"] == "charge":
+                return self._participants(entry, again=True)
+        raise EntryNotFound(f"{self._backend.principal!r} charged no round of {self.name!r} under the key {key!r}")
 
     def close(self, *, note: str = "") -> None:
         """Close the population permanently: it takes no new rounds."""
@@ -420,6 +463,16 @@ class Population:
         return f"Population({self.name!r}, {self.policy.promise})"
 
 
+def read_rounds(backend: Backend, name: str, first: int, count: int) -> Iterator[Round]:
+    """Yield a page of the rounds of a population from the ledger alone: its files are not read."""
+    for past in backend.history(name, first, count):
+        entry = past.entry
+        closes = entry.verb == "close"
+        version = entry.sequence - 1 if closes else read_pointer(entry).version
+        act = "close" if closes else "create" if entry.verb == "open" else str(entry.details["act"])
+        yield Round(version, past.time, act, entry.guarantee, past.principal, past.key, past.note, past.seal)
+
+
 def _key_used_error(key: str, active: Participants) -> IdempotencyConflict:
     return IdempotencyConflict(
         f"key {key!r} was used before, for round {active.receipt.version}, which ran or may have run; nothing was"
@@ -443,6 +496,7 @@ def _local_backend(ledger: object) -> LocalBackend:
     backend = ledger.backend
     if not isinstance(backend, LocalBackend):
         raise InvalidArgument(
-            f"ledger must be reached directly, such as sqlite:///privacy.db, for a population (got {backend.url})"
+            f"ledger must be reached directly, such as sqlite:///privacy.db, for Population (got {backend.url});"
+            " for a service, use ledger.population(name)"
         )
     return backend

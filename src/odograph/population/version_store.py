@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from odograph.errors import InvalidArgument, LedgerError
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
 from odograph.ledger.stores.sqlite_files import sync
 
 try:
@@ -351,7 +351,9 @@ class Versions:
         return folder
 
     def folder(self, state: str) -> Path:
-        """Return the folder of a version that the ledger points to."""
+        """Return the folder of a version that the ledger points to, which is always below this one."""
+        if not _VERSION.fullmatch(state):  # a ledger that was imported may say anything
+            raise LedgerCorrupt(f"{state!r} is not the name of a version of a population")
         return self.location / state
 
     def finish(self, folder: Path) -> None:

@@ -61,6 +61,7 @@ __all__ = [
     "balance",
     "calibrate",
     "close",
+    "compile_form",
     "decide",
     "decide_all",
     "entries",
@@ -145,17 +146,20 @@ def policy_of(form: schemas.PolicyForm) -> Policy:
     )
 
 
-async def open_account(call: Call) -> OpenedForm:
-    """Open an account with a policy, which never changes."""
-    form: schemas.OpenForm = call.form
+async def compile_form(call: Call, form: schemas.OpenForm | schemas.CreatePopulationForm) -> Compiled:
+    """Return the compiled policy of a request to open something."""
     check_name(form.name)
     if (form.policy is None) == (form.compiled is None):
         raise InvalidPolicy("send either policy or compiled")
-    compiled: Compiled
     if form.policy is not None:
-        compiled = await call.state.solver.compile(policy_of(form.policy))
-    else:
-        compiled = await call.state.compute(Compiled.from_dict, form.compiled or {})
+        return await call.state.solver.compile(policy_of(form.policy))
+    return await call.state.compute(Compiled.from_dict, form.compiled or {})
+
+
+async def open_account(call: Call) -> OpenedForm:
+    """Open an account with a policy, which never changes."""
+    form: schemas.OpenForm = call.form
+    compiled = await compile_form(call, form)
     ledger = call.state.ledger_of(call.caller)
     await call.state.run(
         ledger.open_account,
