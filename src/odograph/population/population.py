@@ -12,9 +12,13 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
+
+from odograph.account import check_page
 from odograph.compile import compile_policy
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Compiled, Policy
@@ -39,7 +43,7 @@ from odograph.ledger.commands import (
     check_repeated,
     read_pointer,
 )
-from odograph.ledger.entries import Entry, check_name, shown, text_of
+from odograph.ledger.entries import Entry, check_name, iso_time, shown, text_of
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import HistoryEntry
 from odograph.ledger.stores.base import Head
@@ -51,6 +55,7 @@ from odograph.progress import Progress
 
 __all__ = ["Participants", "Population", "Round", "RoundReceipt", "read_rounds"]
 
+_CHUNK_SIZE: Final = 1 << 16  # ids at a time
 _MAX_ATTEMPTS: Final = 10  # of an update that other processes forestall
 
 T = TypeVar("T")
@@ -66,6 +71,11 @@ class RoundReceipt(NamedTuple):
     key: str
     repeated: bool
     entry: Entry
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the receipt in plain types."""
+        form = {name: getattr(self, name) for name in ("population", "version", "key", "repeated")}
+        return form | {"time": iso_time(self.entry.time), "seal": self.entry.seal}
 
 
 class Round(NamedTuple):
@@ -87,7 +97,7 @@ class Round(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the round in plain types."""
         cost = None if self.cost is None else self.cost.to_dict()
-        return {**self._asdict(), "time": self.time.isoformat(timespec="microseconds"), "cost": cost}
+        return {**self._asdict(), "time": self.time.isoformat(), "cost": cost}
 
 
 class Participants:
@@ -112,6 +122,16 @@ class Participants:
     def mask(self) -> Any:  # noqa: ANN401  as above
         """The same as a mask over dense ids."""
         return self._engine.mask(self._context, self._kept_folder())
+
+    def chunks(self) -> Iterator[list[Any]]:
+        """Yield the ids as lists of integers or strings, some at a time."""
+        ids = self.ids
+        if isinstance(ids, np.ndarray):
+            yield from (ids[i : i + _CHUNK_SIZE].tolist() for i in range(0, len(ids), _CHUNK_SIZE))
+            return
+        rows = ids.iter_rows() if hasattr(ids, "iter_rows") else ids.toLocalIterator()  # of DuckDB, of Spark
+        while chunk := [row[0] for row in islice(rows, _CHUNK_SIZE)]:
+            yield chunk
 
     def _kept_folder(self) -> Path:
         if not self.folder.is_dir():
@@ -464,7 +484,13 @@ class Population:
 
 
 def read_rounds(backend: Backend, name: str, first: int, count: int) -> Iterator[Round]:
-    """Yield a page of the rounds of a population from the ledger alone: its files are not read."""
+    """Yield a page of the rounds of a population from the ledger alone: its files are not read.
+
+    A negative `first` counts from the end.
+    """
+    check_page(first, count)
+    if first < 0:
+        first = max(0, backend.balances([name])[name].sequence + 1 + first)
     for past in backend.history(name, first, count):
         entry = past.entry
         closes = entry.verb == "close"

@@ -353,7 +353,7 @@ class Versions:
     def folder(self, state: str) -> Path:
         """Return the folder of a version that the ledger points to, which is always below this one."""
         if not _VERSION.fullmatch(state):  # a ledger that was imported may say anything
-            raise LedgerCorrupt(f"{state!r} is not the name of a version of a population")
+            raise LedgerCorrupt("an entry names a folder that cannot be a version of a population")
         return self.location / state
 
     def finish(self, folder: Path) -> None:

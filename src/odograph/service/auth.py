@@ -74,8 +74,8 @@ Verb: TypeAlias = Literal[
     "metrics",
     "administer",
     "erase",
-    "round",
-    "participants",
+    "run-rounds",
+    "see-participants",
 ]
 
 _OWNER: Final = frozenset({Role.OWNER})
@@ -98,9 +98,9 @@ PERMISSIONS: Final[dict[Verb, frozenset[Role]]] = {
     "administer": _OWNER,
     "erase": _OWNER,
     # Not an analyst, who learns nothing of who takes part, and could therefore not run the mechanism.
-    "round": _OWNER | {Role.RUNNER},
+    "run-rounds": _OWNER | {Role.RUNNER},
     # It depends on the data: for the program that runs the mechanism, and for no one who looks at its answers.
-    "participants": frozenset({Role.RUNNER}),
+    "see-participants": frozenset({Role.RUNNER}),
 }
 
 

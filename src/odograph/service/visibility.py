@@ -171,7 +171,6 @@ def rounds_form(ledger: Ledger, caller: Caller, name: str, first: int, count: in
     """Return a page of rounds; a negative `first` counts from the end."""
     visible_population(ledger, caller, name)
     size = ledger.backend.balances([name])[name].sequence + 1
-    first = max(0, size + first) if first < 0 else first
     rounds = [RoundRow(**one.to_dict()) for one in read_rounds(ledger.backend, name, first, count)]
     return RoundsForm(name, size, rounds)
 

@@ -510,13 +510,16 @@ class UploadedTable(NamedTuple):
         return {name: np.asarray(column, dtype=np.int64) for name, column in arrays.items()}
 
 
-def write_upload(columns: Mapping[str, Any], metadata: Mapping[str, str], path: Path) -> None:
-    """Write columns into a new Parquet file, which only its owner can read."""
+def write_upload(columns: Mapping[str, Any] | Path, metadata: Mapping[str, str], path: Path) -> None:
+    """Write columns, or those of a Parquet file, into a new Parquet file, which only its owner can read."""
     make_file(path).close()
     pairs = ", ".join(f"{name}: ${name}" for name in metadata)
     copied = "COPY (SELECT * FROM given) TO $path"
-    with _duckdb.connect(":memory:") as connection:
-        connection.register("given", dict(columns))
+    with _hide_errors(), _duckdb.connect(":memory:") as connection:
+        if isinstance(columns, Path):
+            connection.read_parquet(str(columns), hive_partitioning=False).create_view("given")
+        else:
+            connection.register("given", {name: _id_array(column) for name, column in columns.items()})
         connection.execute(
             f"{copied} (FORMAT parquet, USE_TMP_FILE false, KV_METADATA {{{pairs}}})",
             {"path": str(path), **metadata},

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Final, TypeVar, cast
@@ -81,7 +80,6 @@ _READABLE_LENGTH: Final = 40  # characters of a folder's name that are taken fro
 _MEMORY_LIMIT: Final = "2GB"  # for DuckDB; what does not fit is spilled to the disk
 _MAX_GUARANTEES: Final = 1 << 16  # of an upload
 _PARTICIPANTS_IN_MEMORY: Final = 1 << 20  # bytes; more go to a temporary file
-_IDS_AT_A_TIME: Final = 1 << 16
 _NDJSON: Final = b"application/x-ndjson"
 
 _decode_guarantees: Final = decoder(list[CostForm])
@@ -171,11 +169,7 @@ async def _make_round(call: Call, update: _Update) -> Reply:
     finally:
         if call.upload is not None:
             call.upload.close()
-    entry = receipt.entry
-    form = RoundReceiptForm(
-        receipt.population, receipt.version, receipt.key, entry.moment.isoformat(), entry.seal, receipt.repeated
-    )
-    return Reply(_OK if receipt.repeated else _CREATED, form)
+    return Reply(_OK if receipt.repeated else _CREATED, RoundReceiptForm(**receipt.to_dict()))
 
 
 async def _with_population(call: Call, function: Callable[[Population, Call], _T]) -> _T:
@@ -312,20 +306,10 @@ def _write_participants(people: Population, call: Call) -> IO[bytes]:
             )
         file = SpooledTemporaryFile(_PARTICIPANTS_IN_MEMORY)  # noqa: SIM115  closed when it was sent
         encoder = msgspec.json.Encoder()
-        for ids in _chunks(active.ids):
+        for ids in active.chunks():
             file.write(encoder.encode_lines(ids))
     file.seek(0)
     return file
-
-
-def _chunks(ids: _Ids) -> Iterator[list[Any]]:
-    """Yield the ids of an array, or of a relation of DuckDB, some at a time."""
-    if isinstance(ids, np.ndarray):
-        yield from (ids[i : i + _IDS_AT_A_TIME].tolist() for i in range(0, len(ids), _IDS_AT_A_TIME))
-        return
-    rows = ids.iter_rows()
-    while chunk := [one for (one,) in islice(rows, _IDS_AT_A_TIME)]:
-        yield chunk
 
 
 # What was sent: JSON or Parquet.
