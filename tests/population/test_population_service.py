@@ -137,7 +137,7 @@ def test_run_and_the_noisy_count_work_as_in_a_program(people: RemotePopulation) 
         called.append(len(records))
         return float(sum(records)) * scale
 
-    with pytest.raises(InvalidArgument, match="which must have one entry for each person"):
+    with pytest.raises(InvalidArgument, match="records must have exactly one row per id"):
         people.run(total, [1.0] * 9, PureDP("0.1"), key="q", constants={"scale": 2})
     assert people.run(total, [1.0] * 10, PureDP("0.1"), key="q", constants={"scale": 2}) == 20.0
 

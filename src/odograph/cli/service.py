@@ -450,7 +450,10 @@ def _read_people(people: Any, file: Path | None, count: int | None) -> Any:  # n
 def _read_prices(people: Any, file: Path) -> Prices:  # noqa: ANN401  local or remote
     """Return the prices of a Parquet file."""
     table = _uploaded(file)
-    forms = json.loads(table.metadata.get("guarantees", "[]"), parse_float=str)
+    try:
+        forms = [*json.loads(table.metadata.get("guarantees", "[]"), parse_float=str)]
+    except (RecursionError, TypeError, ValueError):
+        raise InvalidArgument(f"--prices {file}: the metadata must have `guarantees`, a JSON list") from None
     guarantees = [guarantee_from_dict(form) for form in forms]
     if not people.ordered:
         return Prices(guarantees, table=str(file))

@@ -103,8 +103,7 @@ class RemotePopulation:
     def charge(self, prices: Prices | Guarantee, *, key: str, note: str = "") -> RemoteParticipants:
         """Charge each person whose filter admits it, durably, and return the participants. A key charges once."""
         if isinstance(prices, Guarantee):
-            form: dict[str, Any] = {"guarantees": [prices.to_dict()]}
-            return RemoteParticipants(self._update("rounds", form, {}, key, note), self._transport)
+            return self._charge_everyone(prices, {}, key, note)
         if not isinstance(prices, Prices):
             raise InvalidGuarantee(f"prices must be a guarantee or Prices (got a {type(prices).__name__})")
         columns: _Columns = {"which": prices.which}
@@ -112,8 +111,14 @@ class RemotePopulation:
             columns = _path_of(prices.table)
         elif prices.ids is not None:
             columns = {"id": prices.ids, "which": prices.which}
-        form = {"guarantees": [one.to_dict() for one in prices.guarantees]}
+        form: dict[str, Any] = {"guarantees": [one.to_dict() for one in prices.guarantees]}
         return RemoteParticipants(self._update("rounds", form, columns, key, note), self._transport)
+
+    def _charge_everyone(
+        self, guarantee: Guarantee, more: Mapping[str, Any], key: str, note: str
+    ) -> RemoteParticipants:
+        form = {"guarantees": [guarantee.to_dict()], **more}
+        return RemoteParticipants(self._update("rounds", form, {}, key, note), self._transport)
 
     def join(self, ids: Any, *, key: str, note: str = "") -> RemoteRoundReceipt:  # noqa: ANN401  a list, an array, a path
         """Add people who have spent nothing; people who were removed before join as spent."""
@@ -149,9 +154,10 @@ class RemotePopulation:
             mechanism(engine.empty(records), **known)
             self._probed[trial] = mechanism
         asked = prices if isinstance(prices, Prices) else prices_for(prices, records, tuple(self.outputs))
-        if isinstance(asked, Guarantee):  # for as many people as there are records, which the service checks
-            asked = Prices([asked], np.zeros(len(records), dtype=np.uint32))
-        active = self.charge(asked, key=key, note=note)
+        if isinstance(asked, Guarantee):
+            active = self._charge_everyone(asked, {"records": len(records)}, key, note)
+        else:
+            active = self.charge(asked, key=key, note=note)
         if active.receipt.repeated:
             raise IdempotencyConflict(
                 f"key {key!r} was used before, for round {active.receipt.version}, which ran or may have run; nothing"

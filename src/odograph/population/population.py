@@ -311,7 +311,7 @@ class Population:
         if trial not in self._probed:
             mechanism(self._engine.empty(records), **known)
             self._probed[trial] = mechanism
-        self._engine.check(self._context, self._current_folder(), records)
+        self.check(records)
         if not isinstance(prices, (Prices, Guarantee)) and not self._engine.ordered:
             raise InvalidGuarantee(
                 "prices can be a function only where people have an order, as with the engine 'numpy'; pass Prices"
@@ -332,6 +332,10 @@ class Population:
                 raise
         self.outputs.append(answer)
         return answer
+
+    def check(self, records: Any) -> None:  # noqa: ANN401  as in `run`
+        """Raise `InvalidArgument` unless these can be the records of its people: one for each, if they are in order."""
+        self._engine.check(self._context, self._current_folder(), records)
 
     def noisy_active_count(self, probe: Guarantee, cost: PureDP, *, key: str, note: str = "") -> int:
         """Return a noisy count of the people who could take part in a round of `probe`; it is a round of its own.

@@ -404,12 +404,14 @@ class CreatePopulationForm(Struct, forbid_unknown_fields=True):
 class RoundForm(Struct, forbid_unknown_fields=True):
     """Charge people: everyone the same guarantee, or each person one of several.
 
-    `which` is an index into `guarantees` for each person: for those in `ids`, or for everyone in id order.
+    `which` is an index into `guarantees` for each person: for those in `ids`, or for everyone in id order. With
+    `records` the round is refused unless there are as many people as records.
     """
 
     guarantees: Annotated[list[CostForm], Meta(min_length=1, max_length=MAX_TERMS)]
     which: list[Annotated[int, Meta(ge=0)]] | None = None
     ids: list[PersonId] | None = None
+    records: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
     note: Note = ""
 
 

@@ -266,9 +266,18 @@ def _charge(people: Population, call: Call) -> RoundReceipt:
     if call.upload is None:
         form: schemas.RoundForm = call.form
         prices, note = _prices_of(form), form.note
+        if form.records is not None:
+            _check_count(people, form.records)
     else:
         prices, note = _read_prices(people, call.upload)
     return people.charge(prices, key=str(call.idempotency_key), note=note).receipt
+
+
+def _check_count(people: Population, records: int) -> None:
+    """Raise unless there is a record for each person; only where people are in an order are they counted."""
+    if not people.ordered:
+        raise InvalidArgument("records must be left out for a population whose people are in no order")
+    people.check(range(records))
 
 
 def _join(people: Population, call: Call) -> RoundReceipt:
