@@ -334,7 +334,7 @@ class Population:
         return answer
 
     def check(self, records: Any) -> None:  # noqa: ANN401  as in `run`
-        """Raise `InvalidArgument` unless these can be the records of its people: one for each, if they are in order."""
+        """Raise `InvalidArgument` unless these can be its people's records: one for each, if people are ordered."""
         self._engine.check(self._context, self._current_folder(), records)
 
     def noisy_active_count(self, probe: Guarantee, cost: PureDP, *, key: str, note: str = "") -> int:
