@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import attacks
 import httpx
 import numpy as np
+import psycopg
 import pytest
 from population_helpers import read_state
 from service_process import Service
@@ -22,12 +23,13 @@ import odograph as odo
 from odograph import Population, Prices, PureDP
 from odograph.client.population import RemotePopulation
 from odograph.errors import EntryNotFound, IdempotencyConflict, InvalidArgument, NotPermitted, OdographError
-from odograph.population.engines.duckdb import write_upload
+from odograph.population.engines.duckdb import UploadedTable, write_upload
 from odograph.population.version_store import hold_lease
 from odograph.service import auth
 from odograph.service.auth import PERMISSIONS, Role
 from odograph.service.routes import populations
 from odograph.service.state import AppState
+from odograph.service.writer_client import WriterClient
 
 BASIC: Final = odo.Policy(1, 0, filter="basic")
 PARQUET: Final = {"Content-Type": "application/vnd.apache.parquet"}
@@ -151,6 +153,18 @@ def test_run_and_the_noisy_count_work_as_in_a_program(people: RemotePopulation) 
     found = people.noisy_active_count(PureDP("0.1"), PureDP("0.5"), key="count")
     assert -100 < found < 120
     assert len(people.outputs) == 3
+
+
+def test_a_round_that_was_charged_is_answered_by_its_key_though_people_have_joined_since(
+    service: ServiceThread,
+) -> None:
+    with attacks.owner_of(service) as owner:
+        attacks.create_population(owner, "people", ids=range(10))
+        path, form = "/v1/populations/people/rounds", {"guarantees": [attacks.pure("0.1")], "records": 10}
+        assert attacks.post(owner, path, form, key="q").status_code == 201
+        attacks.post(owner, "/v1/populations/people/joins", {"ids": [10]}, key="more")
+        assert attacks.post(owner, path, form, key="q").json()["repeated"]
+        attacks.check_problem(attacks.post(owner, path, form, key="r"), 422)
 
 
 def test_who_takes_part_is_for_the_runner_that_charged_the_round(
@@ -364,6 +378,32 @@ def test_a_file_that_is_wrong_is_refused_and_changes_nothing(
     assert (totals_in(service), people.rounds()) == (before, rounds)
 
 
+def test_a_file_with_more_people_than_fit_is_refused_before_it_is_read(
+    service: ServiceThread, people: RemotePopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(populations, "MAX_PEOPLE", 1)
+    monkeypatch.setattr(populations, "_MAX_ROWS", 1)
+    monkeypatch.setattr(UploadedTable, "columns", lambda *_: pytest.fail("it is read"))
+    with attacks.reach(service, service.token("rob", "runner")) as runner:
+        content = file_of(tmp_path, {"id": [1, 2]})
+        headers = PARQUET | {"Idempotency-Key": "q"}
+        answer = runner.post(f"/v1/populations/{people.name}/joins", content=content, headers=headers)
+    attacks.check_problem(answer, 422)
+    assert "at most 1 rows" in answer.json()["detail"]
+
+
+def test_ids_that_no_engine_takes_are_refused(people: RemotePopulation) -> None:
+    before = people.rounds()
+    wrong: list[list[Any]] = [[2**63], [-(2**63) - 1], [2**300], [1, "a"], ["a"], [""], ["\0"]]
+    for number, ids in enumerate(wrong):
+        for verb, form in (("joins", {}), ("rounds", {"guarantees": [attacks.pure("0.1")], "which": [0] * len(ids)})):
+            with pytest.raises(InvalidArgument, match="ids must"):
+                people._transport.call(  # noqa: SLF001  as it may be sent
+                    "POST", f"/v1/populations/people/{verb}", {"ids": ids, **form}, key=f"{verb} {number}"
+                )
+    assert people.rounds() == before
+
+
 def test_without_a_root_rounds_are_read_and_nothing_else(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/served.db"
     with odo.connect(url) as ledger:
@@ -465,6 +505,32 @@ def test_rounds_in_the_threads_of_accounts_would_be_caught(
     monkeypatch.setattr(AppState, "run_population", AppState.run)
     with pytest.raises(pytest.fail.Exception, match="a spend waits for a round"):
         check_spends_go_on(service)
+
+
+def status_of_a_round_under_a_row_lock(url: str, root: Path) -> int:
+    """Charge while another client of the database holds the population's row for a moment."""
+    with ServiceThread(url, population_root=root) as service, attacks.owner_of(service) as owner:
+        attacks.create_population(owner, "people", ids=range(10))
+        with psycopg.connect(url) as other:
+            other.execute("SELECT * FROM odograph.accounts WHERE name = 'people' FOR UPDATE")
+            release = threading.Timer(0.5, other.rollback)
+            release.start()
+            form = {"guarantees": [attacks.pure("0.1")]}
+            status = attacks.post(owner, "/v1/populations/people/rounds", form, key="q").status_code
+            release.join()
+        assert owner.post("/v1/verify", json={}).json()["verified"]
+    return status
+
+
+def test_a_round_waits_for_another_client_of_the_database(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert status_of_a_round_under_a_row_lock(postgres_url, tmp_path) == 201
+    # Control: without the wait, what was computed is thrown away.
+    monkeypatch.setattr(WriterClient, "submit_with_retries", WriterClient.submit)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA odograph CASCADE")
+    assert status_of_a_round_under_a_row_lock(postgres_url, tmp_path) == 503
 
 
 # A service that is killed in the middle of a round.

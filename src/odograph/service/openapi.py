@@ -294,6 +294,8 @@ def _describe_limits(schema: _Schema) -> str:
 
 # Values of fields that accept many, by the field's name, or by its type and name.
 _EXAMPLE_VALUES: Final[dict[str, object]] = {
+    "CreatePopulationForm.name": "telemetry",
+    "PeopleForm.ids": [0, 1, 2],
     "CalibrateForm.mechanism": "laplace",
     "CalibrateForm.settings": {"sensitivity": "3"},
     "LargestForm.kind": "pure",
@@ -314,9 +316,11 @@ _EXAMPLE_KEY_ID: Final = "0123456789ab"
 # Optional fields that the examples include.
 _EXAMPLE_OPTIONAL_FIELDS: Final = {
     "CalibrateForm": ("settings", "times"),
+    "CreatePopulationForm": ("policy",),
     "LargestForm": ("kind", "times"),
     "MakeKeyForm": ("accounts",),
     "OpenForm": ("policy",),
+    "PeopleForm": ("ids",),
     "PolicyForm": ("epsilon", "delta"),
     "SpendForm": ("note",),
 }

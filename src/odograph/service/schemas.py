@@ -102,7 +102,7 @@ __all__ = [
 MAX_IN_BATCH: Final = 1000  # spends
 MAX_ACCOUNTS: Final = 100  # that one request may charge together
 MAX_QUOTED: Final = 1000  # costs
-MAX_PEOPLE: Final = 100_000_000  # in one request
+MAX_PEOPLE: Final = 20_000_000  # in one request, which is held in memory: about 50 bytes a person
 MAX_TERMS: Final = 2000  # guarantees and points of curves in one request; equal parts count once
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, description="An account's name.")]

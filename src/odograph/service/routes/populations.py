@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Final, TypeVar, cast
@@ -18,7 +19,7 @@ import numpy as np
 
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Compiled
-from odograph.errors import InvalidArgument, InvalidGuarantee, LedgerError, listed_as
+from odograph.errors import InvalidArgument, InvalidGuarantee, LedgerError, OdographError, listed_as
 from odograph.ledger.commands import Open, check_repeated
 from odograph.ledger.entries import check_name
 from odograph.ledger.stores.base import Head
@@ -78,6 +79,7 @@ _FOLDER: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _NOT_IN_FOLDER: Final = re.compile(r"[^A-Za-z0-9_-]")
 _READABLE_LENGTH: Final = 40  # characters of a folder's name that are taken from the population's
 _MEMORY_LIMIT: Final = "2GB"  # for DuckDB; what does not fit is spilled to the disk
+_MAX_ROWS: Final = 1_000_000_000  # of a file that DuckDB reads by itself
 _MAX_GUARANTEES: Final = 1 << 16  # of an upload
 _PARTICIPANTS_IN_MEMORY: Final = 1 << 20  # bytes; more go to a temporary file
 _NDJSON: Final = b"application/x-ndjson"
@@ -165,10 +167,10 @@ async def close_population(call: Call) -> ClosedForm:
 async def _make_round(call: Call, update: _Update) -> Reply:
     """Carry a round out, and return its receipt."""
     try:
-        receipt = await _with_population(call, update)
-    finally:
-        if call.upload is not None:
-            call.upload.close()
+        receipt = await _with_population(call, partial(_update_and_close, update))
+    except OdographError:  # of a call that has ended, or was not begun
+        _close_upload(call)
+        raise
     return Reply(_OK if receipt.repeated else _CREATED, RoundReceiptForm(**receipt.to_dict()))
 
 
@@ -176,6 +178,19 @@ async def _with_population(call: Call, function: Callable[[Population, Call], _T
     """Call what uses the files of a population, in the thread for that."""
     require_visible(call.caller, [call.path["name"]])
     return await call.state.run_population(_guarded, lambda: function(_open(call), call))
+
+
+def _update_and_close(update: _Update, people: Population, call: Call) -> RoundReceipt:
+    """Carry a round out and close what was sent, in one thread: the request may be canceled while this goes on."""
+    try:
+        return update(people, call)
+    finally:
+        _close_upload(call)
+
+
+def _close_upload(call: Call) -> None:
+    if call.upload is not None:
+        call.upload.close()
 
 
 def _guarded(function: Callable[..., _T], *arguments: object) -> _T:
@@ -267,17 +282,19 @@ def _charge(people: Population, call: Call) -> RoundReceipt:
         form: schemas.RoundForm = call.form
         prices, note = _prices_of(form), form.note
         if form.records is not None:
-            _check_count(people, form.records)
+            _check_count(people, call, form.records)
     else:
         prices, note = _read_prices(people, call.upload)
     return people.charge(prices, key=str(call.idempotency_key), note=note).receipt
 
 
-def _check_count(people: Population, records: int) -> None:
-    """Raise unless there is a record for each person; only where people are in an order are they counted."""
+def _check_count(people: Population, call: Call, records: int) -> None:
+    """Raise unless there is a record for each person, for a round that was not made before."""
     if not people.ordered:
         raise InvalidArgument("records must be left out for a population whose people are in no order")
-    people.check(range(records))
+    backend = call.state.backend_of(call.caller)
+    if backend.find_key(backend.identity(), str(call.idempotency_key)) is None:  # people may have joined since
+        people.check(range(records))
 
 
 def _join(people: Population, call: Call) -> RoundReceipt:
@@ -334,9 +351,12 @@ def _prices_of(form: schemas.RoundForm) -> Prices | Guarantee:
 
 
 def _same_kind(ids: list[int | str]) -> list[int | str]:
-    """Return ids that are all integers or all strings: NumPy would turn mixed ones into strings."""
-    if len({type(one) for one in ids}) > 1:
+    """Return ids that are all integers of 64 bits or all strings: NumPy would turn mixed ones into strings."""
+    whole = [one for one in ids if isinstance(one, int)]
+    if len(whole) not in (0, len(ids)):
         raise InvalidArgument("ids must be all integers, or all strings")
+    if whole and not -(2**63) <= min(whole) <= max(whole) < 2**63:
+        raise InvalidArgument("ids must be integers of 64 bits, or strings")
     return ids
 
 
@@ -378,8 +398,9 @@ def _read_upload(people: Population, upload: IO[bytes]) -> tuple[_Ids, _Ids, Map
     file = cast("SpooledTemporaryFile[bytes]", upload)
     file.rollover()  # it has no name, so a crash leaves nothing behind
     table = UploadedTable.open(f"/dev/fd/{file.fileno()}")
-    if table.rows > MAX_PEOPLE:
-        raise InvalidArgument(f"a file must have at most {MAX_PEOPLE:,} rows (got {table.rows:,})")
+    most = MAX_PEOPLE if people.ordered else _MAX_ROWS
+    if table.rows > most:
+        raise InvalidArgument(f"a file must have at most {most:,} rows for this population (got {table.rows:,})")
     if not people.ordered:
         return table.path, None, table.metadata
     columns = table.columns(_MEMORY_LIMIT)
