@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from odograph import Population, Prices, PureDP
 from odograph.population.engines import EngineContext
 from odograph.population.engines.numpy import NumpyEngine
 
+FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 BASIC = odo.Policy(1, 0, filter="basic")
 PERSON = "ana@example.org-5e7b19"
 OTHERS = ["bo", "ca"]
@@ -118,7 +120,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["charge", "join", "remove"]), st.inte
 
 
 @pytest.mark.parametrize("engine", ["numpy", "duckdb"])
-@settings(max_examples=8)
+@settings(max_examples=100 if FULL else 5)
 @given(acts=ACTS)
 def test_no_history_gives_a_person_who_was_removed_a_budget(
     tmp_path_factory: pytest.TempPathFactory, engine: str, acts: list[tuple[str, int]]

@@ -462,7 +462,6 @@ def _read_prices(people: Any, file: Path) -> Prices:  # noqa: ANN401  local or r
 
 
 def _uploaded(file: Path) -> Any:  # noqa: ANN401  loaded when used
-    load("duckdb")
     return import_module("odograph.population.engines.duckdb").UploadedTable.open(str(file))
 
 

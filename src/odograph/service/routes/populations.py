@@ -29,7 +29,7 @@ from odograph.population.version_store import pin
 from odograph.service import logs, schemas
 from odograph.service.endpoint import Call, Reply, Stream
 from odograph.service.problems import HttpProblem, PopulationUnusable
-from odograph.service.routes.accounts import compile_form
+from odograph.service.routes.accounts import compile_form, page_of
 from odograph.service.schemas import (
     MAX_PEOPLE,
     MAX_TERMS,
@@ -38,7 +38,6 @@ from odograph.service.schemas import (
     CostForm,
     NoisyCountForm,
     PopulationForm,
-    PopulationRow,
     PopulationsForm,
     RoundReceiptForm,
     RoundsForm,
@@ -99,9 +98,7 @@ async def create_population(call: Call) -> Reply:
 async def list_populations(call: Call) -> PopulationsForm:
     """List the populations that the key may see, by name."""
     found = await call.state.compute(population_rows, call.state.ledger_of(call.caller), call.caller)
-    after: list[PopulationRow] = [row for row in found if row.name > call.query.after]
-    page = after[: call.query.limit]
-    return PopulationsForm(page, page[-1].name if len(page) < len(after) else None)
+    return PopulationsForm(*page_of(found, call.query))
 
 
 async def show_population(call: Call) -> PopulationForm:
