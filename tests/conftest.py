@@ -28,6 +28,7 @@ SLOW_FILES = {
     "test_population_crash.py",
     "test_population_lease.py",
     "test_population_objects.py",
+    "test_population_service.py",
     "test_reserve_with_tail.py",
     "test_smooth_prices.py",
     "test_spark_engine.py",
@@ -91,7 +92,7 @@ def service(tmp_path: Path) -> Iterator[ServiceThread]:
     """A service over a new, empty SQLite file, on a free port of this machine."""
     from service_server import ServiceThread  # noqa: PLC0415  Tumult's tests run where there is no service
 
-    with ServiceThread(f"sqlite:///{tmp_path}/served.db") as running:
+    with ServiceThread(f"sqlite:///{tmp_path}/served.db", population_root=tmp_path / "populations") as running:
         yield running
 
 

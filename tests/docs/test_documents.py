@@ -53,6 +53,7 @@ def test_examples_print_what_the_document_says(
         service: ServiceThread = request.getfixturevalue("service")
         monkeypatch.setenv("ODOGRAPH_URL", service.url)
         monkeypatch.setenv("ODOGRAPH_TOKEN", service.token("owner"))
+        monkeypatch.setenv("RUNNER_TOKEN", service.token("pipeline", "runner"))
     if document.name == "postgresql.md":
         monkeypatch.setenv("ODOGRAPH_URL", request.getfixturevalue("postgres_url"))
     if document.name == "opacus.md":

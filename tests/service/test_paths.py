@@ -41,6 +41,7 @@ def test_an_encoded_path_is_no_other_way_to_a_route(service: ServiceThread, path
     with attacks.owner_of(service) as owner:
         for spelling in spellings(path):
             names = {"name": "a", "reservation": "a%230", "entry": "a%230", "principal": "p", "key": "0" * 12}
+            names["round"] = "q"
             for method in methods:
                 answer = owner.request(method, spelling.format(**names))
                 assert answer.status_code == 404, (method, spelling)

@@ -89,8 +89,20 @@ BODIES: Final[dict[type, list[Any]]] = {
     schemas.CommitForm: [{}, {"note": "n"}],
     schemas.VoidForm: [{"reason": "r"}],
     schemas.CloseForm: [{}, {"note": "n"}],
+    schemas.RoundForm: [
+        {"guarantees": COSTS[:1]},
+        {"guarantees": COSTS, "which": [0, 1, 0]},
+        {"guarantees": COSTS, "which": [0, 1], "ids": [3, 7], "note": "n"},
+        {"guarantees": COSTS, "which": [0], "ids": ["a"]},
+    ],
+    schemas.PeopleForm: [{"ids": [0, 5]}, {"ids": ["a", "b"], "note": "n"}, {"count": 3}],
+    schemas.CountActiveForm: [{"probe": cost, "cost": COSTS[0], "note": "n"} for cost in COSTS],
     schemas.VerifyForm: [{}, {"checkpoint": CHECKPOINT}],
     schemas.MakeKeyForm: [{"principal": "p", "role": "analyst", "accounts": ["census"], "expires": 60}],
+    schemas.CreatePopulationForm: [
+        *({"name": "new", "policy": policy, "engine": "duckdb", "unknown": "join"} for policy in POLICIES),
+        {"name": "new", "compiled": odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp")).to_dict(), "note": "n"},
+    ],
     schemas.OpenForm: [
         *({"name": "new", "policy": policy, "parent": "census", "dataset": "d"} for policy in POLICIES),
         {"name": "new", "compiled": odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp")).to_dict()},
@@ -130,13 +142,17 @@ def decoded(form: Any, text: bytes) -> Any:  # noqa: ANN401  of that form
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A service for all these tests, and its owner."""
     where: Path = tmp_path_factory.mktemp("parsers")
-    with ServiceThread(f"sqlite:///{where}/served.db") as running, attacks.owner_of(running) as owner:
+    url = f"sqlite:///{where}/served.db"
+    with ServiceThread(url, population_root=where / "people") as running, attacks.owner_of(running) as owner:
         for name in ("census", "income"):
             attacks.open_account(owner, name)
+        for engine in ("numpy", "duckdb"):
+            attacks.create_population(owner, engine, engine=engine, ids=range(8))
         yield owner
 
 
 SLOW: Final = (
+    schemas.CreatePopulationForm,
     schemas.OpenForm,
 )  # a policy that somebody makes up may take minutes to solve: it is read by itself below
 READ: Final = [route for route in ROUTES if route.form is not None and route.form not in SLOW]
@@ -155,7 +171,8 @@ def test_no_body_makes_the_service_fail(served: httpx.Client, data: st.DataObjec
     route = data.draw(st.sampled_from(READ))
     assert route.form is not None
     body = data.draw(mutations.texts(BODIES[route.form]))
-    path = attacks.path_of(route, name=data.draw(st.sampled_from(["census", "income", "nothing"])))
+    names = ["numpy", "duckdb"] if "/populations/" in route.path else ["census", "income"]
+    path = attacks.path_of(route, name=data.draw(st.sampled_from([*names, "nothing"])))
     answer = served.request(route.method, path, content=body, headers=attacks.JSON | {"Idempotency-Key": "q-1"})
     if answer.status_code >= 400:
         attacks.check_problem(answer)

@@ -121,6 +121,7 @@ def curve(value: str) -> Form:
     return {"kind": "rdp", "orders": orders, "values": [value] * 1000}
 
 
+PEOPLE: Final = 50_000  # as many as a body of JSON holds
 COSTS: Final = (parallel(MOST_DIFFERENT), parallel(MAX_TERMS), curve("9/7"), curve("0"))
 
 
@@ -165,6 +166,22 @@ def bodies(route: Route) -> list[Form]:  # noqa: PLR0911  a line for each
     return [{}]
 
 
+def bodies_for_people(route: Route) -> list[Form]:
+    """Return the forms to send to a route of populations."""
+    everyone = [*range(PEOPLE)]
+    different = [attacks.pure(f"0.00{i:04}7") for i in range(MAX_TERMS)]
+    mixed: Form = {"guarantees": different, "which": [i % MAX_TERMS for i in everyone], "ids": everyone}
+    slow = [curve("0"), parallel(900)]
+    found: dict[str, list[Form]] = {
+        "populations": [{"name": "others", "policy": {"epsilon": "1", "delta": "1e-6"}, "engine": "duckdb"}],
+        "rounds": [mixed, {"guarantees": slow, "which": [0] * PEOPLE, "ids": everyone}],
+        "counts": [{"probe": curve("0"), "cost": attacks.pure("0.01")}],
+        "joins": [{"ids": everyone}],
+        "removals": [{"ids": everyone}],
+    }
+    return found.get(route.path.rpartition("/")[2], [{}])
+
+
 def costing(send: Callable[[], httpx.Response]) -> tuple[float, int]:
     """Return the processor's seconds of an answer, of the service and of whoever asks, and its status."""
     gc.disable()  # a collection would walk all that earlier tests have left
@@ -179,22 +196,28 @@ def costing(send: Callable[[], httpx.Response]) -> tuple[float, int]:
 def most_expensive(service: ServiceThread) -> dict[str, float]:
     """Return the cost of the most expensive request to each route, in cheap requests."""
     found: dict[str, float] = {}
-    with attacks.owner_of(service) as owner:
+    with attacks.owner_of(service) as owner, attacks.reach(service, service.token("olga", "runner")) as runner:
         for name in ("r", *(f"r{i}" for i in range(10))):
             attacks.open_account(owner, name, RENYI)
         for i in range(8):  # what is read is long
             answer = attacks.post(owner, "/v1/accounts/r/spends", {"cost": COSTS[i % 2]}, key=f"long {i}")
             assert answer.status_code == 409, answer.text[:500]
         held = attacks.post(owner, "/v1/accounts/r/reservations", {"cost": attacks.pure("0.001")}, key="held").json()
+        attacks.create_population(owner, "people", ids=range(PEOPLE), policy=RENYI)
         names = {"name": "r", "reservation": held["id"].replace("#", "%23")}
         cheap = statistics.median(costing(lambda: owner.get("/v1/accounts/r0/balance"))[0] for _ in range(20))
         for route in sorted(ROUTES, key=lambda route: (route.method == "DELETE", route.path)):
-            path = attacks.path_of(route, **names) + ("?count=1000" if route.path.endswith("entries") else "")
-            for i, form in enumerate(bodies(route)):
+            people = "nothing" if route.path.endswith("/close") else "people"  # it is still charged
+            of = names | {"name": people, "round": "mixed"} if "/populations/" in route.path else names
+            client = runner if route.verb == "see-participants" else owner
+            path = attacks.path_of(route, **of) + ("?count=1000" if route.path.endswith("entries") else "")
+            forms = bodies_for_people(route) if "/populations" in route.path else bodies(route)
+            for i, form in enumerate(forms):
                 content = None if route.form is None else form
-                headers = {"Idempotency-Key": f"{route.path.encode().hex()}{i}"}
+                key = "mixed" if route.path.endswith("/rounds") and not i else f"{route.path.encode().hex()}{i}"
+                headers = {"Idempotency-Key": key}
                 cost, status = costing(
-                    lambda: owner.request(route.method, path, headers=headers, json=content)  # noqa: B023  at once
+                    lambda: client.request(route.method, path, headers=headers, json=content)  # noqa: B023  at once
                 )
                 assert (
                     status not in (400, 401, 403, 405, 413, 415, 422) or route.upload or route.method == "DELETE"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
@@ -50,6 +50,17 @@ def open_account(owner: httpx.Client, name: str, policy: Mapping[str, object] = 
     assert answer.status_code == 201, answer.text
 
 
+def create_population(
+    owner: httpx.Client, name: str, *, engine: str = "numpy", ids: Iterable[object] = (), **choices: object
+) -> None:
+    """Create a population with these people."""
+    form = {"name": name, "policy": POLICY, "engine": engine, **choices}
+    answer = post(owner, "/v1/populations", form, key=f"create {name}")
+    assert answer.status_code == 201, answer.text
+    joined = post(owner, f"/v1/populations/{name}/joins", {"ids": [*ids]}, key=f"join {name}")
+    assert joined.status_code == 201, joined.text
+
+
 def post(client: httpx.Client, path: str, form: object, *, key: str = "") -> httpx.Response:
     """Post JSON, with an idempotency key if one is given."""
     return client.post(path, json=form, headers={"Idempotency-Key": key.replace(" ", "%20")} if key else {})
@@ -63,6 +74,7 @@ def path_of(route: Route, **names: str) -> str:
         "entry": "nothing%230",
         "principal": "nobody",
         "key": "0" * 12,
+        "round": "nothing",
     } | names
     return route.path.format(**names)
 

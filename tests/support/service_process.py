@@ -206,11 +206,51 @@ def break_service(defect: str) -> None:
             setattr(state.AppState, work, state.AppState.run)
         server._SWITCH_INTERVAL = 0.005  # type: ignore[misc]  # noqa: SLF001  as above
         return
+    if defect.startswith("dies "):
+        from odograph.population.population import Population  # noqa: PLC0415  as above
+
+        charge = Population.charge
+
+        def charge_and_die(self: Population, prices: Any, *, key: str, **more: Any) -> Any:  # noqa: ANN401  as it is
+            if key == "killed":
+                die_in_round(defect)
+            return charge(self, prices, key=key, **more)
+
+        Population.charge = charge_and_die  # type: ignore[method-assign]
+        return
     from broken_stores import AnswersEarly, DecidesOutside  # noqa: PLC0415  found by the program alone
 
     broken = {"early": AnswersEarly, "outside": DecidesOutside}[defect]
     for user in (state, writer_process):
         user.store_at = lambda *args, **kwargs: broken(store_at(*args, **kwargs))  # type: ignore[attr-defined]
+
+
+def die_in_round(defect: str) -> None:
+    """Let this process be killed at a point of the round that begins now."""
+    from odograph.population.engines.numpy import NumpyEngine  # noqa: PLC0415  for the program alone
+    from odograph.population.version_store import Versions  # noqa: PLC0415  as above
+    from odograph.service.writer_client import WriterClient  # noqa: PLC0415  as above
+
+    if defect == "dies in place":  # half of the totals are written over those of the version before
+
+        def overwrite(_self: object, _context: object, before: Path, *_: object) -> None:
+            totals = bytearray((before / "total-1").read_bytes())
+            totals[: len(totals) // 2] = b"\1" * (len(totals) // 2)
+            (before / "total-1").write_bytes(totals)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        NumpyEngine.charge = overwrite  # type: ignore[assignment]
+        return
+    owner, name = (
+        (Versions, "finish") if defect == "dies before the commit" else (WriterClient, "submit_with_retries")
+    )
+    work = getattr(owner, name)
+
+    def work_and_die(*given: object) -> None:
+        work(*given)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, work_and_die)
 
 
 if DEFECT in os.environ:  # worker processes read this file too, under another name

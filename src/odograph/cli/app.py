@@ -42,7 +42,7 @@ from odograph.cli.records import (
     restore,
     verify,
 )
-from odograph.cli.service import keys_app, serve
+from odograph.cli.service import keys_app, population_app, serve
 from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, listed_as
 
 __all__ = ["app", "exit_code"]
@@ -146,6 +146,7 @@ for panel, commands in _PANELS.items():
     for command in commands:
         app.command(command.__name__.rstrip("_").replace("_", "-"), rich_help_panel=panel)(command)
 app.add_typer(keys_app, rich_help_panel="Service")
+app.add_typer(population_app, rich_help_panel="Accounts")
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  the signature of a Typer callback

@@ -1,28 +1,63 @@
 """The service: `serve` runs it on a SQLite file or PostgreSQL; `keys` makes, lists and revokes its API keys.
 
-`keys` works on the key store itself; the service need not run.
+`keys` works on the key store itself; the service need not run. `population` works on a service, or on a ledger whose
+populations have their files on this machine.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Group
 from rich.table import Table
 
-from odograph.cli.options import DEFAULT_URL, AsJson, account_names, new_file, print_result, with_options
+from odograph.cli.options import (
+    DEFAULT_URL,
+    AsJson,
+    CostOptions,
+    Key,
+    LedgerOptions,
+    Note,
+    account_names,
+    new_file,
+    print_result,
+    with_options,
+)
 from odograph.connection import connect
+from odograph.core.guarantees import guarantee_from_dict
+from odograph.core.policy import Policy
 from odograph.errors import InvalidArgument
 from odograph.extras import load
 from odograph.ledger.entries import moment
+from odograph.population.population import Round
+from odograph.population.prices import Prices
 from odograph.service.auth import ApiKey, Role
 from odograph.service.key_store import KeyStore, connect_keys
 
-__all__ = ["KeyStoreOptions", "keys_app", "list_", "make", "revoke", "serve"]
+__all__ = [
+    "KeyStoreOptions",
+    "charge_population",
+    "create_population",
+    "join_population",
+    "keys_app",
+    "list_",
+    "make",
+    "participants",
+    "population_app",
+    "remove_population",
+    "revoke",
+    "rounds",
+    "serve",
+    "show_population",
+]
 
 
 def serve(  # noqa: PLR0913  each is one option
@@ -72,6 +107,10 @@ def serve(  # noqa: PLR0913  each is one option
         str | None,
         typer.Option(metavar="NAME", help="Header in which the trusted proxy names the principal of a browser."),
     ] = None,
+    population_root: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for the files of populations; as private as the data."),
+    ] = None,
     accept_fsync_off: Annotated[
         bool,
         typer.Option(
@@ -103,6 +142,7 @@ def serve(  # noqa: PLR0913  each is one option
         plain_http=plain_http,
         trusted_proxy=trusted_proxy,
         proxy_header=proxy_header,
+        population_root=population_root,
         accept_fsync_off=accept_fsync_off,
     )
     import_module("odograph.service.server").serve(settings, typer.echo)
@@ -222,6 +262,207 @@ def revoke(
         key = store.revoke(key_id, options.user())
     when = "" if key.revoked is None else f" since {_minute(key.revoked)} by {key.revoked_by}"
     print_result({"key": key.to_dict()}, f"key {key.id} of {key.principal} is revoked{when}", as_json=options.json)
+
+
+population_app = typer.Typer(
+    name="population",
+    help="One budget per person: create a population, charge its people, read its rounds.\n\nAt a service, or with"
+    " files on this machine.",
+)
+
+PeopleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ids",
+        metavar="FILE",
+        help="Parquet with the column id, or text with one id a line, a number or a string in quotes.",
+    ),
+]
+PopulationName = Annotated[str, typer.Argument(help="The population's name.")]
+RoundKey = Annotated[str, typer.Option(help="Idempotency key: repeating a round with the same key charges nothing.")]
+_MEMORY_LIMIT: Final = "2GB"  # for reading a file
+_SHOWN_ROUNDS: Final = 10
+
+
+@population_app.command("create")
+@with_options
+def create_population(  # noqa: PLR0913  each is one choice, which cannot be changed later
+    name: PopulationName,
+    *,
+    options: LedgerOptions,
+    epsilon: Annotated[str, typer.Option(help="Epsilon of the promise to each person, read exactly as typed.")],
+    delta: Annotated[str, typer.Option(help="Delta of the promise to each person, read exactly as typed.")],
+    filter_: Annotated[
+        str | None, typer.Option("--filter", help="Each person's filter, instead of the default; see `open`.")
+    ] = None,
+    privacy_unit: Annotated[str, typer.Option(help="Whom the promise protects.")] = "person",
+    engine: Annotated[str, typer.Option(help="numpy for the ids 0, 1, 2, ...; duckdb for any.")] = "numpy",
+    unknown: Annotated[
+        str, typer.Option(help="People in a charge who are not in the population: leave-out or join.")
+    ] = "leave-out",
+    location: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="New folder for the files; not for a service.")
+    ] = None,
+    key: Key = None,
+    note: Note = "",
+) -> None:
+    """Create a population without people; they come with `join`.
+
+    odograph population create telemetry --epsilon 1 --delta 1e-6 --location people
+    """
+    policy = Policy(epsilon, delta, filter=filter_, privacy_unit=privacy_unit)
+    with options.ledger() as ledger:
+        people = ledger.create_population(
+            name, policy, location=location, engine=engine, unknown=unknown, key=key, note=note
+        )
+        text = f"created the population {name} in {ledger.url}: {people.policy.promise}"
+        print_result({"population": name, "policy": people.policy.to_dict()}, text, as_json=options.json)
+
+
+@population_app.command("join")
+@with_options
+def join_population(  # noqa: PLR0913  each is one option
+    name: PopulationName,
+    *,
+    options: LedgerOptions,
+    key: RoundKey,
+    ids: PeopleFile = None,
+    count: Annotated[int | None, typer.Option(help="Instead of a file: the ids 0, 1, 2, ..., so many.")] = None,
+    note: Note = "",
+) -> None:
+    """Add people who have spent nothing; those who were removed before join as spent."""
+    with options.ledger() as ledger:
+        people = ledger.population(name)
+        _print_round(people.join(_read_people(people, ids, count), key=key, note=note), "joined", options)
+
+
+@population_app.command("remove")
+@with_options
+def remove_population(
+    name: PopulationName, *, options: LedgerOptions, key: RoundKey, ids: PeopleFile = None, note: Note = ""
+) -> None:
+    """Remove people and forget what they spent. They can only join again as spent."""
+    with options.ledger() as ledger:
+        people = ledger.population(name)
+        _print_round(people.remove(_read_people(people, ids, None), key=key, note=note), "removed", options)
+
+
+@population_app.command("charge")
+@with_options
+def charge_population(  # noqa: PLR0913  each is one option
+    name: PopulationName,
+    *,
+    asked: CostOptions,
+    options: LedgerOptions,
+    key: RoundKey,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead of one cost for everyone: a Parquet file with the columns id and which, and a JSON list"
+            " under `guarantees` in its metadata.",
+        ),
+    ] = None,
+    note: Note = "",
+) -> None:
+    """Charge each person whose filter admits it: everyone the same, or each one of several prices.
+
+    odograph population charge telemetry --pure 0.05 --key monday
+    """
+    if prices is not None and asked.is_given:
+        raise InvalidArgument("pass either a cost for everyone or --prices, not both")
+    with options.ledger() as ledger:
+        people = ledger.population(name)
+        asked_of = asked.guarantee() if prices is None else _read_prices(people, prices)
+        _print_round(people.charge(asked_of, key=key, note=note).receipt, "charged", options)
+
+
+@population_app.command("participants")
+@with_options
+def participants(
+    name: PopulationName,
+    key: Annotated[str, typer.Argument(help="The key of a round that you charged.")],
+    *,
+    options: LedgerOptions,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write to this new file, readable only by you.")
+    ] = None,
+) -> None:
+    """Print who takes part in one of the last two rounds, one id a line. It is as private as the data."""
+    with options.ledger() as ledger, nullcontext(sys.stdout) if out is None else new_file(out) as file:
+        for chunk in ledger.population(name).participants(key).chunks():
+            file.writelines(f"{json.dumps(one)}\n" for one in chunk)
+
+
+@population_app.command("show")
+@with_options
+def show_population(name: PopulationName, *, options: LedgerOptions) -> None:
+    """Show a population's promise and its last rounds. How many people it has is private."""
+    with options.ledger() as ledger:
+        people = ledger.population(name)
+        rounds = people.rounds(-_SHOWN_ROUNDS, _SHOWN_ROUNDS)
+        form = {"population": name, "policy": people.policy.to_dict(), "rounds": [one.to_dict() for one in rounds]}
+        promise = f"{name} in {ledger.url}: {people.policy.promise}, by the filter {people.policy.filter_text}"
+        print_result(form, Group(promise, _rounds_table(rounds)), as_json=options.json)
+
+
+@population_app.command("rounds")
+@with_options
+def rounds(
+    name: PopulationName,
+    *,
+    options: LedgerOptions,
+    first: Annotated[int, typer.Option(help="The first round; negative counts from the end.")] = 0,
+    count: Annotated[int, typer.Option(help="How many.")] = 1000,
+) -> None:
+    """List rounds: acts, keys, and what everyone was asked for. Individual prices are private."""
+    with options.ledger() as ledger:
+        found = ledger.population(name).rounds(first, count)
+        form = {"population": name, "rounds": [one.to_dict() for one in found]}
+        print_result(form, _rounds_table(found), as_json=options.json)
+
+
+def _rounds_table(found: Sequence[Round]) -> Table:
+    table = Table("round", "time (UTC)", "act", "cost", "by", "key", "note", box=None, header_style="bold")
+    for one in found:
+        cost = one.cost.brief() if one.cost is not None else "individual" if one.act == "charge" else ""
+        table.add_row(str(one.version), f"{one.time:%Y-%m-%d %H:%M}", one.act, cost, one.principal, one.key, one.note)
+    return table
+
+
+def _print_round(receipt: Any, verb: str, options: LedgerOptions) -> None:  # noqa: ANN401  local or remote
+    before = "before, nothing was changed now" if receipt.repeated else "now"
+    text = f"{verb} {before}: round {receipt.version} of {receipt.population}, key {receipt.key}"
+    print_result(receipt.to_dict(), text, as_json=options.json)
+
+
+def _read_people(people: Any, file: Path | None, count: int | None) -> Any:  # noqa: ANN401  what an engine reads
+    """Return the ids of a file, or 0, 1, 2, ... up to a count."""
+    if (file is None) == (count is None):
+        raise InvalidArgument("pass --ids FILE, or --count with `join`")
+    if file is None:
+        return range(count or 0)
+    if file.suffix != ".parquet":
+        return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    return _uploaded(file).columns(_MEMORY_LIMIT)["id"] if people.ordered else file
+
+
+def _read_prices(people: Any, file: Path) -> Prices:  # noqa: ANN401  local or remote
+    """Return the prices of a Parquet file."""
+    table = _uploaded(file)
+    try:
+        forms = [*json.loads(table.metadata.get("guarantees", "[]"), parse_float=str)]
+    except (RecursionError, TypeError, ValueError):
+        raise InvalidArgument(f"--prices {file}: the metadata must have `guarantees`, a JSON list") from None
+    guarantees = [guarantee_from_dict(form) for form in forms]
+    if not people.ordered:
+        return Prices(guarantees, table=str(file))
+    columns = table.columns(_MEMORY_LIMIT)
+    return Prices(guarantees, columns.get("which"), ids=columns.get("id"))
+
+
+def _uploaded(file: Path) -> Any:  # noqa: ANN401  loaded when used
+    return import_module("odograph.population.engines.duckdb").UploadedTable.open(str(file))
 
 
 def _state(key: ApiKey, now: int) -> str:

@@ -6,13 +6,14 @@ Invalid arguments are refused before anything is sent, as by a local ledger.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Final, ParamSpec, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from odograph.client.transport import Refusal, Transport, quoted
 from odograph.compile import compile_policy
@@ -34,6 +35,7 @@ from odograph.core.policy import Compiled, Policy
 from odograph.errors import (
     AccountNotFound,
     BudgetExceeded,
+    InvalidArgument,
     InvalidGuarantee,
     LedgerCorrupt,
     LedgerNotFound,
@@ -56,6 +58,10 @@ from odograph.ledger.entries import (
 from odograph.ledger.results import Checkpoint, HistoryEntry, Lifetime, Line, Receipt, Verification, history_entry
 from odograph.ledger.stores.base import Balance, Head
 from odograph.progress import Progress
+
+if TYPE_CHECKING:
+    from odograph.client.population import RemotePopulation
+    from odograph.ledger.ledger import Ledger
 
 __all__ = [
     "RemoteBackend",
@@ -306,6 +312,33 @@ class RemoteBackend:
             copy.seek(0)
             return self.import_(copy, checkpoint, progress)
 
+    def population(self, ledger: Ledger, name: str, location: str | os.PathLike[str] | None) -> RemotePopulation:  # noqa: ARG002  of a local ledger
+        """Return a population that the service keeps."""
+        from odograph.client.population import RemotePopulation  # noqa: PLC0415  loaded when used
+
+        _refuse_location(location)
+        return RemotePopulation(self._transport, name)
+
+    def create_population(  # noqa: PLR0913  the choices that are made once
+        self,
+        ledger: Ledger,
+        name: str,
+        policy: Policy | Compiled,
+        *,
+        location: str | os.PathLike[str] | None,
+        key: str | None,
+        note: str,
+        **choices: str,
+    ) -> RemotePopulation:
+        """Have the service create a population, in a folder of its own."""
+        _refuse_location(location)
+        if isinstance(policy, Policy) and policy.menu:
+            policy = compile_policy(policy)
+        kind = "policy" if isinstance(policy, Policy) else "compiled"
+        form = {"name": check_name(name), kind: policy.to_dict(), "note": check_note(note), **choices}
+        self._transport.call("POST", "/v1/populations", form, key=_key(key), patient=True)
+        return self.population(ledger, name, None)
+
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry."""
         name, sequence = parse_entry_id(entry)
@@ -345,6 +378,13 @@ class RemoteBackend:
 
 def _path(name: str) -> str:
     return f"/v1/accounts/{quoted(check_name(name, 'account'))}"
+
+
+def _refuse_location(location: object) -> None:
+    if location is not None:
+        raise InvalidArgument(
+            f"location must be left out for a service, which has folders of its own (got {location})"
+        )
 
 
 def _held(reservation: str) -> str:

@@ -97,10 +97,11 @@ class Transport:
         key: str | None = None,
         query: Mapping[str, Any] | None = None,
         patient: bool = False,
+        parquet: bytes | None = None,
     ) -> Any:  # noqa: ANN401  JSON
         """Send a request, with retries, and return the answer, or raise the service's error.
 
-        A `patient` call waits up to ten minutes for its answer.
+        The body is a form as JSON, or a Parquet file. A `patient` call waits up to ten minutes for its answer.
         """
         headers = self._headers()
         if key is not None:
@@ -109,6 +110,9 @@ class Transport:
         if form is not None:
             parts["content"] = json.dumps(form, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
+        elif parquet is not None:
+            parts["content"] = parquet
+            headers["Content-Type"] = "application/vnd.apache.parquet"
         try:
             return _read(self._send(parts, _LONG_TIMEOUT if patient else self._timeout))
         except OutcomeUnknown as error:

@@ -11,6 +11,7 @@ import getpass
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
@@ -303,6 +304,24 @@ class Backend(Protocol):
 
     def restore(self, path: Path, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Read a backup into this ledger, which must be empty."""
+        ...
+
+    def population(self, ledger: Any, name: str, location: Any) -> Any:  # noqa: ANN401  of a higher layer
+        """Return a population of this ledger."""
+        ...
+
+    def create_population(  # noqa: PLR0913  the choices that are made once
+        self,
+        ledger: Any,  # noqa: ANN401  of a higher layer
+        name: str,
+        policy: Policy | Compiled,
+        *,
+        location: Any,  # noqa: ANN401  a path
+        key: str | None,
+        note: str,
+        **choices: str,
+    ) -> Any:  # noqa: ANN401  of a higher layer
+        """Create a population without people."""
         ...
 
     def erase_note(self, entry: str) -> bool:
@@ -651,6 +670,27 @@ class LocalBackend:
         self.forget()
         return found
 
+    def population(self, ledger: Any, name: str, location: Any) -> Any:  # noqa: ANN401  see `_populations`
+        """Open a population; its files are on this machine."""
+        return _populations().open(name, ledger=ledger, location=location)
+
+    def create_population(  # noqa: PLR0913  the choices that are made once
+        self,
+        ledger: Any,  # noqa: ANN401  as above
+        name: str,
+        policy: Policy | Compiled,
+        *,
+        location: Any,  # noqa: ANN401  a path
+        key: str | None,
+        note: str,
+        **choices: str,
+    ) -> Any:  # noqa: ANN401  as above
+        """Create a population without people, in a new folder of this machine."""
+        if location is None:
+            raise InvalidArgument("location must be the path of a new folder for the files of the population")
+        made = _populations().create
+        return made(name, policy, ledger=ledger, location=location, ids=0, key=key, note=note, **choices)
+
     def erase_note(self, entry: str) -> bool:
         """Erase the note of an entry."""
         name, sequence = parse_entry_id(entry)
@@ -672,6 +712,11 @@ class LocalBackend:
             self.store = MemoryStore(self.store.url)  # an empty one, which is closed, in its place
             self.engine = LedgerEngine(self.store)
         self.store.close()
+
+
+def _populations() -> Any:  # noqa: ANN401  a class of a higher layer
+    """Return the class of populations by its public name: a ledger knows nothing else of them."""
+    return import_module("odograph").Population
 
 
 def _guarantee_of(entry: Entry) -> Guarantee:

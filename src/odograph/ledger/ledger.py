@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import IO, Final, NamedTuple, NoReturn, Self
+from typing import IO, Any, Final, NamedTuple, NoReturn, Self
 
 from odograph.account import Account, budget_text, check_page, microseconds, spent_text
 from odograph.core.fixed_point import Numeric
@@ -283,6 +283,30 @@ class Ledger:
         """Return all accounts, in the order of their names; populations are not among them."""
         opened = [self.backend.opened(name) for name in self.backend.balances()]
         return tuple(LedgerAccount(self.backend, one) for one in opened if one.population is None)
+
+    def population(self, name: str, *, location: str | Path | None = None) -> Any:  # noqa: ANN401  of a higher layer
+        """Return a population: a `Population`, or a `RemotePopulation` with the same verbs for a service.
+
+        Pass the location of its files if they were moved; a service has folders of its own.
+        """
+        return self.backend.population(self, check_name(name), location)
+
+    def create_population(  # noqa: PLR0913  the choices that are made once
+        self,
+        name: str,
+        policy: Policy | Compiled,
+        *,
+        location: str | Path | None = None,
+        engine: str = "numpy",
+        unknown: str = "leave-out",
+        key: str | None = None,
+        note: str = "",
+    ) -> Any:  # noqa: ANN401  as above
+        """Create a population without people; they come by `join`. A service keeps its files in its own folder."""
+        choices = {"engine": engine, "unknown": unknown}
+        return self.backend.create_population(
+            self, check_name(name), policy, location=location, key=key, note=note, **choices
+        )
 
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.

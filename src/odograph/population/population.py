@@ -9,17 +9,23 @@ because a round must answer even when everyone has dropped out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
+
+from odograph.account import check_page
 from odograph.compile import compile_policy
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Compiled, Policy
 from odograph.display import Html, badge, card, facts, one_line, paragraph, utc
 from odograph.errors import (
     AccountClosed,
+    EntryNotFound,
     IdempotencyConflict,
     InvalidArgument,
     InvalidGuarantee,
@@ -29,7 +35,7 @@ from odograph.errors import (
     OutcomeUnknown,
 )
 from odograph.integrations.opendp import noisy
-from odograph.ledger.backend import LocalBackend, Opened
+from odograph.ledger.backend import Backend, LocalBackend, Opened
 from odograph.ledger.commands import (
     Author,
     MovePopulation,
@@ -38,7 +44,7 @@ from odograph.ledger.commands import (
     check_repeated,
     read_pointer,
 )
-from odograph.ledger.entries import Entry, check_name, shown, text_of
+from odograph.ledger.entries import Entry, check_name, iso_time, shown, text_of
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import History
 from odograph.ledger.stores.base import Head
@@ -48,8 +54,9 @@ from odograph.population.prices import Prices, Pricing, VectorizedPrice, price_t
 from odograph.population.version_store import ObjectVersions, Versions, open_versions, pin
 from odograph.progress import Progress
 
-__all__ = ["Participants", "Population", "RoundReceipt"]
+__all__ = ["Participants", "Population", "Round", "RoundReceipt", "read_rounds"]
 
+_CHUNK_SIZE: Final = 1 << 16  # ids at a time
 _MAX_ATTEMPTS: Final = 10  # of an update that other processes forestall
 
 T = TypeVar("T")
@@ -79,6 +86,33 @@ class RoundReceipt(NamedTuple):
         named = {"population": self.population, "round": self.version, "key": self.key, "entry": self.entry.id}
         return (facts(named | {"time": utc(self.entry.moment)}),)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the receipt in plain types."""
+        form = {name: getattr(self, name) for name in ("population", "version", "key", "repeated")}
+        return form | {"time": iso_time(self.entry.time), "seal": self.entry.seal}
+
+
+class Round(NamedTuple):
+    """A round as every reader of the ledger may see it: it contains nothing about any person.
+
+    `act` is create, charge, join, remove or close. `cost` is what everyone was asked for, None for individual prices:
+    a list of them would tell which prices occur, and so something about the records.
+    """
+
+    version: int
+    time: datetime
+    act: str
+    cost: Guarantee | None
+    principal: str
+    key: str
+    note: str
+    seal: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the round in plain types."""
+        cost = None if self.cost is None else self.cost.to_dict()
+        return {**self._asdict(), "time": self.time.isoformat(), "cost": cost}
+
 
 class Participants:
     """Who takes part in a round: private, for the code that runs the mechanism only.
@@ -102,6 +136,16 @@ class Participants:
     def mask(self) -> Any:  # noqa: ANN401  as above
         """The same as a mask over dense ids."""
         return self._engine.mask(self._context, self._kept_folder())
+
+    def chunks(self) -> Iterator[list[Any]]:
+        """Yield the ids as lists of integers or strings, some at a time."""
+        ids = self.ids
+        if isinstance(ids, np.ndarray):
+            yield from (ids[i : i + _CHUNK_SIZE].tolist() for i in range(0, len(ids), _CHUNK_SIZE))
+            return
+        rows = ids.iter_rows() if hasattr(ids, "iter_rows") else ids.toLocalIterator()  # of DuckDB, of Spark
+        while chunk := [row[0] for row in islice(rows, _CHUNK_SIZE)]:
+            yield chunk
 
     def _kept_folder(self) -> Path:
         if not self.folder.is_dir():
@@ -216,6 +260,11 @@ class Population:
         """The promise to each person."""
         return self._opened.compiled.policy
 
+    @property
+    def ordered(self) -> bool:
+        """Whether people have an order, in which prices and records can be passed without ids."""
+        return self._engine.ordered
+
     def charge(
         self, prices: Prices | Guarantee, *, key: str, note: str = "", progress: Progress | None = None
     ) -> Participants:
@@ -241,21 +290,21 @@ class Population:
 
         return self._update("charge", cost, asked, work, self._backend.author(key, note))
 
-    def join(self, ids: Any, *, key: str, note: str = "") -> None:  # noqa: ANN401  as in `create`
+    def join(self, ids: Any, *, key: str, note: str = "") -> RoundReceipt:  # noqa: ANN401  as in `create`
         """Add people who have spent nothing; people who were removed before join as spent."""
 
         def work(before: Path, after: Path) -> None:
             self._engine.join(self._context, before, after, ids)
 
-        self._update("join", "", ids, work, self._backend.author(key, note))
+        return self._update("join", "", ids, work, self._backend.author(key, note)).receipt
 
-    def remove(self, ids: Any, *, key: str, note: str = "") -> None:  # noqa: ANN401  as in `create`
+    def remove(self, ids: Any, *, key: str, note: str = "") -> RoundReceipt:  # noqa: ANN401  as in `create`
         """Remove people and forget what they spent; a mark of each remains, so that they can only join as spent."""
 
         def work(before: Path, after: Path) -> None:
             self._engine.remove(self._context, before, after, ids)
 
-        self._update("remove", "", ids, work, self._backend.author(key, note))
+        return self._update("remove", "", ids, work, self._backend.author(key, note)).receipt
 
     def run(  # noqa: PLR0913  a round, and what it is made of
         self,
@@ -282,7 +331,7 @@ class Population:
         if trial not in self._probed:
             mechanism(self._engine.empty(records), **known)
             self._probed[trial] = mechanism
-        self._engine.check(self._context, self._current_folder(), records)
+        self.check(records)
         if not isinstance(prices, (Prices, Guarantee)) and not self._engine.ordered:
             raise InvalidGuarantee(
                 "prices can be a function only where people have an order, as with the engine 'numpy'; pass Prices"
@@ -303,6 +352,10 @@ class Population:
                 raise
         self.outputs.append(answer)
         return answer
+
+    def check(self, records: Any) -> None:  # noqa: ANN401  as in `run`
+        """Raise `InvalidArgument` unless these can be its people's records: one for each, if people are ordered."""
+        self._engine.check(self._context, self._current_folder(), records)
 
     def noisy_active_count(self, probe: Guarantee, cost: PureDP, *, key: str, note: str = "") -> int:
         """Return a noisy count of the people who could take part in a round of `probe`; it is a round of its own.
@@ -328,6 +381,20 @@ class Population:
     def history(self, first: int = 0, count: int = 1000) -> History:
         """Return a page of its ledger entries: rounds and their keys, nothing about any person."""
         return History(self._backend.history(self.name, first, count))
+
+    def rounds(self, first: int = 0, count: int = 1000) -> tuple[Round, ...]:
+        """Return a page of its rounds, for an auditor: acts and keys, nothing about any person."""
+        return tuple(read_rounds(self._backend, self.name, first, count))
+
+    def participants(self, key: str) -> Participants:
+        """Return who took part in a round that this principal charged under a key, if they are still kept."""
+        author = self._backend.author(key)
+        record = self._backend.find_key(author.principal, author.key)
+        if record is not None and record.account == self.name and record.verb == "step":
+            entry = self._backend.entry(self.name, record.sequence)
+            if entry.details["act"] == "charge":
+                return self._participants(entry, again=True)
+        raise EntryNotFound(f"{self._backend.principal!r} charged no round of {self.name!r} under the key {key!r}")
 
     def close(self, *, note: str = "") -> None:
         """Close the population permanently: it takes no new rounds."""
@@ -451,6 +518,22 @@ class Population:
         return card(self.name, facts(named), label=badge("closed") if balance.closed else badge("population"))
 
 
+def read_rounds(backend: Backend, name: str, first: int, count: int) -> Iterator[Round]:
+    """Yield a page of the rounds of a population from the ledger alone: its files are not read.
+
+    A negative `first` counts from the end.
+    """
+    check_page(first, count)
+    if first < 0:
+        first = max(0, backend.balances([name])[name].sequence + 1 + first)
+    for past in backend.history(name, first, count):
+        entry = past.entry
+        closes = entry.verb == "close"
+        version = entry.sequence - 1 if closes else read_pointer(entry).version
+        act = "close" if closes else "create" if entry.verb == "open" else str(entry.details["act"])
+        yield Round(version, past.time, act, entry.guarantee, past.principal, past.key, past.note, past.seal)
+
+
 def _key_used_error(key: str, active: Participants) -> IdempotencyConflict:
     return IdempotencyConflict(
         f"key {key!r} was used before, for round {active.receipt.version}, which ran or may have run; nothing was"
@@ -482,6 +565,7 @@ def _local_backend(ledger: object) -> LocalBackend:
     backend = ledger.backend
     if not isinstance(backend, LocalBackend):
         raise InvalidArgument(
-            f"ledger must be reached directly, such as sqlite:///privacy.db, for a population (got {backend.url})"
+            f"ledger must be reached directly, such as sqlite:///privacy.db, for Population (got {backend.url});"
+            " for a service, use ledger.population(name)"
         )
     return backend

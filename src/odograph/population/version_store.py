@@ -381,7 +381,9 @@ class Versions:
         return folder
 
     def folder(self, state: str) -> Path:
-        """Return the folder of a version that the ledger points to."""
+        """Return the folder of a version that the ledger points to, which is always below this one."""
+        if not _VERSION.fullmatch(state):  # a ledger that was imported may say anything
+            raise LedgerCorrupt("an entry names a folder that cannot be a version of a population")
         return self.location / state
 
     def finish(self, folder: Path) -> None:

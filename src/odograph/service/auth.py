@@ -74,6 +74,8 @@ Verb: TypeAlias = Literal[
     "metrics",
     "administer",
     "erase",
+    "run-rounds",
+    "see-participants",
 ]
 
 _OWNER: Final = frozenset({Role.OWNER})
@@ -95,6 +97,10 @@ PERMISSIONS: Final[dict[Verb, frozenset[Role]]] = {
     "metrics": _AUDITORS,
     "administer": _OWNER,
     "erase": _OWNER,
+    # Not an analyst, who learns nothing of who takes part, and could therefore not run the mechanism.
+    "run-rounds": _OWNER | {Role.RUNNER},
+    # It depends on the data: for the program that runs the mechanism, and for no one who looks at its answers.
+    "see-participants": frozenset({Role.RUNNER}),
 }
 
 

@@ -29,6 +29,7 @@ from odograph.service.schemas import MAX_TERMS, Problem, count_terms, decoder
 from odograph.service.state import CLIENT, AppState
 
 __all__ = [
+    "PARQUET",
     "Call",
     "Endpoint",
     "Headers",
@@ -41,6 +42,7 @@ __all__ = [
     "send_response",
 ]
 
+PARQUET: Final = b"application/vnd.apache.parquet"
 _JSON: Final = b"application/json"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _UPLOAD_IN_MEMORY: Final = 1 << 20  # bytes; a larger upload goes to a temporary file
@@ -103,7 +105,7 @@ class Route:
     repeatable: bool = False  # whether the same idempotency key again gives the first receipt, with 200
     needs_idempotency_key: bool = False
     needs_every_account: bool = False  # whether a key bound to some accounts is refused
-    upload: bool = False
+    upload: bool = False  # whether it takes a long body; with a form too, that is a Parquet file instead of JSON
 
 
 class Endpoint:
@@ -115,7 +117,6 @@ class Endpoint:
         self._read: Callable[[bytes], Any] | None = None
         if route.form is not None:
             self._read = decoder(route.form)
-        self._max_body = state.settings.largest_import if route.upload else state.settings.largest_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send one response and log one line, whatever happens; the text of an unexpected error is not sent."""
@@ -190,14 +191,15 @@ class Endpoint:
         given = scope["query_string"]
         query = None if route.query is None and not given else _read_query(route, given)
         path = scope["path_params"]
-        if route.upload:
+        if route.upload and (route.form is None or _media_type(headers) == PARQUET):
             upload = await self._read_upload(receive, headers)
             return Call(self._state, caller, path, query, None, key, upload)
         if self._read is None:
             return Call(self._state, caller, path, query, None, key)
         body = await self._read_body(receive, headers)
-        if body and not headers.get(b"content-type", b"").lower().startswith(_JSON):
-            raise HttpProblem(415, "send JSON, with Content-Type: application/json")
+        if body and not _media_type(headers).startswith(_JSON):
+            also = f", or Parquet, with {PARQUET.decode()}" if route.upload else ""
+            raise HttpProblem(415, f"send JSON, with Content-Type: application/json{also}")
         try:
             form = self._read(body or b"{}")
         except (msgspec.MsgspecError, RecursionError, ValueError) as problem:
@@ -212,38 +214,31 @@ class Endpoint:
         return Call(self._state, caller, path, query, form, key)
 
     async def _read_body(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-        self._check_length(headers)
+        limit = self._state.settings.largest_body
+        _check_length(headers, limit)
         message = await receive()
         body: bytes = message.get("body", b"")
         more = message.get("more_body") or message["type"] == "http.disconnect"
-        while more and len(body) <= self._max_body:
+        while more and len(body) <= limit:
             part, more = await _receive_part(receive)
             body += part
-        if len(body) > self._max_body:
-            raise self._too_large()
+        if len(body) > limit:
+            raise _too_large(limit)
         return body
 
     async def _read_upload(self, receive: Receive, headers: dict[bytes, bytes]) -> IO[bytes]:
-        self._check_length(headers)
+        limit = self._state.settings.largest_import
+        _check_length(headers, limit)
         file = SpooledTemporaryFile(_UPLOAD_IN_MEMORY)  # noqa: SIM115  the handler closes it
         more, size = True, 0
         while more:
             part, more = await _receive_part(receive)
             size += len(part)
-            if size > self._max_body:
-                raise self._too_large()
+            if size > limit:
+                raise _too_large(limit)
             await self._state.run(file.write, part)
         file.seek(0)
         return file
-
-    def _check_length(self, headers: dict[bytes, bytes]) -> None:
-        length = headers.get(b"content-length", b"0")
-        if len(length) > 18 or not length.isdigit() or int(length) > self._max_body:
-            raise self._too_large()
-
-    def _too_large(self) -> HttpProblem:
-        # The rest of the body would be parsed as the next request, so the connection is closed.
-        return HttpProblem(413, f"the body is larger than {self._max_body} bytes", ((b"connection", b"close"),))
 
     async def _send_stream(self, send: Send, response: Stream, request_id: str) -> None:
         run, file = self._state.run, response.content
@@ -255,6 +250,22 @@ class Endpoint:
         finally:
             file.close()
         await send({"type": "http.response.body", "body": b""})
+
+
+def _media_type(headers: dict[bytes, bytes]) -> bytes:
+    """Return the type of a body, without its parameters."""
+    return headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+
+def _check_length(headers: dict[bytes, bytes], limit: int) -> None:
+    length = headers.get(b"content-length", b"0")
+    if len(length) > 18 or not length.isdigit() or int(length) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> HttpProblem:
+    # The rest of the body would be parsed as the next request, so the connection is closed.
+    return HttpProblem(413, f"the body is larger than {limit} bytes", ((b"connection", b"close"),))
 
 
 async def _receive_part(receive: Receive) -> tuple[bytes, bool]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from odograph.service.auth import PERMISSIONS, Role
-from odograph.service.endpoint import Route
+from odograph.service.endpoint import PARQUET, Route
 from odograph.service.schemas import CostForm, HealthForm, Problem
 
 __all__ = [
@@ -34,6 +34,7 @@ _ENTRY_ID: Final = {"type": "string", "minLength": 3, "maxLength": 130, "pattern
 _TEXT: Final = {"type": "string", "minLength": 1, "maxLength": 200}
 _PATH_PARAMETERS: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "name": (_NAME, "An account's name."),
+    "round": (_TEXT, "The idempotency key of a round."),
     "reservation": (_ENTRY_ID, "A reservation's id, such as census#17."),
     "entry": (_ENTRY_ID, "An entry, such as census#17."),
     "principal": (_TEXT, "A principal's name."),
@@ -114,7 +115,9 @@ def _operation(route: Route, known: dict[Any, Any], components: dict[str, Any]) 
         needed = bool(components[route.form.__name__].get("required"))
         content = {"application/json": {"schema": known[route.form]}}
         operation["requestBody"] = {"required": needed, "content": content}
-    if route.upload:
+    if route.upload and route.form is not None:
+        operation["requestBody"]["content"][PARQUET.decode()] = {}
+    elif route.upload:
         operation["requestBody"] = {"required": True, "content": {"application/x-ndjson": {}}}
     return operation
 
@@ -129,6 +132,7 @@ def _content(text: str, schema: dict[str, Any], content_type: str = "application
 _GROUP_TITLES: Final = {
     "accounts": "Accounts",
     "charges": "Charges",
+    "populations": "Populations",
     "records": "Records",
     "admin": "Administration",
     "": "Health",
@@ -290,6 +294,8 @@ def _describe_limits(schema: _Schema) -> str:
 
 # Values of fields that accept many, by the field's name, or by its type and name.
 _EXAMPLE_VALUES: Final[dict[str, object]] = {
+    "CreatePopulationForm.name": "telemetry",
+    "PeopleForm.ids": [0, 1, 2],
     "CalibrateForm.mechanism": "laplace",
     "CalibrateForm.settings": {"sensitivity": "3"},
     "LargestForm.kind": "pure",
@@ -303,15 +309,18 @@ _EXAMPLE_VALUES: Final[dict[str, object]] = {
     "principal": "ana",
     "reason": "the job was canceled before it ran",
     "reservation": "census#17",
+    "round": "monday",
     "times": 10,
 }
 _EXAMPLE_KEY_ID: Final = "0123456789ab"
 # Optional fields that the examples include.
 _EXAMPLE_OPTIONAL_FIELDS: Final = {
     "CalibrateForm": ("settings", "times"),
+    "CreatePopulationForm": ("policy",),
     "LargestForm": ("kind", "times"),
     "MakeKeyForm": ("accounts",),
     "OpenForm": ("policy",),
+    "PeopleForm": ("ids",),
     "PolicyForm": ("epsilon", "delta"),
     "SpendForm": ("note",),
 }

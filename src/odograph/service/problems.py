@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeAlias
 
 from odograph.errors import (
     ERROR_TABLE,
@@ -35,6 +35,7 @@ __all__ = [
     "BadDocument",
     "HttpProblem",
     "NotEmpty",
+    "PopulationUnusable",
     "TooFast",
     "is_unusable",
     "operator_message",
@@ -88,6 +89,12 @@ class NotEmpty(LedgerError):
     status = 409
 
 
+class PopulationUnusable(LedgerError):
+    """The files of a population cannot be used; the ledger and all accounts are not affected."""
+
+    status = 500
+
+
 class TooFast(RateLimited):
     """An API key exceeded its rate limit; `seconds` is when to try again."""
 
@@ -96,11 +103,14 @@ class TooFast(RateLimited):
         self.seconds = seconds
 
 
+_OwnStatus: TypeAlias = HttpProblem | BadDocument | NotEmpty | PopulationUnusable
+
+
 def problem_of(error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
     """Return the problem that this caller may see for an error."""
     listed = listed_as(error)
     row = ERROR_TABLE[listed]
-    status = error.status if isinstance(error, HttpProblem | BadDocument | NotEmpty) else row.status
+    status = error.status if isinstance(error, _OwnStatus) else row.status
     decision = decision_form(error.decision) if isinstance(error, BudgetExceeded) else None
     bound = caller is not None and caller.accounts is not None
     general = [
@@ -127,7 +137,7 @@ def problem_of(error: OdographError, caller: Caller | None, request_id: str = ""
 
 def is_unusable(error: OdographError) -> bool:
     """Return whether an error concerns the ledger as a whole rather than the request."""
-    return listed_as(error) in LEDGER_MESSAGES and not isinstance(error, HttpProblem | BadDocument | NotEmpty)
+    return listed_as(error) in LEDGER_MESSAGES and not isinstance(error, _OwnStatus)
 
 
 def operator_message(error: OdographError) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from decimal import Decimal
 from functools import lru_cache
@@ -25,6 +25,7 @@ from odograph.core.mechanisms import NOISES
 __all__ = [
     "MAX_ACCOUNTS",
     "MAX_IN_BATCH",
+    "MAX_PEOPLE",
     "MAX_QUOTED",
     "MAX_TERMS",
     "QUICK",
@@ -45,6 +46,8 @@ __all__ = [
     "CostAskedForm",
     "CostForm",
     "CostsForm",
+    "CountActiveForm",
+    "CreatePopulationForm",
     "DecisionForm",
     "EntriesForm",
     "EntryForm",
@@ -61,10 +64,15 @@ __all__ = [
     "MakeKeyForm",
     "MeterForm",
     "NewKeyForm",
+    "NoisyCountForm",
     "OfferForm",
     "OpenForm",
     "OpenedForm",
+    "PeopleForm",
     "PolicyForm",
+    "PopulationForm",
+    "PopulationRow",
+    "PopulationsForm",
     "Problem",
     "PromiseForm",
     "QuoteForm",
@@ -75,6 +83,10 @@ __all__ = [
     "ReservationsForm",
     "ReserveAllForm",
     "ReserveForm",
+    "RoundForm",
+    "RoundReceiptForm",
+    "RoundRow",
+    "RoundsForm",
     "SpendAllForm",
     "SpendForm",
     "VerificationForm",
@@ -90,6 +102,7 @@ __all__ = [
 MAX_IN_BATCH: Final = 1000  # spends
 MAX_ACCOUNTS: Final = 100  # that one request may charge together
 MAX_QUOTED: Final = 1000  # costs
+MAX_PEOPLE: Final = 20_000_000  # in one request, which is held in memory: about 50 bytes a person
 MAX_TERMS: Final = 2000  # guarantees and points of curves in one request; equal parts count once
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, description="An account's name.")]
@@ -106,6 +119,7 @@ Number: TypeAlias = Annotated[
         extra_json_schema={"examples": ["0.05"]},
     ),
 ]
+PersonId: TypeAlias = int | Annotated[str, Meta(max_length=1000)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
 Times: TypeAlias = Annotated[int, Meta(ge=1, le=10**9, description="How many equal requests must fit.")]
 
@@ -202,15 +216,19 @@ def _field_value(value: object) -> object:
 
 def count_terms(form: object) -> int:
     """Return how many guarantees and points of curves a request has: the work of pricing it grows with them."""
+    return sum(map(_count, _costs_in(form)))
+
+
+def _costs_in(form: object) -> Iterable[CostForm]:
+    """Return the costs of a request."""
     if isinstance(form, BatchForm):
-        return sum(_count(cost) for item in form.spends for cost in item.costs.values())
-    if isinstance(form, QuoteForm):
-        return sum(map(_count, form.costs))
+        return (cost for item in form.spends for cost in item.costs.values())
     if isinstance(form, SpendAllForm | ReserveAllForm | CostsForm):
-        return sum(map(_count, form.costs.values()))
-    if isinstance(form, SpendForm | ReserveForm | CostAskedForm):
-        return _count(form.cost)
-    return _count(form.like) if isinstance(form, LargestForm) and form.like is not None else 0
+        return form.costs.values()
+    if isinstance(form, QuoteForm | RoundForm):
+        return form.costs if isinstance(form, QuoteForm) else form.guarantees
+    one = getattr(form, "cost", None), getattr(form, "like", None), getattr(form, "probe", None)
+    return filter(None, one)
 
 
 def _count(value: object) -> int:
@@ -366,6 +384,51 @@ class QuoteForm(Struct, forbid_unknown_fields=True):
     """Decide several costs in order, all or nothing, spending nothing."""
 
     costs: Annotated[list[CostForm], Meta(max_length=MAX_QUOTED)]
+
+
+class CreatePopulationForm(Struct, forbid_unknown_fields=True):
+    """Create a population without people: a policy that is promised to each person, and where people are kept.
+
+    The engine numpy takes the ids 0, 1, 2, ...; duckdb takes any integers, or any strings. `unknown` decides what
+    happens to people in a charge who are not in the population.
+    """
+
+    name: Name
+    policy: PolicyForm | None = None
+    compiled: dict[str, Any] | None = None
+    engine: Literal["numpy", "duckdb"] = "numpy"
+    unknown: Literal["join", "leave-out"] = "leave-out"
+    note: Note = ""
+
+
+class RoundForm(Struct, forbid_unknown_fields=True):
+    """Charge people: everyone the same guarantee, or each person one of several.
+
+    `which` is an index into `guarantees` for each person: for those in `ids`, or for everyone in id order. With
+    `records` the round is refused unless there are as many people as records.
+    """
+
+    guarantees: Annotated[list[CostForm], Meta(min_length=1, max_length=MAX_TERMS)]
+    which: list[Annotated[int, Meta(ge=0)]] | None = None
+    ids: list[PersonId] | None = None
+    records: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
+    note: Note = ""
+
+
+class PeopleForm(Struct, forbid_unknown_fields=True):
+    """People by their ids, or the ids 0, 1, 2, ... up to a count."""
+
+    ids: list[PersonId] | None = None
+    count: Annotated[int, Meta(ge=0, le=MAX_PEOPLE)] | None = None
+    note: Note = ""
+
+
+class CountActiveForm(Struct, forbid_unknown_fields=True):
+    """Count, with noise, who could take part in a round of `probe`. Everyone is charged `cost`: a pure guarantee."""
+
+    probe: CostForm
+    cost: CostForm
+    note: Note = ""
 
 
 class VerifyForm(Struct, forbid_unknown_fields=True):
@@ -672,6 +735,75 @@ class ReservationsForm(Struct):
 
     account: str
     reservations: list[ReceiptForm]
+
+
+class PopulationRow(Struct):
+    """The summary of a population. How many people it has, and what they have spent, is private."""
+
+    name: str
+    promise: PromiseForm  # to each person
+    privacy_unit: str
+    neighbors: str
+    filter: str
+    engine: str
+    unknown: str
+    rounds: int
+    time: str
+    closed: bool
+
+
+class PopulationsForm(Struct):
+    """A page of populations, by name."""
+
+    populations: list[PopulationRow]
+    next: str | None  # pass it as `after` for the next page
+
+
+class PopulationForm(Struct):
+    """A population, with the policy that it was created with, which never changes."""
+
+    population: PopulationRow
+    compiled: dict[str, Any]
+    certification: str
+
+
+class RoundRow(Struct):
+    """A round. `cost` is what everyone was asked for; null for individual prices, which are private."""
+
+    version: int
+    time: str
+    act: str
+    cost: dict[str, Any] | None
+    principal: str
+    key: str
+    note: str
+    seal: str
+
+
+class RoundsForm(Struct):
+    """A page of rounds, oldest first."""
+
+    population: str
+    size: int
+    rounds: list[RoundRow]
+
+
+class RoundReceiptForm(Struct):
+    """A round that is on disk. Who takes part is a separate request, which only a runner may make."""
+
+    population: str
+    version: int
+    key: str
+    time: str
+    seal: str
+    repeated: bool
+
+
+class NoisyCountForm(Struct):
+    """How many people could take part, with noise."""
+
+    population: str
+    count: int
 
 
 class CheckpointForm(Struct):

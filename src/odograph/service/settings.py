@@ -18,7 +18,7 @@ __all__ = ["LEVELS", "VARIABLE", "Settings", "tune_garbage_collector"]
 VARIABLE: Final = "ODOGRAPH_SERVICE"
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 _YOUNG_OBJECTS: Final = 20_000  # allocations between two collections
-_PATHS: Final = ("owner_key_file", "tls_cert", "tls_key")
+_PATHS: Final = ("owner_key_file", "population_root", "tls_cert", "tls_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Settings:
     must have arrived. `connections` is the most that a worker accepts, `connections_per_address` the most from one
     address (0: no limit). `start_timeout` is seconds to wait for an unreachable ledger when the service starts.
     `trusted_proxy` is the address of a proxy that signs people in, and `proxy_header` where it names them.
+    `population_root` is the folder in which the service keeps the files of populations.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -53,6 +54,7 @@ class Settings:
     plain_http: bool = False
     trusted_proxy: str | None = None
     proxy_header: str | None = None
+    population_root: Path | None = None
 
     @property
     def proxy(self) -> TrustedProxy | None:
@@ -79,6 +81,8 @@ class Settings:
                 "sign-in by a proxy needs its address and its header: pass --trusted-proxy and --proxy-header, or"
                 " neither"
             )
+        if self.population_root is not None and self.population_root.exists() and not self.population_root.is_dir():
+            raise InvalidArgument(f"population_root must be a folder (got {self.population_root}, which is a file)")
         if self.proxy is not None and not self.plain_http:
             raise InvalidArgument(
                 "sign-in by a proxy needs a proxy in front that terminates TLS: pass --plain-http too"

@@ -28,7 +28,7 @@ from odograph.service.problems import is_unusable, operator_message, problem_of
 from odograph.service.schemas import Problem
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
-from odograph.service.writer_client import Start, WriterClient, start_process
+from odograph.service.writer_client import RetryingEngine, Start, WriterClient, start_process
 
 __all__ = ["CLIENT", "AppState", "Threads"]
 
@@ -104,6 +104,8 @@ _KEY_READERS: Final = 2
 KEY_LOOKUP_TTL: Final = (
     1.0  # seconds for which a key that was looked up is valid: a revoked one is refused after that
 )
+_MAX_QUEUED_ROUNDS: Final = 32
+_ROUND_TIMEOUT: Final = 300.0  # seconds that a round waits for those before it
 _MAX_KNOWN_KEYS: Final = 10_000
 _RECOVERY_INTERVAL: Final = 2.0  # seconds between two checks whether the ledger can be used again
 _READINESS_TIMEOUT: Final = 3.0  # seconds after which a ledger that does not answer is not ready
@@ -149,6 +151,7 @@ class AppState:
         self._computer = Threads("computer", 1)
         self._auditor = Threads("auditor", 1)
         self._key_readers = Threads("keys", _KEY_READERS)
+        self._populations = Threads("populations", 1, max_queued=_MAX_QUEUED_ROUNDS, timeout=_ROUND_TIMEOUT)
         self._auditing = False
         self._loop = asyncio.get_running_loop()
         self._checking: asyncio.Task[None] | None = None
@@ -177,6 +180,12 @@ class AppState:
     def ledger_of(self, caller: Caller) -> Ledger:
         """Return the ledger, acting as the caller's principal."""
         return Ledger(self.backend_of(caller))
+
+    def population_ledger(self, caller: Caller) -> Ledger:
+        """Return the ledger for the thread of populations, which may wait for other clients of the database."""
+        backend = self._backend.acting_as(caller.principal)
+        backend.engine = RetryingEngine(self.writer)
+        return Ledger(backend)
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call what waits for the ledger in a thread; raise `LedgerBusy` if too many calls are queued.
@@ -207,6 +216,10 @@ class AppState:
     async def audit(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call what reads the whole ledger, one call after the other; raises as `run` does."""
         return await self._auditor.run(function, *args, **kwargs)
+
+    async def run_population(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what reads or writes the files of populations, one call after the other; raises as `run` does."""
+        return await self._populations.run(function, *args, **kwargs)
 
     async def look_up(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call what looks up a key or a browser session, in threads of its own; raises as `run` does."""
@@ -334,6 +347,10 @@ class AppState:
             self._loop.call_soon_threadsafe(self._fails, operator_message(error))
         problem = problem_of(error, caller, request_id)
         problem.detail = self._location.sub("the ledger", problem.detail)
+        if self.settings.population_root is not None:
+            problem.detail = problem.detail.replace(
+                str(self.settings.population_root.absolute()), "the population root"
+            )
         return problem
 
     def _fails(self, reason: str) -> None:
@@ -362,7 +379,7 @@ class AppState:
         for task in filter(None, (self._checking, self._recovery)):
             task.cancel()
         await self.solver.close()
-        for threads in (self._readers, self._computer, self._auditor, self._key_readers):
+        for threads in (self._readers, self._computer, self._auditor, self._key_readers, self._populations):
             await asyncio.to_thread(threads.shutdown)
         await self.writer.close()
         self.keys.close()

@@ -13,18 +13,20 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 
 from odograph.account import account_summary
+from odograph.compile import certification
 from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.planning import NOTE_ABOUT, note_prefix
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, LedgerNotFound
-from odograph.ledger.backend import Backend
+from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import HistoryEntry, Lifetime, Receipt
 from odograph.ledger.stores.base import Balance
+from odograph.population.population import read_rounds
 from odograph.service.auth import Caller
 from odograph.service.schemas import (
     AccountForm,
@@ -35,10 +37,14 @@ from odograph.service.schemas import (
     LifetimeForm,
     LineForm,
     MeterForm,
+    PopulationForm,
+    PopulationRow,
     PromiseForm,
     ReadingForm,
     ReadingsForm,
     ReceiptForm,
+    RoundRow,
+    RoundsForm,
 )
 
 __all__ = [
@@ -50,11 +56,15 @@ __all__ = [
     "lifetime_form",
     "mask_refusal",
     "new_receipt_form",
+    "population_form",
+    "population_rows",
     "readings_form",
     "receipt_form",
     "require_visible",
+    "rounds_form",
     "row_of",
     "visible_account",
+    "visible_population",
     "visible_reservations",
     "visible_rows",
 ]
@@ -84,6 +94,18 @@ def visible_account(ledger: Ledger, caller: Caller, name: str) -> LedgerAccount:
     except (AccountNotFound, LedgerNotFound):
         # The same message as for an account that may not be seen.
         raise AccountNotFound(f"no account {shown(name)}") from None
+
+
+def visible_population(ledger: Ledger, caller: Caller, name: str) -> Mapping[str, Any]:
+    """Return what the ledger says of a population that the caller may see, or raise `AccountNotFound`."""
+    require_visible(caller, [name])
+    try:
+        about = ledger.backend.opened(name).population
+    except (AccountNotFound, LedgerNotFound):
+        about = None
+    if about is None:
+        raise AccountNotFound(f"no population {shown(name)}")
+    return about
 
 
 def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
@@ -124,6 +146,48 @@ def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
         lifetime=None if lifetime is None else LifetimeForm(**lifetime),
         pending=[_mask_receipt(one, caller) for one in pending],
         voids=form["voids"],
+    )
+
+
+def population_rows(ledger: Ledger, caller: Caller) -> list[PopulationRow]:
+    """Return the populations that the caller may see, in the order of their names."""
+    try:
+        balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
+    except LedgerNotFound:  # nothing was opened yet
+        return []
+    opened = {name: ledger.backend.opened(name) for name in sorted(balances)}
+    return [_population_row(one, balances[name]) for name, one in opened.items() if one.population is not None]
+
+
+def population_form(ledger: Ledger, caller: Caller, name: str) -> PopulationForm:
+    """Return a population as the ledger knows it."""
+    visible_population(ledger, caller, name)
+    opened = ledger.backend.opened(name)
+    row = _population_row(opened, ledger.backend.balances([name])[name])
+    return PopulationForm(row, opened.compiled.to_dict(), certification(opened.compiled))
+
+
+def rounds_form(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> RoundsForm:
+    """Return a page of rounds; a negative `first` counts from the end."""
+    visible_population(ledger, caller, name)
+    size = ledger.backend.balances([name])[name].sequence + 1
+    rounds = [RoundRow(**one.to_dict()) for one in read_rounds(ledger.backend, name, first, count)]
+    return RoundsForm(name, size, rounds)
+
+
+def _population_row(opened: Opened, balance: Balance) -> PopulationRow:
+    policy, about = opened.compiled.policy, opened.population or {}
+    return PopulationRow(
+        name=opened.head.name,
+        promise=_promise(policy),
+        privacy_unit=policy.privacy_unit,
+        neighbors=policy.neighbors,
+        filter=policy.filter_text,
+        engine=str(about.get("engine")),
+        unknown=str(about.get("unknown")),
+        rounds=balance.totals.steps,
+        time=iso_time(balance.time),
+        closed=balance.closed,
     )
 
 

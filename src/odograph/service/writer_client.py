@@ -11,10 +11,10 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from odograph.errors import LedgerBusy, LedgerCorrupt, OdographError, OutcomeUnknown
 from odograph.ledger.commands import Command, Outcome, Result
@@ -33,7 +33,7 @@ from odograph.service.writer_process import (
     encode_command,
 )
 
-__all__ = ["PROGRAM", "Start", "Wait", "WriterClient", "start_process"]
+__all__ = ["PROGRAM", "RetryingEngine", "Start", "Wait", "WriterClient", "start_process"]
 
 _CAPACITY: Final = 16_384  # commands that may be queued
 _BATCHES_AHEAD: Final = 2  # while one is written, the next is on its way
@@ -52,6 +52,9 @@ Start: TypeAlias = Callable[[Settings, socket.socket], Awaitable[Wait]]
 Observer: TypeAlias = Callable[[float, int], None]
 # Called now and then with the number of commands that have no answer.
 DepthObserver: TypeAlias = Callable[[int], None]
+
+
+_Write: TypeAlias = Callable[[str, Sequence[Message]], Coroutine[Any, Any, list[Answer | OdographError]]]
 
 
 async def start_process(settings: Settings, its_end: socket.socket) -> Wait:
@@ -150,7 +153,14 @@ class WriterClient:
 
         Raises `RowLocked` at once if another client holds the account, so that the wait need not take the thread.
         """
-        writing = self._write(command.author.principal, (encode_command(command),))
+        return self._submit(command, self._write)
+
+    def submit_with_retries(self, command: Command) -> Result:
+        """Do the same for a thread that may wait until another client has released the account."""
+        return self._submit(command, self.write)
+
+    def _submit(self, command: Command, write: _Write) -> Result:
+        writing = write(command.author.principal, (encode_command(command),))
         (answer,) = asyncio.run_coroutine_threadsafe(writing, self._loop).result()
         return result_of(_outcome_of(answer), command.author.key)
 
@@ -324,6 +334,16 @@ class WriterClient:
         self._queue.take(queued, len(self._queue))
         for request, number, *_ in queued:
             request.answer(number, LedgerBusy("no writer process could be started; try again"))
+
+
+class RetryingEngine(NamedTuple):
+    """The writer process as the engine of a thread that may wait: what it commits took long to compute."""
+
+    writer: WriterClient
+
+    def submit(self, command: Command) -> Result:
+        """Carry a command out durably; wait while another client of the database holds the account."""
+        return self.writer.submit_with_retries(command)
 
 
 def _outcome_of(answer: Answer | OdographError) -> Outcome:

@@ -13,9 +13,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
 from odograph.extras import load
@@ -26,7 +27,7 @@ from odograph.population.tables import Column, arrow_table, check_names, column_
 from odograph.population.version_store import link_or_copy, make_file, make_folder, write_file
 from odograph.progress import Progress
 
-__all__ = ["DuckDBEngine"]
+__all__ = ["DuckDBEngine", "UploadedTable", "write_upload"]
 
 _duckdb = load("duckdb")
 
@@ -298,9 +299,7 @@ class _Connection:
             raise InvalidArgument(f"a table must be readable more than once (got a {type(asked).__name__}, a stream)")
         if not is_table(asked):
             asked = {"id": _id_column(asked)}
-        if isinstance(asked, Mapping) and not all(isinstance(column, np.ndarray) for column in asked.values()):
-            asked = arrow_table(asked, "a table")
-        self._connection.register("passed", asked)
+        self._connection.register("passed", _table_of(asked) if isinstance(asked, Mapping) else asked)
         return self._connection.view("passed")
 
     def check_ids(self, found: Any, cast: str, kind: str, field: str) -> None:  # noqa: ANN401  a relation
@@ -446,6 +445,12 @@ def _asked_rows(prices: PriceTable) -> Any:  # noqa: ANN401  what DuckDB reads
     return {"id": _id_column(prices.ids), "which": prices.which}
 
 
+def _table_of(columns: Mapping[str, Any]) -> Any:  # noqa: ANN401  what DuckDB reads
+    """Return columns as arrays of NumPy, or all of them as an Arrow table."""
+    plain = all(isinstance(column, np.ndarray) for column in columns.values())
+    return columns if plain else arrow_table(columns, "a table")
+
+
 def _id_column(ids: Any) -> Column:  # noqa: ANN401  a column of anything
     if not is_column(ids) and not (isinstance(ids, int) and ids == 0):
         raise InvalidArgument(
@@ -537,3 +542,59 @@ def _hmac_keys(context: EngineContext) -> dict[str, bytes]:
     """Return the secret as the padded keys of HMAC-SHA256."""
     padded = context.versions.secret().ljust(_SHA256_BLOCK, b"\0")
     return {"inner": bytes(byte ^ 0x36 for byte in padded), "outer": bytes(byte ^ 0x5C for byte in padded)}
+
+
+# Files that are sent to a service: people, or people with prices, as Parquet. What is not a row is in the metadata.
+
+
+class UploadedTable(NamedTuple):
+    """A Parquet file that was sent, with its metadata; its rows have not been read."""
+
+    path: str
+    rows: int
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def open(cls, path: str) -> UploadedTable:
+        """Read the file's description, or raise `InvalidArgument`."""
+        try:
+            with _duckdb.connect(":memory:") as connection:
+                query = "SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata($path)"
+                ((rows,),) = connection.execute(query, {"path": path}).fetchall()
+                pairs = "SELECT decode(key), decode(value) FROM parquet_kv_metadata($path)"
+                return cls(path, rows, dict(connection.execute(pairs, {"path": path}).fetchall()))
+        except _duckdb.Error:
+            raise InvalidArgument("the body must be a Parquet file, with its metadata in UTF-8") from None
+
+    def columns(self, memory_limit: str) -> dict[str, NDArray[np.int64]]:
+        """Return the columns `id` and `which`, as far as they are there, in the order of the file."""
+        try:
+            with _duckdb.connect(":memory:", config={"memory_limit": memory_limit}) as connection:
+                found = connection.read_parquet(self.path, hive_partitioning=False)
+                types = dict(zip(found.columns, found.types, strict=True))
+                own = [name for name in ("id", "which") if name in types]
+                if not own or any(_ID_TYPES.get(types[name].id) != "BIGINT" for name in own):
+                    raise InvalidArgument("the columns id and which must be integers for this population")
+                exact = ", ".join(f"{name}::BIGINT AS {name}" for name in own)
+                arrays = found.project(exact).fetchnumpy()
+        except _duckdb.Error:
+            raise InvalidArgument("the columns id and which must be integers of 64 bits") from None
+        if any(isinstance(column, np.ma.MaskedArray) and column.mask.any() for column in arrays.values()):
+            raise InvalidArgument("the columns id and which must have a value in every row")
+        return {name: np.asarray(column, dtype=np.int64) for name, column in arrays.items()}
+
+
+def write_upload(columns: Mapping[str, Any] | Path, metadata: Mapping[str, str], path: Path) -> None:
+    """Write columns, or those of a Parquet file, into a new Parquet file, which only its owner can read."""
+    make_file(path).close()
+    pairs = ", ".join(f"{name}: ${name}" for name in metadata)
+    copied = "COPY (SELECT * FROM given) TO $path"
+    with _hide_errors(), _duckdb.connect(":memory:") as connection:
+        if isinstance(columns, Path):
+            connection.read_parquet(str(columns), hive_partitioning=False).create_view("given")
+        else:
+            connection.register("given", _table_of({name: _id_column(column) for name, column in columns.items()}))
+        connection.execute(
+            f"{copied} (FORMAT parquet, USE_TMP_FILE false, KV_METADATA {{{pairs}}})",
+            {"path": str(path), **metadata},
+        )

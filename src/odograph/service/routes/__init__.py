@@ -6,11 +6,12 @@ from typing import Final
 
 from odograph.service import schemas
 from odograph.service.endpoint import Route
-from odograph.service.routes import accounts, admin, charges
+from odograph.service.routes import accounts, admin, charges, populations
 
 __all__ = ["ROUTES"]
 
 _ACCOUNT: Final = "/v1/accounts/{name}"
+_POPULATION: Final = "/v1/populations/{name}"
 _RESERVATION: Final = "/v1/reservations/{reservation}"
 
 ROUTES: Final = (
@@ -146,6 +147,95 @@ ROUTES: Final = (
         "POST",
         f"{_ACCOUNT}/close",
         accounts.close,
+        "close",
+        schemas.ClosedForm,
+        form=schemas.CloseForm,
+    ),
+    Route(
+        "POST",
+        "/v1/populations",
+        populations.create_population,
+        "open",
+        schemas.PopulationForm,
+        form=schemas.CreatePopulationForm,
+        status=201,
+        repeatable=True,
+        needs_idempotency_key=True,
+    ),
+    Route(
+        "GET",
+        "/v1/populations",
+        populations.list_populations,
+        "read",
+        schemas.PopulationsForm,
+        query=accounts.Page,
+    ),
+    Route("GET", _POPULATION, populations.show_population, "read", schemas.PopulationForm),
+    Route(
+        "POST",
+        f"{_POPULATION}/rounds",
+        populations.charge_people,
+        "run-rounds",
+        schemas.RoundReceiptForm,
+        form=schemas.RoundForm,
+        status=201,
+        repeatable=True,
+        needs_idempotency_key=True,
+        upload=True,
+    ),
+    Route(
+        "GET",
+        f"{_POPULATION}/rounds",
+        populations.list_rounds,
+        "read",
+        schemas.RoundsForm,
+        query=accounts.Span,
+    ),
+    Route(
+        "GET",
+        f"{_POPULATION}/rounds/{{round}}/participants",
+        populations.participants,
+        "see-participants",
+        bytes,
+    ),
+    Route(
+        "POST",
+        f"{_POPULATION}/joins",
+        populations.join_people,
+        "run-rounds",
+        schemas.RoundReceiptForm,
+        form=schemas.PeopleForm,
+        status=201,
+        repeatable=True,
+        needs_idempotency_key=True,
+        upload=True,
+    ),
+    Route(
+        "POST",
+        f"{_POPULATION}/removals",
+        populations.remove_people,
+        "run-rounds",
+        schemas.RoundReceiptForm,
+        form=schemas.PeopleForm,
+        status=201,
+        repeatable=True,
+        needs_idempotency_key=True,
+        upload=True,
+    ),
+    Route(
+        "POST",
+        f"{_POPULATION}/counts",
+        populations.count_active,
+        "run-rounds",
+        schemas.NoisyCountForm,
+        form=schemas.CountActiveForm,
+        status=201,
+        needs_idempotency_key=True,
+    ),
+    Route(
+        "POST",
+        f"{_POPULATION}/close",
+        populations.close_population,
         "close",
         schemas.ClosedForm,
         form=schemas.CloseForm,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct, UnsetType
 
@@ -35,6 +35,7 @@ from odograph.service.schemas import (
     LifetimesForm,
     OfferForm,
     OpenedForm,
+    PopulationRow,
     ReadingsForm,
     ReservationsForm,
     costs_of,
@@ -61,6 +62,7 @@ __all__ = [
     "balance",
     "calibrate",
     "close",
+    "compile_form",
     "decide",
     "decide_all",
     "entries",
@@ -69,6 +71,7 @@ __all__ = [
     "lifetime",
     "list_accounts",
     "open_account",
+    "page_of",
     "pending",
     "policy_of",
     "quote",
@@ -76,6 +79,9 @@ __all__ = [
     "show",
     "terms",
 ]
+
+
+_Row = TypeVar("_Row", AccountRow, PopulationRow)
 
 
 class Page(Struct, forbid_unknown_fields=True):
@@ -145,17 +151,20 @@ def policy_of(form: schemas.PolicyForm) -> Policy:
     )
 
 
-async def open_account(call: Call) -> OpenedForm:
-    """Open an account with a policy, which never changes."""
-    form: schemas.OpenForm = call.form
+async def compile_form(call: Call, form: schemas.OpenForm | schemas.CreatePopulationForm) -> Compiled:
+    """Return the compiled policy of a request to open something."""
     check_name(form.name)
     if (form.policy is None) == (form.compiled is None):
         raise InvalidPolicy("send either policy or compiled")
-    compiled: Compiled
     if form.policy is not None:
-        compiled = await call.state.solver.compile(policy_of(form.policy))
-    else:
-        compiled = await call.state.compute(Compiled.from_dict, form.compiled or {})
+        return await call.state.solver.compile(policy_of(form.policy))
+    return await call.state.compute(Compiled.from_dict, form.compiled or {})
+
+
+async def open_account(call: Call) -> OpenedForm:
+    """Open an account with a policy, which never changes."""
+    form: schemas.OpenForm = call.form
+    compiled = await compile_form(call, form)
     ledger = call.state.ledger_of(call.caller)
     await call.state.run(
         ledger.open_account,
@@ -170,12 +179,17 @@ async def open_account(call: Call) -> OpenedForm:
     return await call.state.run(_terms, ledger, call.caller, form.name)
 
 
+def page_of(rows: Sequence[_Row], query: Page) -> tuple[list[_Row], str | None]:
+    """Return a page of rows that are in the order of their names, and after which name the next page begins."""
+    after = [row for row in rows if row.name > query.after]
+    page = after[: query.limit]
+    return page, page[-1].name if len(page) < len(after) else None
+
+
 async def list_accounts(call: Call) -> AccountsForm:
     """List the accounts that the key may see, by name."""
     found = await call.state.compute(visible_rows, call.state.ledger_of(call.caller), call.caller)
-    after: list[AccountRow] = [row for row in found if row.name > call.query.after]
-    page = after[: call.query.limit]
-    return AccountsForm(page, page[-1].name if len(page) < len(after) else None)
+    return AccountsForm(*page_of(found, call.query))
 
 
 async def show(call: Call) -> AccountForm:
