@@ -23,6 +23,7 @@ from odograph.core.meters import DeltaMeter, EpsilonMeter, IntrinsicMeter, Meter
 from odograph.core.planning import AccountState, how_many
 from odograph.core.policy import Compiled
 from odograph.core.value_iteration import FAMILIES
+from odograph.display import badge
 from odograph.errors import InvalidArgument
 
 METERS = (
@@ -341,3 +342,14 @@ def test_what_is_left_is_shown_without_the_tolerance_in_every_form() -> None:
     account.spend(PureDP(0.25))
     assert account.describe()["meters"]["epsilon"]["left"] == 0.75
     assert "epsilon        0.25 of 1 spent, 0 asked, 0.75 left" in account.decide(PureDP(0)).explain()
+
+
+def test_a_decision_is_marked_by_its_outcome() -> None:
+    account = Accountant(Policy(1, 0, filter="basic"), name="census")
+    fits, refused = (account.decide(PureDP(size)) for size in (1, 2))
+    assert fits._repr_html_().count(badge("admitted", "good")) == 1
+    assert refused._repr_html_().count(badge("refused by 'census'", "bad")) == 1
+    assert (fits.left_text, refused.left_text) == ("none of the budget is left", "100% of the budget is left")
+    assert "1 asked, 0 left" in fits.explain()
+    assert "2 asked, 1 too much" in refused.explain()
+    assert Accountant(Policy(None, 1e-6)).decide(PureDP(1)).left_text == "no limit"

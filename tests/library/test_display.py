@@ -211,3 +211,14 @@ def test_what_is_shown_is_rounded_to_the_safe_side() -> None:
         assert "0.1235" in text
         assert "0.8765" in text or "0.7765" in text
         assert not re.search(r"\d\.\d{7}", text)
+
+
+def test_a_ledger_shows_its_first_accounts_and_counts_the_rest() -> None:
+    with odo.connect("memory://") as ledger:
+        assert "no accounts yet" in ledger._repr_html_()
+        for number in range(23):
+            ledger.open_account(f"day-{number:02}", Policy(1, 0, filter="basic"))
+        shown = Found(ledger._repr_html_()).text
+    assert "day-19" in shown
+    assert "day-20" not in shown
+    assert "and 3 more" in shown

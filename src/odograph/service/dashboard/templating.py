@@ -22,6 +22,7 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from odograph.core.fixed_point import brief_above, brief_below
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.service.schemas import Problem
 
@@ -251,6 +252,8 @@ def _make_environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters |= {
+        "above": lambda value: _keep_together(brief_above(value)),
+        "below": lambda value: _keep_together(brief_below(value)),
         "cost": _format_cost,
         "offer": partial(_format_cost, offered=True),
         "exact": _format_exact,
