@@ -116,7 +116,8 @@ class KilledThere(Killed):
         return super().check()
 
 
-@pytest.mark.parametrize("engine", ["numpy", "duckdb"])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["numpy", "duckdb"] if FULL else ["numpy"])
 def test_a_charge_that_is_killed_has_happened_or_not(
     populations: PopulationFactory, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
