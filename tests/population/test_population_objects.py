@@ -35,7 +35,7 @@ ROOMY = compile_policy(Policy(1000, 0, filter="basic"))
 SMALL, LARGE = PureDP("0.1"), PureDP("0.7")
 NUMBERS = count()
 HERE = Path(__file__).parent
-ROUNDS = 40 if FULL else 2
+ROUNDS = 40 if FULL else 1
 CONTROLS = 40  # rounds until a broken program must have been caught
 PROCESS_TIMEOUT = 120.0  # seconds
 
