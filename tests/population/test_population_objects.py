@@ -35,7 +35,7 @@ ROOMY = compile_policy(Policy(1000, 0, filter="basic"))
 SMALL, LARGE = PureDP("0.1"), PureDP("0.7")
 NUMBERS = count()
 HERE = Path(__file__).parent
-ROUNDS = 40 if FULL else 2
+ROUNDS = 40 if FULL else 1
 CONTROLS = 40  # rounds until a broken program must have been caught
 PROCESS_TIMEOUT = 120.0  # seconds
 
@@ -116,7 +116,8 @@ class KilledThere(Killed):
         return super().check()
 
 
-@pytest.mark.parametrize("engine", ["numpy", "duckdb"])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["numpy", "duckdb"] if FULL else ["numpy"])
 def test_a_charge_that_is_killed_has_happened_or_not(
     populations: PopulationFactory, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

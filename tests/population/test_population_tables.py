@@ -86,7 +86,7 @@ def names_for(populations: PopulationFactory) -> Callable[[Sequence[int]], list[
 def test_ids_and_prices_come_as_columns_of_any_library(populations: PopulationFactory) -> None:
     names = names_for(populations)
     people = populations.create(names(range(4)), compiled=BASIC)
-    for form in COLUMNS if populations.session is None else ("arrow", "polars"):
+    for form in COLUMNS if populations.session is None else ("polars",):
         make = COLUMNS[form]
         people.join(make(names([4, 5])), key="join")
         prices = Prices.of(PureDP, make([0.0625, 0.0, 0.25]), ids=make(names([5, 1, 0])))
@@ -173,6 +173,18 @@ def test_records_of_a_table_reach_prices_and_mechanism_in_the_type_that_they_cam
         people.run(mechanism, records, lambda _, __: SMALL, key="b")
 
 
+@pytest.mark.parametrize("form", COLUMNS)
+def test_a_column_of_numbers_reaches_the_mechanism_as_an_array(dense: PopulationFactory, form: str) -> None:
+    people = dense.create(3, compiled=BASIC)
+    people.charge(Prices([PureDP(1)], [0], ids=[1]), key="spent")
+    seen: list[Any] = []
+    people.run(seen.append, COLUMNS[form]([1.5, 2.5, 4.0]), SMALL, key="a")
+    assert [list(records) for records in seen] == [[], [1.5, 4.0]]
+    assert type(seen[1]) is (list if form == "list" else np.ndarray)
+    with pytest.raises(InvalidArgument, match=r"records must have no null .row 1"):
+        people.run(seen.append, pa.array([1, None, 2]), SMALL, key="b")
+
+
 def test_a_price_that_depends_on_other_rows_of_a_table_is_refused(dense: PopulationFactory) -> None:
     people = dense.create(50, compiled=BASIC)
     records = pl.DataFrame({"id": range(50), "size": np.linspace(0.1, 0.5, 50)})
@@ -222,6 +234,8 @@ def test_what_is_wrong_in_a_table_is_refused_with_its_column_and_row(
         (lambda: Prices.of(PureDP, "size", ids=[1], table=pl.DataFrame({"size": [1.0]})), "names of columns"),
         (lambda: Prices.of(PureDP, "size", table={"size": [1.0], "id": [1, 2]}, ids="id"), "same length"),
         (lambda: Prices.of(PureDP, "size", table=3.5), "got a float"),
+        (lambda: Prices.of(PureDP, "s", table=pa.table([[1.0], [2.0]], names=["s", "s"])), "'s' once"),
+        (lambda: Prices.of(PureDP, "s", table=pd.DataFrame([[1, 2]], columns=["s", "s"])), "'s' once"),
         (lambda: Prices.of(PureDP, "size", table="/nowhere/*.parquet"), "found none at '/nowhere/.*pass a file"),
         (lambda: Prices.of(PureDP, "size", table=__file__), "must be Parquet files"),
         (lambda: Prices([SMALL], [0, 0], ids=MIXED), "one kind .row 0 is a int"),
@@ -312,6 +326,15 @@ def test_text_that_is_taken_as_it_is_makes_two_people_of_one(populations: Popula
     assert len(populations.state(people)) == 2
     with pytest.raises(InvalidArgument, match="be strings"):
         people.join([SOME[0]], key="uuid")
+
+
+@pytest.mark.parametrize("engine", ["numpy", "duckdb"])
+def test_a_table_without_rows_names_nobody(populations: PopulationFactory) -> None:
+    people = populations.create(2, compiled=BASIC)
+    for number, table in enumerate((pl.DataFrame({"id": [], "size": []}), pd.DataFrame({"id": [], "size": []}))):
+        prices = Prices.of(PureDP, "size", ids="id", table=table)
+        assert took(people.charge(prices, key=f"{number}")) == set()
+    assert took(people.charge(SMALL, key="all")) == {0, 1}
 
 
 def test_integers_beyond_64_bits_are_refused(populations: PopulationFactory) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "column_of",
     "columns_of",
     "id_bytes",
+    "is_arrow",
     "is_column",
     "is_loaded_table",
     "is_table",
@@ -54,11 +55,16 @@ def is_column(asked: object) -> bool:
     return hasattr(type(asked), "__array__") and not hasattr(type(asked), "columns")
 
 
+def is_arrow(asked: object) -> bool:
+    """Return whether this exports Arrow's C data interface."""
+    return hasattr(type(asked), "__arrow_c_stream__") or hasattr(type(asked), "__arrow_c_array__")
+
+
 def is_table(asked: object) -> bool:
     """Return whether this can be a table: a data frame, an Arrow table, columns by name, a path of Parquet files."""
     if isinstance(asked, str | Path | Mapping):
         return True
-    return not is_column(asked) and (hasattr(type(asked), "columns") or hasattr(type(asked), "__arrow_c_stream__"))
+    return not is_column(asked) and (hasattr(type(asked), "columns") or is_arrow(asked))
 
 
 def is_loaded_table(records: object) -> bool:
@@ -86,7 +92,7 @@ def column_of(values: Any, field: str) -> Column:  # noqa: ANN401  what callers 
         if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
             return values.to_numpy()
         values = _arrow_array(values, field)
-    if not hasattr(values, "__arrow_c_stream__") and not hasattr(values, "__arrow_c_array__"):
+    if not is_arrow(values):
         return _numpy_array(values, field)
     return _from_arrow(_arrow_array(values, field), field)
 
@@ -277,6 +283,8 @@ def _check_no_null(found: Any, field: str) -> None:  # noqa: ANN401  a ChunkedAr
 
 def _from_arrow(found: Any, field: str) -> Column:  # noqa: ANN401  a ChunkedArray
     pa = load("pyarrow")
+    if pa.types.is_null(found.type) and not len(found):
+        return np.zeros(0)
     _check_no_null(found, field)
     if not (pa.types.is_integer(found.type) or pa.types.is_floating(found.type) or pa.types.is_boolean(found.type)):
         return found
@@ -302,7 +310,10 @@ def _names_of(table: Any) -> list[str]:  # noqa: ANN401  a data frame of pandas,
 
 
 def check_names(own: Sequence[str], names: Sequence[str], field: str) -> None:
-    """Raise unless a table has some columns."""
+    """Raise unless a table has some columns, each once."""
+    twice = [name for name in names if [*own].count(name) > 1]
+    if twice:
+        raise InvalidArgument(f"{field} must have the column {twice[0]!r} once: rename the others, or leave them out")
     missing = [name for name in names if name not in own]
     if missing:
         shown = ", ".join(map(repr, own[:_COLUMNS_SHOWN])) + (", ..." if len(own) > _COLUMNS_SHOWN else "")

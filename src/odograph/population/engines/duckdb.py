@@ -234,7 +234,7 @@ class DuckDBEngine:
             own, form = _check_columns(found, ["id"])
             if kind is not None and kind != own and (kind, own) != ("UUID", "VARCHAR"):
                 raise InvalidArgument(f"ids of records must be {_TYPE_NAMES[kind]} for this population")
-            connection.check_ids(found, _cast_id(form, kind or own), kind or own, "records")
+            connection.check_ids(found, _cast_id(form, kind or own), kind or own, "of records")
 
     def records(self, context: EngineContext, folder: Path, records: Any) -> Any:  # noqa: ANN401, ARG002  as above
         """Return the participants' records as a DuckDB relation, which is evaluated when it is used."""
@@ -307,7 +307,7 @@ class _Connection:
         without = f"{cast} IS NULL"
         if found.filter(without).limit(1).fetchall():
             raise InvalidArgument(
-                f"ids of {field} must all be {_TYPE_NAMES[kind]} (row {self._first_row(found, without)}, counted from"
+                f"ids {field} must all be {_TYPE_NAMES[kind]} (row {self._first_row(found, without)}, counted from"
                 " 0, has none, or one of another kind): correct it, or leave the row out"
             )
 
@@ -339,7 +339,7 @@ class _Connection:
                 f"ids must all be {_TYPE_NAMES[str(kind)]} for this population (got {_TYPE_NAMES[own]})"
             )
         if whole != rows:
-            self.check_ids(found, "id", kind or own, "a column 'id'")
+            self.check_ids(found, "id", kind or own, "in the column 'id'")
         if rows and guarantees is not None:
             self._check_prices(found, (rows, *others), guarantees)
         kind = kind or (own if rows else None)

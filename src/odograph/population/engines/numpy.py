@@ -26,6 +26,7 @@ from odograph.population.tables import (
     array_of,
     column_of,
     columns_of,
+    is_arrow,
     is_column,
     is_loaded_table,
     is_table,
@@ -183,7 +184,7 @@ class NumpyEngine:
             return records
         if isinstance(records, Sequence) and not isinstance(records, str | bytes | bytearray | memoryview):
             return records if isinstance(records, list) else [*records]
-        if is_column(records) and hasattr(type(records), "__arrow_c_stream__"):
+        if is_column(records) and is_arrow(records):
             return array_of(records, "records")
         if is_table(records) and not isinstance(records, Mapping):
             return _in_id_order(load_table(records, "records"))
