@@ -91,6 +91,7 @@ BODIES: Final[dict[type, list[Any]]] = {
     schemas.CloseForm: [{}, {"note": "n"}],
     schemas.VerifyForm: [{}, {"checkpoint": CHECKPOINT}],
     schemas.MakeKeyForm: [{"principal": "p", "role": "analyst", "accounts": ["census"], "expires": 60}],
+    schemas.RotateKeyForm: [{"overlap": 60}, {}],
     schemas.OpenForm: [
         *({"name": "new", "policy": policy, "parent": "census", "dataset": "d"} for policy in POLICIES),
         {"name": "new", "compiled": odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp")).to_dict()},

@@ -384,6 +384,12 @@ class MakeKeyForm(Struct, forbid_unknown_fields=True):
     expires: Seconds | None = None
 
 
+class RotateKeyForm(Struct, forbid_unknown_fields=True):
+    """Make another key in place of an API key, which is valid for `overlap` more seconds: by default none."""
+
+    overlap: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
+
+
 # A number with fewer digits and an exponent of at most two digits is its float's shortest decimal.
 _LONG_NUMBER: Final = re.compile(rb"[0-9.]{16}|[eE][+-]?[0-9]{3}")
 
