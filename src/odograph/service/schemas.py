@@ -75,6 +75,7 @@ __all__ = [
     "ReservationsForm",
     "ReserveAllForm",
     "ReserveForm",
+    "RotateKeyForm",
     "SpendAllForm",
     "SpendForm",
     "VerificationForm",

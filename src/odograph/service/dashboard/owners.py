@@ -55,7 +55,44 @@ from odograph.service.routes import ROUTES, accounts, admin, charges
 from odograph.service.schemas import EntriesForm, EntryForm, KeyForm, Problem, ReceiptForm
 from odograph.service.state import AppState
 
-__all__ = ["MAX_READ", "PAGES", "Show", "csv_row", "open_page", "spending_of", "spending_page"]
+__all__ = [
+    "ASKED",
+    "MAX_READ",
+    "PAGES",
+    "ApiHandler",
+    "Bar",
+    "Confirmation",
+    "Findings",
+    "FormFields",
+    "Found",
+    "Handler",
+    "KeyView",
+    "Outlook",
+    "Pending",
+    "Period",
+    "PopulationView",
+    "Position",
+    "Resolved",
+    "Share",
+    "Show",
+    "Spending",
+    "confirm_page",
+    "csv_row",
+    "find_entries",
+    "keys_page",
+    "list_pending",
+    "newest_entries",
+    "open_page",
+    "outlook_of",
+    "pending_page",
+    "populations_page",
+    "principal_page",
+    "resolved_page",
+    "search_page",
+    "spending_of",
+    "spending_page",
+    "token_page",
+]
 
 MAX_READ: Final = 20_000  # entries read in one request, the newest first; the page tells how far that reached
 _PAGE_SIZE: Final = 50  # entries on a page of the search
@@ -522,6 +559,8 @@ class Confirmation(NamedTuple):
     fields: Mapping[str, str]  # of the form that was sent, to be sent again
     back: str
     asks: str = ""  # what is typed to confirm: "token" or "name", or nothing
+    overlaps: Mapping[str, str] = {}  # for which the old key stays valid, in seconds, with their labels
+    overlap: str = ""  # the chosen one
     message: str = ""
     status: int = 200
 
@@ -669,26 +708,28 @@ async def _new_key(
     return Show(token_page, (made["token"], made["key"]))
 
 
-_OVERLAPS: Final = {"0": "at once", "3600": "in an hour", "86400": "in a day", "604800": "in a week"}
+_OVERLAPS: Final = {"86400": "in a day", "3600": "in an hour", "604800": "in a week", "0": "at once"}
 
 
 async def _rotate_key(state: AppState, request: Request, session: PageSession, form: FormFields) -> Show:
     session.caller.require("administer")
     key = await _find_key(state, request)
-    overlap = form.get("overlap", "")
+    overlap = form.get("overlap", "86400")
     if overlap not in _OVERLAPS:
         raise BadRequest(f"overlap must be one of {', '.join(_OVERLAPS)} seconds (got {shown(overlap)})")
     confirmation = Confirmation(
         f"Rotate the key {key.id}",
         (
             f"A new key for {key.principal}, with the same role ({key.role}) and the same accounts, takes its place.",
-            f"The old key stops working {_OVERLAPS[overlap]}. Give the new one to its programs before that.",
+            "The old key stays valid for a while: give the new one to its programs in this time.",
         ),
         "Rotate the key",
         f"/keys/{key.id}/rotate",
-        {"overlap": overlap, "key": form.get("key", "")},
+        {"key": form.get("key", "")},
         "/keys",
         "token",
+        overlaps=_OVERLAPS,
+        overlap=overlap,
     )
     fields = {"overlap": float(overlap), "key": form.get("key", "")}
     return await _new_key(
@@ -822,11 +863,13 @@ def _resolution(verb: str, chosen: list[Pending], form: FormFields) -> Confirmat
         else "Voiding states that the mechanism was not run, and that nothing of its answer was seen by anyone. The"
         " charges are taken back. If it was run after all, the promise of these accounts no longer holds."
     )
-    lines = [meaning, *(f"{one.id} of {one.principal}: {_charged(one.receipt)}" for one in chosen)]
-    lines += [
-        f"{one.id} has expired: it cannot be voided any more." for one in chosen if one.expired and verb == "void"
-    ]
-    fields = {"verb": verb, "reason": form.get("reason", "").strip(), **{f"id.{one.id}": "1" for one in chosen}}
+    reason = form.get("reason", "").strip()
+    lines = [meaning, *([f"The reason: {reason}"] if reason else [])]
+    for one in chosen:
+        expired = ". It has expired: it cannot be voided any more" if one.expired and verb == "void" else ""
+        since = f"{one.receipt.time[:19].replace('T', ' ')} UTC"
+        lines.append(f"{one.id}: {_charged(one.receipt)}, reserved by {one.principal} on {since}{expired}")
+    fields = {"verb": verb, "reason": reason, **{f"id.{one.id}": "1" for one in chosen}}
     count = len(chosen)
     title = f"{verb.capitalize()} {count} reservation{'s' * (count != 1)}"
     return Confirmation(title, tuple(lines), title, "/pending/resolve", fields, "/pending")
