@@ -27,6 +27,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from odograph.compile import compile_at_hand
 from odograph.core.filters import FILTERS
 from odograph.core.filters.smooth import RESERVES
+from odograph.core.fixed_point import read
 from odograph.core.guarantees import ZCDP, Guarantee, PureDP, guarantee_from_dict
 from odograph.core.mechanisms import gaussian, laplace, subsampled_gaussian
 from odograph.core.planning import outlook, roomiest, usual_requests
@@ -318,15 +319,15 @@ def spending_of(ledger: Ledger, caller: Caller, query: Query, most: int = MAX_RE
     count = -(-((period.last - period.first).days + 1) // width)
     bars = [Bar(str(period.first + timedelta(days=width * i))) for i in range(count)]
     voided: set[str] = set()
-    read, complete_since = 0, None
+    examined, complete_since = 0, None
     recent = {name: one for name, one in balances.items() if one.time >= period.since}
     for name, past in newest_entries(ledger, recent):
         if past.written < period.since:
             break
-        if read == most:
+        if examined == most:
             complete_since = iso_time(past.written)
             break
-        read += 1
+        examined += 1
         if past.verb == "void":
             voided.add(past.key)  # it comes after what it takes back, so it is met first
         what = _kind_of(past, voided)
@@ -356,7 +357,7 @@ def spending_of(ledger: Ledger, caller: Caller, query: Query, most: int = MAX_RE
         over_time=bars,
         days_per_bar=width,
         without_limit=[row.name for row in rows if row.charges and measures[row.name].meter is None],
-        read=read,
+        read=examined,
         complete_since=complete_since,
     )
 
@@ -435,20 +436,20 @@ def find_entries(ledger: Ledger, caller: Caller, query: Query, most: int = MAX_R
     typed = _typed(query, "account", "principal", "verb", "text", "after")
     wanted = {field: typed[field].casefold() for field in ("verb", "principal", "text")}
     after = _read_position(typed["after"]) if typed["after"] else Position(period.until - 1, "", 1 << 62)
-    found, read, older = list[Found](), 0, ""
+    found, examined, older = list[Found](), 0, ""
     for name, past in newest_entries(ledger, _chosen_balances(ledger, caller, typed["account"]), after):
         if past.written < period.since:
             break
-        if read == most or len(found) == _PAGE_SIZE:
+        if examined == most or len(found) == _PAGE_SIZE:
             older = f"{after.time}-{after.sequence}-{after.account}"
             break
-        read, after = read + 1, Position(past.written, name, past.sequence)
+        examined, after = examined + 1, Position(past.written, name, past.sequence)
         if wanted["verb"] not in {"", past.verb}:
             continue
         entry = visibility.entry_form(past, caller)  # what it hides is not searched either
         if view_models.matches_entry(entry, wanted):
             found.append(Found(name, entry))
-    return Findings(found, older, read)
+    return Findings(found, older, examined)
 
 
 def _read_position(text: str) -> Position:
@@ -936,10 +937,10 @@ async def _entries_csv(state: AppState, request: Request, session: PageSession, 
     caller.require("read")
     ledger = state.ledger_of(caller)
 
-    def read(first: int, count: int) -> Awaitable[EntriesForm]:
+    def read_rows(first: int, count: int) -> Awaitable[EntriesForm]:
         return state.compute(visibility.entries_form, ledger, caller, name, first, count)
 
-    page = await read(0, _CSV_ROWS)  # now, so that a problem is told before the first row
+    page = await read_rows(0, _CSV_ROWS)  # now, so that a problem is told before the first row
 
     async def lines() -> AsyncIterator[bytes]:
         yield _csv_text([[*_COLUMNS]])
@@ -947,7 +948,7 @@ async def _entries_csv(state: AppState, request: Request, session: PageSession, 
         while entries:
             yield _csv_text([csv_row(entry) for entry in entries])
             left -= len(entries)
-            entries = (await read(entries[-1].sequence + 1, min(_CSV_ROWS, left))).entries if left > 0 else []
+            entries = (await read_rows(entries[-1].sequence + 1, min(_CSV_ROWS, left))).entries if left > 0 else []
 
     disposition = f"attachment; filename*=UTF-8''{quote(f'{name}-entries.csv')}"
     return StreamingResponse(lines(), 200, HEADERS | {"Content-Disposition": disposition}, "text/csv; charset=utf-8")
@@ -1018,7 +1019,7 @@ def _asked_costs(typed: Mapping[str, str]) -> dict[str, Guarantee]:
             costs[f"{kind.label}: {sizes}"] = kind.cost(*values)
     if not costs:
         whole = typed.get("epsilon", "").strip() if typed.get("promise", "epsilon") == "epsilon" else "1"
-        costs = {str(cost): cost for cost in usual_requests(whole)}
+        costs = {str(cost): cost for cost in usual_requests(read(whole, "epsilon"))}
     return costs
 
 
