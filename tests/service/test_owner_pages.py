@@ -6,6 +6,7 @@ import asyncio
 import csv
 import html
 import io
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph.ledger.ledger import Ledger
 from odograph.population.population import Population
-from odograph.service import visibility
+from odograph.service import logs, visibility
 from odograph.service.auth import Caller, Role
 from odograph.service.dashboard import owners, routes, templating
 from odograph.service.key_store import connect_keys
@@ -175,6 +176,23 @@ def test_the_page_of_keys_says_when_they_were_used_as_far_as_is_known(service: S
     views = {one["key"]["principal"]: one for one in visitor.get("/keys", format="json").json()["keys"]}
     assert views["bot"]["last_use"] >= views["bot"]["key"]["made"]
     assert "digest" not in visitor.get("/keys", format="json").text
+
+
+def test_no_token_is_in_the_log(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = io.BytesIO()
+    monkeypatch.setattr("odograph.service.logs._Output.file", log)
+    monkeypatch.setattr("odograph.service.logs._Output.level", logging.DEBUG)
+    own = service.token()
+    visitor = visitor_of(service, own)
+    form = NEW_KEY | {"csrf": visitor.csrf, "confirmed": "1", "token": own}
+    (token,) = re.findall(r"odo_[\w-]{43}", visitor.send("/keys", form).text)
+    visitor.send("/keys", form)
+    visitor.send("/keys", form | {"token": token, "key": "another"})
+    logs.flush()
+    lines = log.getvalue().decode()
+    assert lines.count('"/keys"') == 3
+    for secret in (own, token, form["csrf"], visitor.cookie):
+        assert secret not in lines
 
 
 # Who may.

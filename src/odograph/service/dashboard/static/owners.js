@@ -19,6 +19,7 @@ for (const button of document.querySelectorAll("[data-copy]")) {
 }
 
 const form = document.querySelector("[data-outlook]");
+const address = form?.getAttribute("data-outlook"); // form.dataset is the field of that name
 let request = new AbortController();
 let timer = 0;
 
@@ -28,7 +29,7 @@ async function count() {
   const query = new URLSearchParams(new FormData(form));
   for (const secret of ["csrf", "key", "note"]) query.delete(secret); // an address is logged
   try {
-    const response = await fetch(`${form.dataset.outlook}?${query}`, { signal: request.signal });
+    const response = await fetch(`${address}?${query}`, { signal: request.signal });
     if (response.ok && !response.redirected) document.getElementById("outlook").innerHTML = await response.text();
   } catch (problem) {
     if (problem.name !== "AbortError") throw problem;
