@@ -873,6 +873,20 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_own_folder")
+def test_the_command_line_rotates(tmp_path: Path) -> None:
+    made = json.loads(told("make", "ana", "--role", "runner", "--account", "jan", "--json"))
+    fresh = told("rotate", made["key"]["id"], "--overlap", "3600").removesuffix("\n")
+    (new, old) = json.loads(told("list", "--json"))["keys"]
+    assert (new["principal"], new["accounts"], new["role"]) == ("ana", ["jan"], "runner")
+    assert (old["valid"], old["revoked"], old["expires"] is None) == (True, None, False)
+    told("rotate", new["id"], "--out", "token")
+    with connect_keys("sqlite:///privacy.db") as store:
+        assert caller_with(store, made["token"]) is not None
+        assert caller_with(store, fresh) is None
+        assert caller_with(store, (tmp_path / "token").read_text().strip()) is not None
+
+
+@pytest.mark.usefixtures("_own_folder")
 def test_a_token_goes_to_a_new_private_file(tmp_path: Path) -> None:
     out = tmp_path / "token"
     told_json = told("make", "olga", "--role", "owner", "--out", "token", "--json")
