@@ -584,7 +584,7 @@ def _confirm(confirmation: Confirmation, problem: Problem | OdographError | None
 async def _require_own_key(state: AppState, caller: Caller, token: str) -> None:
     """Raise `NotPermitted` unless the token is a valid owner's key of the caller.
 
-    Whoever has only the cookie of an owner, or a script on a page, cannot make a key with which to spend.
+    So an owner's cookie, or a script on a page, cannot make a key with which to spend.
     """
     token = token.strip()
     key = await state.look_up(state.keys.find, digest_of_token(token)) if looks_like_token(token) else None
@@ -861,7 +861,7 @@ def _resolution(verb: str, chosen: list[Pending], form: FormFields) -> Confirmat
     meaning = (
         "Committing states that the mechanism was run, or may have been. The charges stay, for good."
         if verb == "commit"
-        else "Voiding states that the mechanism was not run, and that nothing of its answer was seen by anyone. The"
+        else "Voiding states that the mechanism was not run, and that no part of its answer was seen. The"
         " charges are taken back. If it was run after all, the promise of these accounts no longer holds."
     )
     reason = form.get("reason", "").strip()
