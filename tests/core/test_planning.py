@@ -17,7 +17,7 @@ from scipy.stats import norm
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, Policy, PureDP, compile_policy, parallel
 from odograph.account import offers_of
-from odograph.core.guarantees import Mechanism, Parallel
+from odograph.core.guarantees import Guarantee, Mechanism, Parallel
 from odograph.core.mechanisms import NOISES
 from odograph.core.planning import (
     AccountState,
@@ -295,3 +295,25 @@ def test_an_outlook_counts_each_request_alone_and_none_without_a_theorem() -> No
         assert counts[cost] == {
             name: odo.Accountant(Policy(1, 1e-6, filter=name)).how_many(cost) for name in counts[cost]
         }
+
+
+@given(st.lists(st.tuples(st.sampled_from([PureDP("0.01"), PureDP("0.2"), ZCDP("0.001"), CURVE]), st.integers(1, 9))))
+def test_prices_on_the_roomiest_alternative_add_up_to_what_is_used(asked: list[tuple[Guarantee, int]]) -> None:
+    state, prices = AccountState("", RENYI, RENYI.start), []
+    for cost, times in asked:
+        for _ in range(times):
+            decision = odo.planning.ask(state, cost)
+            if decision.admitted:
+                prices.append(RENYI.price(cost))
+                state = AccountState("", RENYI, decision.totals_after)
+    i = odo.planning.roomiest(RENYI, state.totals)
+    assert i is not None
+    limit = RENYI.meters[i].limit
+    assert limit
+    total = sum(price.amounts[i] or 0 for price in prices)
+    assert total / limit == pytest.approx(odo.planning.used(RENYI, state.totals))
+
+
+def test_without_a_limit_no_alternative_is_the_roomiest() -> None:
+    compiled = compile_policy(Policy(None, 1e-6))
+    assert odo.planning.roomiest(compiled, compiled.start) is None

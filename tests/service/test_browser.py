@@ -58,10 +58,10 @@ def test_an_account_is_opened_by_the_form_and_what_was_typed_survives_a_mistake(
     page = window.sign_in(service.token())
     page.get_by_role("link", name="Open the first one").click()
     page.get_by_label("Name", exact=True).fill("census 2030")
-    page.get_by_label("Epsilon").fill("2")
+    page.get_by_label("Epsilon, rho or mu").fill("2")
     page.get_by_role("button", name="Open the account").click()
     expect(page.get_by_role("alert")).to_contain_text("census 2030")
-    expect(page.get_by_label("Epsilon")).to_have_value("2")
+    expect(page.get_by_label("Epsilon, rho or mu")).to_have_value("2")
     window.forgive("42")
     page.get_by_label("Name", exact=True).fill("census-2030")
     page.get_by_label("Filter").select_option("zcdp")
@@ -312,3 +312,63 @@ def test_the_keyboard_alone_signs_in_reaches_an_account_and_plans(
     tab_to(page, lambda: page.evaluate(f"{focus}.textContent") == "Search")
     page.add_style_tag(content="* { outline: 0 !important } *::after { outline: 0 !important }")
     assert not page.evaluate(SEEN)
+
+
+def test_an_owner_makes_a_key_and_voids_without_a_script(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    account = remote.open_account("census", PLAIN)
+    for i in range(3):
+        account.reserve(odo.PureDP("0.125"), key=f"job-{i}", note=MARKUP)
+    own = service.token()
+    window = opened(java_script_enabled=False)
+    page = window.sign_in(own, "/keys")
+    page.get_by_label("Principal").fill("carl")
+    page.get_by_label("Accounts", exact=True).fill("census")
+    page.get_by_role("button", name="Make a key…").click()
+    expect(page.get_by_role("heading", name="Make an analyst's key")).to_be_visible()
+    page.get_by_label("Your own API key").fill(own)
+    page.get_by_role("button", name="Make the key").click()
+    token = page.get_by_label("Token").input_value()
+    assert token not in page.url
+    with odo.connect(service.url, token=token) as ledger:
+        assert ledger.account("census").decide(odo.PureDP("0.125"))
+    page.get_by_role("link", name="Go to the keys").click()
+    expect(page.get_by_role("link", name="carl")).to_be_visible()
+    window.go("/accounts/census")
+    page.get_by_label("census#1", exact=True).check()
+    page.get_by_label("census#3", exact=True).check()
+    page.get_by_label("Reason, or note").fill("the jobs were cancelled")
+    page.get_by_role("button", name="Void…").click()
+    expect(page.get_by_role("main")).to_contain_text("states that the mechanism was not run")
+    assert len(account.pending) == 3
+    page.get_by_role("button", name="Void 2 reservations").click()
+    expect(page.get_by_role("heading", name="2 of 2 voided")).to_be_visible()
+    assert [one.id for one in account.pending] == ["census#2"]
+    window.go("/open")
+    page.get_by_label("scale").fill("100")
+    page.get_by_role("button", name="Count the questions").click()
+    expect(page.locator("#outlook")).to_contain_text("Counts with Laplace noise: scale 100")
+    expect(page.get_by_label("scale")).to_have_value("100")
+    assert len(remote.accounts()) == 1
+
+
+def test_the_keyboard_alone_closes_an_account_and_counts_questions_as_they_are_typed(
+    service: ServiceThread, remote: Ledger, opened: Opener
+) -> None:
+    account = remote.open_account("census", PLAIN)
+    window = opened()
+    page, focus = window.sign_in(service.token(), "/accounts/census"), "document.activeElement"
+    tab_to(page, lambda: page.evaluate(f"{focus}.textContent") == "Close this account…")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Close census")).to_be_visible()
+    tab_to(page, lambda: page.evaluate(f"{focus}.id") == "name")
+    page.keyboard.type("census")
+    page.keyboard.press("Enter")
+    expect(page.locator("#now")).to_contain_text("Closed: no new charges are accepted")
+    assert account.history(-1)[0].verb == "close"
+    window.go("/open")
+    tab_to(page, lambda: page.evaluate(f"{focus}.id") == "ask_laplace")
+    page.keyboard.type("100")
+    expect(page.locator("#outlook")).to_contain_text("Counts with Laplace noise: scale 100")
+    assert not any("csrf" in one for one in window.asked)

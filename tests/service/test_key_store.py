@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -575,6 +576,8 @@ CHANGES = [
     "UPDATE keys SET expires = NULL",
     "UPDATE keys SET revoked = NULL",
     "UPDATE keys SET revoked_by = 'mallory'",
+    "UPDATE keys SET retires = NULL",
+    "UPDATE keys SET retires = retires + 1",
 ]
 
 
@@ -582,6 +585,7 @@ def test_a_key_is_never_deleted_or_changed(key_store_url: str) -> None:
     with connect_keys(key_store_url) as store:
         owner(store)
         _, key = store.make("ana", "analyst", accounts=["jan"], expires=60, made_by="olga")
+        store.rotate(key.id, overlap=60, made_by="olga")
         store.revoke(key.id, "olga")
         before = store.keys()
         if key_store_url.startswith("sqlite"):
@@ -606,11 +610,103 @@ def test_the_dialects_have_the_same_columns_and_every_query_is_used() -> None:
 
     folder = Path(keys_module.__file__).parent
     assert columns("sqlite") == columns("postgres")
-    assert [len(names) for names in columns("sqlite")] == [13, 5]
-    assert len([*statements(schema("sqlite"))]) == 7
+    assert [len(names) for names in columns("sqlite")] == [14, 5]
+    assert len([*statements(schema("sqlite"))]) == 8
     code = (folder / "key_store.py").read_text()
     for dialect in ("sqlite", "postgres"):
         assert [name for name in queries(dialect) if f'"{name}"' not in code] == []
+
+
+# Rotation
+
+
+def test_a_rotated_key_opens_the_same_until_the_overlap_ends(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, old = store.make("ana", "runner", accounts=["jan"], expires=1000, made_by="olga")
+    secret, _ = store.begin_session(old.id)
+    fresh, key = store.rotate(old.id, overlap=60, made_by="olga", request="r-1")
+    caller, other = caller_with(store, token), caller_with(store, fresh)
+    assert caller is not None
+    assert other == replace(caller, api_key_id=key.id, expires=key.expires)
+    assert key.expires == key.made + 1_000_000_000
+    assert caller.expires is not None
+    assert caller.expires - key.made <= 60_000_000
+    pass_time(store, 60, monkeypatch)
+    assert caller_with(store, token) is None
+    found = store.session(digest_of_token(secret))
+    assert found is None or not found[1].valid_at(store.now())
+    assert caller_with(store, fresh) is not None
+
+
+def test_an_overlap_never_lengthens_the_life_of_a_key(store: KeyStore) -> None:
+    _, old = store.make("ana", "runner", accounts=["jan"], expires=60, made_by="olga")
+    store.rotate(old.id, overlap=10_000, made_by="olga")
+    assert store.key(old.id).expires == old.expires
+
+
+def test_without_an_overlap_the_old_key_and_its_sessions_end(store: KeyStore) -> None:
+    token, old = owner(store)
+    secret, _ = store.begin_session(old.id)
+    fresh, key = store.rotate(old.id, made_by="olga")  # also of the only owner: there is another one now
+    assert caller_with(store, token) is None
+    assert not signed_in(store, secret)
+    assert caller_with(store, fresh) is not None
+    assert store.key(old.id).revoked_by == "olga"
+    with pytest.raises(NotPermitted, match="last valid owner"):
+        store.revoke(key.id, "olga")
+
+
+def test_a_retired_key_can_still_be_revoked_at_once_and_is_no_owner_that_lasts(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, old = owner(store)
+    _, key = store.rotate(old.id, overlap=3600, made_by="olga")
+    pass_time(store, 3600, monkeypatch)
+    with pytest.raises(NotPermitted, match="last valid owner"):
+        store.revoke(key.id, "olga")
+    monkeypatch.undo()
+    store.revoke(old.id, "olga")
+    assert caller_with(store, token) is None
+
+
+def test_a_key_is_rotated_once_and_a_request_makes_one_key(store: KeyStore) -> None:
+    _, old = owner(store)
+    store.rotate(old.id, overlap=60, made_by="olga", request="r-1")
+    before = store.keys()
+    with pytest.raises(IdempotencyConflict, match="already made key"):
+        store.rotate(old.id, overlap=60, made_by="olga", request="r-1")
+    with pytest.raises(NotPermitted, match="rotated before"):
+        store.rotate(old.id, overlap=60, made_by="olga", request="r-2")
+    gone = store.make("ana", "analyst", accounts=["jan"], made_by="olga")[1]
+    store.revoke(gone.id, "olga")
+    with pytest.raises(NotPermitted, match="make a new key"):
+        store.rotate(gone.id, made_by="olga")
+    for overlap in (-1.0, float("nan"), float("inf"), True, "1"):
+        with pytest.raises(BadRequest, match="overlap"):
+            store.rotate(old.id, overlap=overlap, made_by="olga")  # type: ignore[arg-type]
+    assert store.keys()[1:] == before
+
+
+def test_the_keys_of_release_0_1_can_be_rotated(key_store_url: str) -> None:
+    with connect_keys(key_store_url) as store:
+        token, old = owner(store)
+    if key_store_url.startswith("sqlite"):
+        with closing(sqlite3.connect(f"{key_store_url.removeprefix('sqlite:///')}-access")) as connection:
+            connection.execute("DROP TRIGGER keys_stay_retired")
+            connection.execute("ALTER TABLE keys DROP COLUMN retires")
+            connection.execute("PRAGMA user_version = 1")
+    else:
+        with psycopg.connect(key_store_url, options="-c search_path=odograph_access") as connection:
+            connection.execute("DROP TRIGGER keys_stay_retired ON keys")
+            connection.execute("ALTER TABLE keys DROP COLUMN retires")
+            connection.execute("UPDATE schema_version SET version = 1")
+    with connect_keys(key_store_url) as store, connect_keys(key_store_url) as other:
+        assert caller_with(store, token) is not None
+        assert other.rotate(old.id, overlap=60, made_by="olga")[1].principal == "olga"
+        assert len(store.keys()) == 2
+        with pytest.raises(NotPermitted, match="rotated before"):
+            store.rotate(old.id, made_by="olga")
 
 
 # What can go wrong with the place
@@ -659,7 +755,7 @@ def test_what_is_left_over_of_other_keys_is_not_taken_over(tmp_path: Path) -> No
 
 def test_a_file_of_another_kind_or_schema_is_left_as_it_is(file: Path) -> None:
     with connect_keys(f"sqlite:///{file.parent}/ledger.db") as store:
-        for pragma, message in (("user_version = 2", "upgrade"), ("application_id = 1", "is not a key store")):
+        for pragma, message in (("user_version = 3", "upgrade"), ("application_id = 1", "is not a key store")):
             with closing(sqlite3.connect(file)) as connection:
                 connection.execute(f"PRAGMA {pragma}")
             before = file.read_bytes()
@@ -713,7 +809,7 @@ def test_a_database_of_another_schema_is_left_as_it_is_and_a_password_is_not_sho
     with connect_keys(postgres_url) as store:
         owner(store)
     with psycopg.connect(postgres_url, autocommit=True) as other:
-        other.execute("UPDATE odograph_access.schema_version SET version = 2")
+        other.execute("UPDATE odograph_access.schema_version SET version = 3")
     with connect_keys(postgres_url) as store:
         assert urlsplit(postgres_url).password not in store.url.split(":")
         for use in (store.keys, lambda: owner(store)):
@@ -774,6 +870,20 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
     assert "feb jan" in table
     assert token not in table
     assert made["token"] not in table
+
+
+@pytest.mark.usefixtures("_own_folder")
+def test_the_command_line_rotates(tmp_path: Path) -> None:
+    made = json.loads(told("make", "ana", "--role", "runner", "--account", "jan", "--json"))
+    fresh = told("rotate", made["key"]["id"], "--overlap", "3600").removesuffix("\n")
+    (new, old) = json.loads(told("list", "--json"))["keys"]
+    assert (new["principal"], new["accounts"], new["role"]) == ("ana", ["jan"], "runner")
+    assert (old["valid"], old["revoked"], old["expires"] is None) == (True, None, False)
+    told("rotate", new["id"], "--out", "token")
+    with connect_keys("sqlite:///privacy.db") as store:
+        assert caller_with(store, made["token"]) is not None
+        assert caller_with(store, fresh) is None
+        assert caller_with(store, (tmp_path / "token").read_text().strip()) is not None
 
 
 @pytest.mark.usefixtures("_own_folder")

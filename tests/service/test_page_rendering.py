@@ -24,6 +24,13 @@ PAGES = {
     "open": "/open",
     "missing": "/accounts/nowhere",
     "docs": "/docs#spend",
+    "spending": "/spending",
+    "entries": "/entries?text=count",
+    "principal": "/principal?name=bot",
+    "pending": "/pending",
+    "keys": "/keys",
+    "populations": "/populations",
+    "close": "/accounts/survey/close",
 }
 WEIGHT, REQUESTS = 300_000, 10  # of the overview, in bytes over the wire and in number
 
@@ -68,7 +75,7 @@ def stock(ledger: Ledger) -> None:
     ("size", "theme", "names"),
     [
         ("wide", "light", [*PAGES]),
-        ("phone", "dark", ["overview", "account", "audit", "open", "docs"]),
+        ("phone", "dark", ["overview", "account", "audit", "open", "docs", "spending", "pending", "keys", "close"]),
         ("wide", "dark", ["overview", "compare"]),
         ("phone", "light", ["overview"]),
     ],

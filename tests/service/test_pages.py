@@ -20,6 +20,7 @@ from odograph.service.dashboard import routes as pages
 from odograph.service.dashboard import templating
 from odograph.service.dashboard.sessions import COOKIE
 from odograph.service.dashboard.templating import static_url
+from odograph.service.key_store import connect_keys
 from odograph.service.state import AppState
 
 PLAIN = odo.Policy(1, 0, filter="basic")
@@ -32,6 +33,16 @@ PAGES = (
     "/audit",
     "/open",
     "/docs",
+)
+OWNER_PAGES = (
+    "/spending",
+    "/entries",
+    "/principal?name=bot",
+    "/pending",
+    "/keys",
+    "/populations",
+    "/accounts/census/close",
+    "/accounts/census/entries.csv",
 )
 
 
@@ -161,7 +172,15 @@ def test_every_answer_has_the_headers_that_keep_browsers_safe(service: ServiceTh
     assert census
     visitor, stranger = visitor_of(service), Visitor(service)
     css, answers = static_url("style.css"), []
-    for path in (*PAGES, "/sign-in", "/data-version", "/accounts/nowhere", "/accounts/census?before=x", "/nothing"):
+    for path in (
+        *PAGES,
+        *OWNER_PAGES,
+        "/sign-in",
+        "/data-version",
+        "/accounts/nowhere",
+        "/accounts/census?before=x",
+        "/nothing",
+    ):
         answers += [who.http.get(path, headers={"Accept": "text/html"}) for who in (visitor, stranger)]
     answers += [
         visitor.http.request(method, path) for method in ("PUT", "DELETE") for path in ("/", "/sign-out", css)
@@ -180,7 +199,7 @@ def test_pages_are_never_kept_and_files_for_as_long_as_they_do_not_change(
 ) -> None:
     assert census
     visitor = visitor_of(service)
-    for path in (*PAGES, "/data-version", "/accounts/nowhere", "/static/0/style.css"):
+    for path in (*PAGES, *OWNER_PAGES, "/data-version", "/accounts/nowhere", "/static/0/style.css"):
         assert visitor.get(path).headers["cache-control"] == "no-store", path
     for name in ("style.css", "live.js", "favicon.svg", "bokeh.min.js"):
         answer = visitor.get(static_url(name))
@@ -253,7 +272,13 @@ async def routes_of(service: ServiceThread) -> list[tuple[str, str]]:
 def test_no_page_of_whatever_method_charges_an_account(
     service: ServiceThread, remote: Ledger, census: odo.LedgerAccount
 ) -> None:
-    visitor, before = visitor_of(service), remote.checkpoint().accounts["census"]
+    census.reserve(odo.PureDP("0.0625"))
+    other = remote.open_account("other", PLAIN)
+    own = service.token()
+    visitor, size, before = visitor_of(service, own), census.size, census.totals
+    csrf = visitor.csrf
+    with connect_keys(service.settings.url) as keys:
+        target = keys.make("zoe", "analyst", every_account=True, made_by="test")[1].id
     cost = json.dumps({"kind": "pure", "epsilon": "0.1"})
     form = {
         "name": "census",
@@ -262,24 +287,37 @@ def test_no_page_of_whatever_method_charges_an_account(
         "kind": "pure",
         "size": "0.1",
         "times": "1",
-        "key": "k",
+        "principal": "carl",
+        "role": "runner",
+        "every_account": "1",
+        "id.census#2": "1",
+        "confirmed": "1",
+        "token": own,
     }
     routes = asyncio.run(routes_of(service))
     assert ("GET", "/accounts/{name}/plan") in routes
     for method, path in sorted(routes, key=lambda route: route[1] == "/sign-out"):
-        sent = form | {
-            "csrf": visitor.csrf,
-            "epsilon": "1",
-            "delta": "0",
-            "filter": "basic",
-            "privacy_unit": "person",
-        }
-        where = path.format(name="census", version="0")
-        answer = visitor.http.request(method, where, data=sent) if method == "POST" else visitor.get(where, **form)
-        assert answer.status_code < 500, (method, path)
-    assert remote.checkpoint().accounts["census"] == before
-    census.spend(odo.PureDP("0.1"))
-    assert remote.checkpoint().accounts["census"] != before
+        for verb in ("spend", "reserve", "commit") if method == "POST" else ("commit",):
+            sent = form | {
+                "verb": verb,
+                "key": f"{path} {verb}",
+                "csrf": csrf,
+                "epsilon": "1",
+                "delta": "0",
+                "filter": "basic",
+                "privacy_unit": "person",
+            }
+            where = path.format(name="census", version="0", key=target)
+            answer = (
+                visitor.http.request(method, where, data=sent) if method == "POST" else visitor.get(where, **form)
+            )
+            assert answer.status_code < 500, (method, path)
+    done = [entry.verb for entry in census.history(size)]
+    assert sorted(done) == ["close", "commit"]  # what the forms did, and none of it charges
+    assert census.totals == before
+    assert other.size == 1
+    other.spend(odo.PureDP("0.1"))
+    assert [entry.verb for entry in other.history(1)] == ["spend"]
 
 
 def test_the_audit_page_links_to_every_account_that_has_a_page_and_to_no_population(

@@ -103,6 +103,7 @@ BODIES: Final[dict[type, list[Any]]] = {
         *({"name": "new", "policy": policy, "engine": "duckdb", "unknown": "join"} for policy in POLICIES),
         {"name": "new", "compiled": odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp")).to_dict(), "note": "n"},
     ],
+    schemas.RotateKeyForm: [{"overlap": 60}, {}],
     schemas.OpenForm: [
         *({"name": "new", "policy": policy, "parent": "census", "dataset": "d"} for policy in POLICIES),
         {"name": "new", "compiled": odo.compile_policy(odo.Policy(1, 1e-6, filter="zcdp")).to_dict()},

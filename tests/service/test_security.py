@@ -192,6 +192,24 @@ def test_a_key_that_is_revoked_over_http_is_worth_nothing_from_then_on(
         attacks.check_problem(analyst.get("/v1/me"), 401)
 
 
+def test_a_key_is_rotated_over_http_by_an_owner_alone(service: ServiceThread, owner: httpx.Client) -> None:
+    token = service.token("rita", "analyst", "census")
+    path = f"/v1/keys/{key_of(service, token).id}/rotate"
+    with attacks.reach(service, token) as analyst:
+        attacks.check_problem(attacks.post(analyst, path, {}, key="r"), 403)
+        attacks.check_problem(attacks.post(owner, path, {"overlap": -1}, key="r"), 422)
+        made = attacks.post(owner, path, {"overlap": 60}, key="r")
+        assert (made.status_code, made.json()["key"]["accounts"]) == (201, ["census"])
+        attacks.check_problem(attacks.post(owner, path, {"overlap": 60}, key="r"), 409)
+        assert analyst.get("/v1/me").json()["expires"] is not None
+        again = attacks.post(owner, f"/v1/keys/{made.json()['key']['id']}/rotate", {}, key="r-2")
+        assert again.status_code == 201
+        assert analyst.get("/v1/me").status_code == 200
+    with attacks.reach(service, made.json()["token"]) as ended, attacks.reach(service, again.json()["token"]) as new:
+        attacks.check_problem(ended.get("/v1/me"), 401)
+        assert new.get("/v1/me").json()["principal"] == "rita"
+
+
 def check_revoked_elsewhere(service: ServiceThread) -> None:
     """Assert that a key which another process revokes opens nothing after a second, though it is used all along."""
     token = service.token("rita", "analyst")

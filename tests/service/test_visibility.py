@@ -133,10 +133,12 @@ def check_pages(service: ServiceThread, token: str, grove: Grove) -> None:
     with attacks.reach(service, None) as browser:
         browser.headers["Cookie"] = f"odograph_session={secret}"
         for accept in ("text/html", "application/json"):
-            paths = ["/", "/audit", "/open", "/data-version"]
+            paths = ["/", "/audit", "/open", "/data-version", "/spending", "/entries", "/pending", "/populations"]
+            paths.append("/principal?name=olga")
             for name in grove.seen:
                 paths += [
-                    f"/accounts/{name}{more}" for more in ("", "/chart", "/plan?kind=pure&epsilon=7", "?compare=1")
+                    f"/accounts/{name}{more}"
+                    for more in ("", "/chart", "/plan?kind=pure&epsilon=7", "?compare=1", "/entries.csv")
                 ]
             for path in paths:
                 search(browser.get(path, headers={"Accept": accept}), grove.hidden)

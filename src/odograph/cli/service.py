@@ -1,4 +1,4 @@
-"""The service: `serve` runs it on a SQLite file or PostgreSQL; `keys` makes, lists and revokes its API keys.
+"""The service: `serve` runs it on a SQLite file or PostgreSQL; `keys` makes, lists, rotates and revokes its API keys.
 
 `keys` works on the key store itself; the service need not run. `population` works on a service, or on a ledger whose
 populations have their files on this machine.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -54,6 +54,7 @@ __all__ = [
     "population_app",
     "remove_population",
     "revoke",
+    "rotate",
     "rounds",
     "serve",
     "show_population",
@@ -150,7 +151,7 @@ def serve(  # noqa: PLR0913  each is one option
 
 keys_app = typer.Typer(
     name="keys",
-    help="Make, list and revoke the API keys of the service.\n\nThey are stored next to the ledger, never in it.",
+    help="Make, list, rotate and revoke the API keys of the service.\n\nThey are stored next to the ledger.",
 )
 
 
@@ -212,9 +213,9 @@ def make(  # noqa: PLR0913  each is an option
     ] = None,
 ) -> None:
     """Make a key and print its token, once: only a digest is stored."""
-    # The file is made first: a token that cannot be written would be lost.
-    with options.store() as store, nullcontext() if out is None else new_file(out) as file:
-        token, key = store.make(
+
+    def new_key(store: KeyStore) -> tuple[str, ApiKey]:
+        return store.make(
             principal,
             role,
             accounts=account or (),
@@ -222,6 +223,34 @@ def make(  # noqa: PLR0913  each is an option
             expires=expires,
             made_by=options.user(),
         )
+
+    _show_token(options, out, new_key)
+
+
+@keys_app.command("rotate")
+@with_options
+def rotate(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the key, as `odograph keys list` shows it.")],
+    *,
+    options: KeyStoreOptions,
+    overlap: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long the old key stays valid; by default it is revoked now.")
+    ] = 0.0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the token to this new file, readable only by you.")
+    ] = None,
+) -> None:
+    """Make another key for the same principal, role and accounts, and print its token, once."""
+    _show_token(options, out, lambda store: store.rotate(key_id, overlap=overlap, made_by=options.user()))
+
+
+def _show_token(
+    options: KeyStoreOptions, out: Path | None, new_key: Callable[[KeyStore], tuple[str, ApiKey]]
+) -> None:
+    """Make a key, and print its token or write it to a new file."""
+    # The file is made first: a token that cannot be written would be lost.
+    with options.store() as store, nullcontext() if out is None else new_file(out) as file:
+        token, key = new_key(store)
         if file is not None:
             file.write(f"{token}\n")
     if out is None:

@@ -60,6 +60,7 @@ __all__ = [
     "notes_on",
     "outlook",
     "quote",
+    "roomiest",
     "standing",
     "used",
     "usual_requests",
@@ -703,12 +704,27 @@ def used(compiled: Compiled, totals: Totals) -> float:
 
     It is 0 without a limit, of which nothing is ever used up.
     """
-    parts = [
-        1.0 if skipped or not meter.limit else min(1.0, float(Fraction(total, meter.limit)))
-        for meter, total, skipped in zip(compiled.meters, totals.amounts, totals.unpriced, strict=True)
+    return min(_used_parts(compiled, totals).values(), default=0.0) if totals.steps else 0.0
+
+
+def roomiest(compiled: Compiled, totals: Totals) -> int | None:
+    """Return the index of the alternative with the most room left, of which `used` is the part; None without one.
+
+    Prices on it add up to what `used` says: it is how much of the budget each charge took.
+    """
+    parts = _used_parts(compiled, totals)
+    return min(parts, key=parts.__getitem__, default=None)
+
+
+def _used_parts(compiled: Compiled, totals: Totals) -> dict[int, float]:
+    """Return the spent part of every alternative, by the index of its meter."""
+    return {
+        i: 1.0 if skipped or not meter.limit else min(1.0, float(Fraction(total, meter.limit)))
+        for i, (meter, total, skipped) in enumerate(
+            zip(compiled.meters, totals.amounts, totals.unpriced, strict=True)
+        )
         if meter.limit is not None and not meter.counts_delta and meter.counted
-    ]
-    return min(parts, default=0.0) if totals.steps else 0.0
+    }
 
 
 def _maker(kind: object) -> Callable[[Numeric], Guarantee] | None:

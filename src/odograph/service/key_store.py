@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
@@ -59,11 +61,12 @@ __all__ = [
     "RunQuery",
     "SqliteDatabase",
     "connect_keys",
+    "migration",
     "queries",
     "schema",
 ]
 
-SCHEMA: Final = 1  # the version of the tables that this code reads and writes
+SCHEMA: Final = 2  # the version of the tables that this code reads and writes
 _APPLICATION_ID: Final = 0x0D06_0002  # in the header of the SQLite file
 _SQLITE_URL: Final = "sqlite:///"
 _PACKAGE: Final = "odograph.service"  # its folder sql/ has, per dialect, a schema and named queries
@@ -84,6 +87,11 @@ def queries(dialect: str) -> dict[str, str]:
 def schema(dialect: str) -> str:
     """Return the script that makes the tables."""
     return base.schema(dialect, _PACKAGE)
+
+
+def migration(dialect: str) -> str:
+    """Return the script that makes the tables of schema 1, of release 0.1, those of the current schema."""
+    return files(_PACKAGE).joinpath("sql", dialect, "retirement.sql").read_text(encoding="utf-8")
 
 
 _SQL: Final = queries("sqlite")
@@ -147,11 +155,7 @@ class KeyStore:
             check_key(request, "request")
 
         def work(run: RunQuery) -> tuple[str, ApiKey]:
-            if found := run("key_of_request", made_by, request):
-                raise IdempotencyConflict(
-                    f"this request already made key {found[0][0]}, and a token is shown only once; if it was lost,"
-                    " revoke that key and make another with a new idempotency key"
-                )
+            _refuse_repeated(run, made_by, request)
             token, now = new_token(), self.now()
             until = None if expires is None else now + _microseconds(expires)
             key = ApiKey(new_key_id(), digest_of_token(token), principal, known, names, every, now, made_by, until)
@@ -222,6 +226,39 @@ class KeyStore:
 
         return self._database.write(work)
 
+    def rotate(self, key_id: str, *, overlap: float = 0.0, made_by: str, request: str = "") -> tuple[str, ApiKey]:
+        """Make another key for the same principal, role and accounts; the old one stays valid for `overlap` seconds.
+
+        Without an overlap the old key is revoked. If it was made for a limited time, the new one lasts as long. A key
+        is rotated once. Returns and raises otherwise as `make` does.
+        """
+        check_key(made_by, "made_by")
+        if overlap != 0:
+            check_seconds(overlap, "overlap")
+        if request:
+            check_key(request, "request")
+        self.key(key_id)  # an unknown key must not create the store
+
+        def work(run: RunQuery) -> tuple[str, ApiKey]:
+            old, now = _one_key(key_id, run), self.now()
+            _refuse_repeated(run, made_by, request)
+            if run("retired", key_id):
+                raise NotPermitted(f"key {key_id} was rotated before; rotate the key that took its place")
+            if not old.valid_at(now):
+                raise NotPermitted(f"key {key_id} is revoked or expired; make a new key")
+            token = new_token()
+            until = None if old.expires is None else now + old.expires - old.made
+            digest = digest_of_token(token)
+            key = replace(old, id=new_key_id(), digest=digest, made=now, made_by=made_by, expires=until)
+            run("add_key", *_row_of(key), request)
+            run("retire", now + round(overlap * 1_000_000), key_id)
+            if not overlap:
+                run("revoke", now, made_by, key_id)
+                run("end_sessions_of_key", key_id)
+            return token, key
+
+        return self._database.write(work)
+
     def begin_session(self, key_id: str, *, lasts: float = 8 * 3600) -> tuple[str, BrowserSession]:
         """Begin a session for a valid key; return the secret for the cookie, only this once, and the session.
 
@@ -289,6 +326,15 @@ def connect_keys(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = Fa
     if where.startswith(_SQLITE_URL):
         return KeyStore(SqliteDatabase(Path(where.removeprefix(_SQLITE_URL)), timeout=timeout))
     return KeyStore(PostgresDatabase(url, where, timeout=timeout, accept_fsync_off=accept_fsync_off))
+
+
+def _refuse_repeated(run: RunQuery, made_by: str, request: str) -> None:
+    """Raise if a request has made a key before."""
+    if found := run("key_of_request", made_by, request):
+        raise IdempotencyConflict(
+            f"this request already made key {found[0][0]}, and a token is shown only once; if it was lost,"
+            " revoke that key and make another with a new idempotency key"
+        )
 
 
 def _one_key(key_id: str, run: RunQuery) -> ApiKey:
@@ -447,7 +493,9 @@ class SqliteDatabase:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if application != _APPLICATION_ID:
             raise LedgerError(f"{self._path} is not a key store of Odograph; it was not changed")
-        if version != SCHEMA:
+        if version == 1:
+            _migrate(connection)
+        elif version != SCHEMA:
             raise LedgerError(
                 f"{self._path} has schema {version}, but this version of Odograph reads {SCHEMA}; upgrade Odograph."
                 " The file was not changed"
@@ -508,7 +556,10 @@ class PostgresDatabase:
     def read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """Return the rows of one query."""
         with self._lock, self._translate_errors():
-            self._created = self._created or self._has_tables(self._read)
+            if not self._created:
+                if self._versions(self._read) == [1]:
+                    self.write(lambda _: None)  # which migrates
+                self._created = self._has_tables(self._read)
             return self._read(query, *arguments) if self._created else []
 
     def write(self, work: Callable[[RunQuery], _T]) -> _T:
@@ -522,6 +573,9 @@ class PostgresDatabase:
             run("begin")
             run("settings", self._lock_timeout)
             run("one_at_a_time")
+            if self._versions(run) == [1]:
+                connection.execute(migration("postgres").encode())
+                run("raise_version", SCHEMA)
             if not self._has_tables(run):
                 connection.execute(schema("postgres").encode())
                 run("set_version", SCHEMA)
@@ -548,11 +602,16 @@ class PostgresDatabase:
     def _read(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         return self._reader.read(self._connect, self._sql[query], arguments)
 
+    @staticmethod
+    def _versions(run: RunQuery) -> list[int] | None:
+        """Return the schema's version, which is one; None if there are no tables."""
+        return [version for (version,) in run("version")] if run("there") == [(True,)] else None
+
     def _has_tables(self, run: RunQuery) -> bool:
         """Return whether the tables exist; raise `LedgerError` if their schema is another version's."""
-        if run("there") != [(True,)]:
+        found = self._versions(run)
+        if found is None:
             return False
-        found = [version for (version,) in run("version")]
         if found != [SCHEMA]:
             raise LedgerError(
                 f"the keys in {self.url} have schema {found[0] if found else 'none'}, but this version of Odograph"
@@ -567,6 +626,16 @@ def _create_tables(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA}")
+    connection.execute("COMMIT")
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Make the tables of schema 1 those of the current one, unless another process has done so meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    if connection.execute("PRAGMA user_version").fetchone() == (1,):
+        for statement in statements(migration("sqlite")):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
     connection.execute("COMMIT")
 
 

@@ -83,6 +83,7 @@ __all__ = [
     "ReservationsForm",
     "ReserveAllForm",
     "ReserveForm",
+    "RotateKeyForm",
     "RoundForm",
     "RoundReceiptForm",
     "RoundRow",
@@ -445,6 +446,12 @@ class MakeKeyForm(Struct, forbid_unknown_fields=True):
     accounts: Annotated[list[Name], Meta(max_length=1000)] = []
     every_account: bool = False
     expires: Seconds | None = None
+
+
+class RotateKeyForm(Struct, forbid_unknown_fields=True):
+    """Make another key in place of an API key, which is valid for `overlap` more seconds: by default none."""
+
+    overlap: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
 
 
 # A number with fewer digits and an exponent of at most two digits is its float's shortest decimal.

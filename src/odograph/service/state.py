@@ -162,6 +162,8 @@ class AppState:
         self._ready_at = -math.inf
         self._unready = ""
         self._location = _location_pattern(self._backend.url)
+        self.started = self.keys.now()
+        self.key_uses: dict[str, int] = {}  # when a key was last used here, to about a second; by id
         self._known: dict[str, _KnownKey] = {}
         self._looking: dict[str, _Lookup] = {}
 
@@ -307,6 +309,7 @@ class AppState:
                     self._known.clear()
                 if known is not None:
                     self._known[digest] = known
+                    self.key_uses[known.key.id] = self.keys.now()
         return known
 
     @staticmethod

@@ -53,6 +53,7 @@ __all__ = [
     "decide_for",
     "decision_form",
     "entries_form",
+    "entry_form",
     "lifetime_form",
     "mask_refusal",
     "new_receipt_form",
@@ -64,6 +65,7 @@ __all__ = [
     "rounds_form",
     "row_of",
     "visible_account",
+    "visible_balances",
     "visible_population",
     "visible_reservations",
     "visible_rows",
@@ -110,13 +112,20 @@ def visible_population(ledger: Ledger, caller: Caller, name: str) -> Mapping[str
 
 def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
     """Return the accounts that the caller may see, in the order of their names."""
+    return [row_of(ledger.backend, caller, balance) for balance in visible_balances(ledger, caller).values()]
+
+
+def visible_balances(ledger: Ledger, caller: Caller, *, populations: bool = False) -> dict[str, Balance]:
+    """Return the balances of the accounts that the caller may see, or of the populations, in order of their names.
+
+    A population's balance counts its rounds: what remains of a population is confidential, and not in the ledger.
+    """
     try:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
     except LedgerNotFound:  # no account was opened yet
-        return []
-    # What remains of a population is confidential.
-    own = [name for name in sorted(balances) if ledger.backend.opened(name).population is None]
-    return [row_of(ledger.backend, caller, balances[name]) for name in own]
+        return {}
+    opened = ledger.backend.opened
+    return {name: balances[name] for name in sorted(balances) if populations is (opened(name).population is not None)}
 
 
 def row_of(backend: Backend, caller: Caller, balance: Balance) -> AccountRow:
@@ -222,7 +231,7 @@ def entries_form(ledger: Ledger, caller: Caller, name: str, first: int, count: i
             break
         for past in pasts:
             length += len(past.entry.cost) + len(past.note)
-            page.append(_entry(past, caller))
+            page.append(entry_form(past, caller))
             if length > _MAX_PAGE:
                 break
         stride *= 2
@@ -353,7 +362,8 @@ def _reading(reading: Reading) -> ReadingForm:
     return ReadingForm(**reading.to_dict())
 
 
-def _entry(past: HistoryEntry, caller: Caller) -> EntryForm:
+def entry_form(past: HistoryEntry, caller: Caller) -> EntryForm:
+    """Return an entry, without what names an account that the caller may not see."""
     form = past.to_dict()
     if caller.accounts is not None and not _sees_all(caller, _names(past.entry)):
         # The key of a commit or void is its reservation's id, which may be that of another account.

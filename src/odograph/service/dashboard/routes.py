@@ -1,7 +1,9 @@
 """The dashboard's routes: sign-in, overview, account with its planner, audit, opening an account, API reference.
 
 A GET changes nothing. A form that changes something is a POST with a checked origin and CSRF token. No page can
-spend: a session cookie can at most open accounts, and only with an owner's key.
+charge an account. With an owner's session a page can open and close accounts, commit and void reservations and
+revoke keys (a runner's can commit and void), as the API would for that key. Making a key needs an owner's key in the
+form, so a session cookie alone never becomes something that can spend.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from odograph.errors import NotPermitted, OdographError
 from odograph.ledger.ledger import Ledger
 from odograph.service import logs, visibility
 from odograph.service.auth import Caller
-from odograph.service.dashboard import view_models
+from odograph.service.dashboard import owners, view_models
 from odograph.service.dashboard.charts import account_history, bokeh_chart, svg_chart
 from odograph.service.dashboard.sessions import (
     PageSession,
@@ -77,6 +79,7 @@ def routes(state: AppState) -> list[Route]:
         page("/accounts/{name}/plan", _plan),
         page("/audit", _audit, "GET", "POST"),
         page("/open", _open_account, "GET", "POST"),
+        *(page(path, partial(_show, handler), *methods) for path, handler, methods in owners.PAGES),
         page("/data-version", _data_version),
         public("/docs", _api_reference),
         public("/sign-in", sign_in, "GET", "POST"),
@@ -183,6 +186,16 @@ def _render(
     return page_response(request, view(ledger, caller, *args), version)
 
 
+async def _show(
+    handler: owners.Handler, state: AppState, request: Request, session: PageSession, form: FormFields
+) -> Response:
+    """Call a handler of an owner's page, and render the page that it wants to be shown."""
+    shown = await handler(state, request, session, form)
+    if isinstance(shown, Response):
+        return shown
+    return await _render_in_thread(state, request, session, shown.view, *shown.args)
+
+
 async def _overview(state: AppState, request: Request, session: PageSession, _form: FormFields) -> Response:
     return await _render_in_thread(state, request, session, view_models.overview_page, request.query_params)
 
@@ -240,7 +253,9 @@ async def _audit(state: AppState, request: Request, session: PageSession, _form:
 async def _open_account(state: AppState, request: Request, session: PageSession, form: FormFields) -> Response:
     session.caller.require("open")
     if request.method != "POST":
-        return await _render_in_thread(state, request, session, view_models.open_account_page)
+        return await _render_in_thread(state, request, session, owners.open_page)
+    if form.get("compare"):
+        return await _render_in_thread(state, request, session, owners.open_page, form)
     ledger = state.ledger_of(session.caller)
     try:
         compiled = await state.solver.compile(view_models.policy_from_form(form))
@@ -250,7 +265,7 @@ async def _open_account(state: AppState, request: Request, session: PageSession,
         raise
     except OdographError as error:
         problem = _problem(state, request, error)
-        return await _render_in_thread(state, request, session, view_models.open_account_page, form, problem)
+        return await _render_in_thread(state, request, session, owners.open_page, form, problem)
     return RedirectResponse(f"/accounts/{quote(arguments['name'])}", 303, HEADERS)
 
 

@@ -70,6 +70,8 @@ async def load_session(state: AppState, request: Request) -> PageSession | None:
     session = await state.look_up(_find_session, state.keys, digest_of_token(secret))
     if session is not None and named is not None and session.caller.principal != named:
         session = None
+    if session is not None:
+        state.key_uses[session.caller.api_key_id] = state.keys.now()
     request.state.browser_session = session
     return session
 

@@ -139,7 +139,7 @@ _MEDIA_TYPES: Final = {
     "svg": "image/svg+xml",
 }
 _BOKEH: Final = "bokeh.min.js"
-STATIC_FILES: Final = ("favicon.svg", "live.js", "style.css", _BOKEH)
+STATIC_FILES: Final = ("favicon.svg", "live.js", "owners.js", "style.css", _BOKEH)
 
 
 class StaticFile(NamedTuple):

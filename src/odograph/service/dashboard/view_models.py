@@ -51,6 +51,8 @@ from odograph.service.routes import ROUTES
 from odograph.service.schemas import AccountForm, AccountRow, EntryForm, Problem
 
 __all__ = [
+    "MAX_INPUT",
+    "VERBS",
     "Citation",
     "EntryListing",
     "MeterView",
@@ -62,6 +64,7 @@ __all__ = [
     "data_version",
     "list_entries",
     "make_plan",
+    "matches_entry",
     "open_account_arguments",
     "open_account_page",
     "overview_page",
@@ -70,11 +73,11 @@ __all__ = [
     "read_citation",
 ]
 
-_VERBS: Final = ("open", "spend", "reserve", "commit", "void", "refuse", "close")
+VERBS: Final = ("open", "spend", "reserve", "commit", "void", "refuse", "close")
 _PAGE_SIZE: Final = 50  # entries on a page
 _CHUNK_SIZE: Final = 500  # entries read at a time while searching
 _MAX_READ: Final = 20_000  # entries read in one request; the page then links to the rest
-_MAX_INPUT: Final = 200  # characters of a field of a form that are used
+MAX_INPUT: Final = 200  # characters of a field of a form that are used
 
 Query = Mapping[str, str]
 
@@ -107,7 +110,7 @@ def overview_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
     for row in rows:
         groups["closed" if row.closed else _room(row)].append(row)
     groups["near"].sort(key=lambda row: -row.spent)
-    context = {"groups": groups, "count": len(rows), "wanted": query.get("q", "")[:_MAX_INPUT]}
+    context = {"groups": groups, "count": len(rows), "wanted": query.get("q", "")[:MAX_INPUT]}
     return Page("overview.html", "Accounts", groups, context)
 
 
@@ -149,9 +152,9 @@ def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Pag
         "by": query.get("by", "steps"),
         "others": [(odometer_label(other.odometer), other.loss) for other in others],
         "listing": listing,
-        "verbs": _VERBS,
+        "verbs": VERBS,
         "citations": citations,
-        "query": {field: query.get(field, "")[:_MAX_INPUT] for field in ("verb", "principal", "text", "before")},
+        "query": {field: query.get(field, "")[:MAX_INPUT] for field in ("verb", "principal", "text", "before")},
         "room": _room(row),
         "max_entries": MAX_ENTRIES,
         **plan_context(account.policy, name, plan, query),
@@ -211,7 +214,7 @@ class EntryListing(Struct):
 def list_entries(ledger: Ledger, caller: Caller, name: str, size: int, query: Query) -> EntryListing:
     """Return the newest entries, or the newest before the entry `before`, that match the query."""
     end = size if not query.get("before") else min(_read_integer("before", query["before"]), size)
-    wanted = {field: query.get(field, "").strip()[:_MAX_INPUT].casefold() for field in ("verb", "principal", "text")}
+    wanted = {field: query.get(field, "").strip()[:MAX_INPUT].casefold() for field in ("verb", "principal", "text")}
     stride = _CHUNK_SIZE if any(wanted.values()) else _PAGE_SIZE
     found: list[EntryForm] = []
     read_count = 0
@@ -224,7 +227,7 @@ def list_entries(ledger: Ledger, caller: Caller, name: str, size: int, query: Qu
             if len(found) == _PAGE_SIZE:
                 break
             read_count, end = read_count + 1, entry.sequence
-            if _matches(entry, wanted):
+            if matches_entry(entry, wanted):
                 found.append(entry)
     return EntryListing(found, end or None, read_count)
 
@@ -235,7 +238,8 @@ def _read_integer(field: str, text: str) -> int:
     return int(text)
 
 
-def _matches(entry: EntryForm, wanted: Mapping[str, str]) -> bool:
+def matches_entry(entry: EntryForm, wanted: Mapping[str, str]) -> bool:
+    """Return whether an entry has the wanted verb, principal and text; an empty string is any."""
     if wanted["verb"] and entry.verb != wanted["verb"]:
         return False
     if wanted["principal"] not in entry.principal.casefold():
@@ -359,7 +363,7 @@ def plan_context(policy: Policy, name: str, plan: Plan | None, query: Query) -> 
         "plan": plan,
         "plan_account": name,
         "kinds": [*((value, kind.label) for value, kind in _QUESTION_KINDS.items()), *menu],
-        "asked": {f: query.get(f, "")[:_MAX_INPUT] for f in ("kind", "size", "delta", "sensitivity", "times")},
+        "asked": {f: query.get(f, "")[:MAX_INPUT] for f in ("kind", "size", "delta", "sensitivity", "times")},
     }
 
 

@@ -281,6 +281,16 @@ ROUTES: Final = (
     ),
     Route("GET", "/v1/keys/{key}", admin.show_key, "administer", schemas.KeyForm),
     Route("DELETE", "/v1/keys/{key}", admin.revoke_key, "administer", schemas.KeyForm),
+    Route(
+        "POST",
+        "/v1/keys/{key}/rotate",
+        admin.rotate_key,
+        "administer",
+        schemas.NewKeyForm,
+        form=schemas.RotateKeyForm,
+        status=201,
+        needs_idempotency_key=True,
+    ),
     Route("GET", "/v1/me", admin.who, "read", schemas.WhoForm),
     Route("GET", "/metrics", admin.metrics, "metrics", bytes, needs_every_account=True),
 )

@@ -31,6 +31,7 @@ __all__ = [
     "metrics",
     "ready",
     "revoke_key",
+    "rotate_key",
     "show_key",
     "verify",
     "who",
@@ -121,6 +122,19 @@ async def revoke_key(call: Call) -> Json:
     key = await call.state.run(call.state.keys.revoke, call.path["key"], call.caller.principal)
     call.state.forget()
     return key.to_dict()
+
+
+async def rotate_key(call: Call) -> Json:
+    """Make another key for the same principal, role and accounts. The old one stays valid for `overlap` seconds."""
+    token, key = await call.state.run(
+        call.state.keys.rotate,
+        call.path["key"],
+        overlap=call.form.overlap,
+        made_by=call.caller.principal,
+        request=call.idempotency_key or "",
+    )
+    call.state.forget()
+    return {"token": token, "key": key.to_dict()}
 
 
 async def metrics(call: Call) -> Stream:

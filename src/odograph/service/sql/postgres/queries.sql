@@ -19,6 +19,9 @@ SELECT version FROM odograph_access.schema_version;
 -- name: set_version
 INSERT INTO odograph_access.schema_version (version) VALUES (%s);
 
+-- name: raise_version
+UPDATE odograph_access.schema_version SET version = %s;
+
 -- name: any_key
 SELECT id FROM odograph_access.keys LIMIT 1;
 
@@ -31,24 +34,37 @@ INSERT INTO odograph_access.keys
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
 
 -- name: key_of_digest
-SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+SELECT
+    id, digest, principal, role, accounts, every_account, made, made_by,
+    least(expires, retires), revoked, revoked_by
 FROM odograph_access.keys WHERE digest = %s;
 
 -- name: key
-SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+SELECT
+    id, digest, principal, role, accounts, every_account, made, made_by,
+    least(expires, retires), revoked, revoked_by
 FROM odograph_access.keys WHERE id = %s;
 
 -- name: keys
-SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+SELECT
+    id, digest, principal, role, accounts, every_account, made, made_by,
+    least(expires, retires), revoked, revoked_by
 FROM odograph_access.keys ORDER BY number DESC;
 
 -- name: other_owners
 SELECT id FROM odograph_access.keys
-WHERE role = 'owner' AND id <> %s AND revoked IS NULL AND (expires IS NULL OR expires > %s)
+WHERE role = 'owner' AND id <> %s AND revoked IS NULL
+    AND coalesce(least(expires, retires), 9223372036854775807) > %s
 LIMIT 1;
 
 -- name: revoke
 UPDATE odograph_access.keys SET revoked = %s, revoked_by = %s WHERE id = %s;
+
+-- name: retired
+SELECT id FROM odograph_access.keys WHERE id = %s AND retires IS NOT NULL;
+
+-- name: retire
+UPDATE odograph_access.keys SET retires = %s WHERE id = %s;
 
 -- name: end_sessions_of_key
 DELETE FROM odograph_access.sessions WHERE key = %s;
@@ -65,6 +81,7 @@ INSERT INTO odograph_access.sessions (digest, key, csrf, began, ends) VALUES (%s
 -- name: session
 SELECT
     sessions.digest, sessions.key, sessions.csrf, sessions.began, sessions.ends,
-    keys.id, keys.digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+    keys.id, keys.digest, principal, role, accounts, every_account, made, made_by,
+    least(expires, retires), revoked, revoked_by
 FROM odograph_access.sessions JOIN odograph_access.keys ON keys.id = sessions.key
 WHERE sessions.digest = %s;

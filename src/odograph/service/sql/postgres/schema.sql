@@ -1,6 +1,7 @@
--- API keys and browser sessions in PostgreSQL, schema 1. Keys are a record of who had which access when: a key
--- can be revoked once, and is never changed otherwise or deleted. Only digests of tokens are stored. The tables have
--- a schema of their own, so that a copy of the ledger's schema does not contain them.
+-- API keys and browser sessions in PostgreSQL, schema 2. Keys are a record of who had which access when: a key
+-- can be revoked once, and retired once, when another takes its place; it is never changed otherwise or deleted. Only
+-- digests of tokens are stored. The tables have a schema of their own, so that a copy of the ledger's schema does not
+-- contain them.
 
 CREATE SCHEMA odograph_access;
 
@@ -19,7 +20,8 @@ CREATE TABLE odograph_access.keys (
     request       text COLLATE "C" NOT NULL,
     expires       bigint,
     revoked       bigint,
-    revoked_by    text COLLATE "C" NOT NULL
+    revoked_by    text COLLATE "C" NOT NULL,
+    retires       bigint
 );
 
 CREATE UNIQUE INDEX keys_of_requests ON odograph_access.keys (made_by, request) WHERE request <> '';
@@ -47,3 +49,6 @@ FOR EACH STATEMENT EXECUTE FUNCTION odograph_access.refuse();
 
 CREATE TRIGGER keys_stay_revoked BEFORE UPDATE ON odograph_access.keys
 FOR EACH ROW WHEN (OLD.revoked IS NOT NULL) EXECUTE FUNCTION odograph_access.refuse();
+
+CREATE TRIGGER keys_stay_retired BEFORE UPDATE OF retires ON odograph_access.keys
+FOR EACH ROW WHEN (OLD.retires IS NOT NULL) EXECUTE FUNCTION odograph_access.refuse();

@@ -10,24 +10,37 @@ INSERT INTO keys
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: key_of_digest
-SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+SELECT
+    id, digest, principal, role, accounts, every_account, made, made_by,
+    coalesce(min(expires, retires), expires, retires), revoked, revoked_by
 FROM keys WHERE digest = ?;
 
 -- name: key
-SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+SELECT
+    id, digest, principal, role, accounts, every_account, made, made_by,
+    coalesce(min(expires, retires), expires, retires), revoked, revoked_by
 FROM keys WHERE id = ?;
 
 -- name: keys
-SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+SELECT
+    id, digest, principal, role, accounts, every_account, made, made_by,
+    coalesce(min(expires, retires), expires, retires), revoked, revoked_by
 FROM keys ORDER BY number DESC;
 
 -- name: other_owners
 SELECT id FROM keys
-WHERE role = 'owner' AND id <> ? AND revoked IS NULL AND (expires IS NULL OR expires > ?)
+WHERE role = 'owner' AND id <> ? AND revoked IS NULL
+    AND min(ifnull(expires, 9223372036854775807), ifnull(retires, 9223372036854775807)) > ?
 LIMIT 1;
 
 -- name: revoke
 UPDATE keys SET revoked = ?, revoked_by = ? WHERE id = ?;
+
+-- name: retired
+SELECT id FROM keys WHERE id = ? AND retires IS NOT NULL;
+
+-- name: retire
+UPDATE keys SET retires = ? WHERE id = ?;
 
 -- name: end_sessions_of_key
 DELETE FROM sessions WHERE key = ?;
@@ -44,6 +57,7 @@ INSERT INTO sessions (digest, key, csrf, began, ends) VALUES (?, ?, ?, ?, ?);
 -- name: session
 SELECT
     sessions.digest, sessions.key, sessions.csrf, sessions.began, sessions.ends,
-    keys.id, keys.digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
+    keys.id, keys.digest, principal, role, accounts, every_account, made, made_by,
+    coalesce(min(expires, retires), expires, retires), revoked, revoked_by
 FROM sessions JOIN keys ON keys.id = sessions.key
 WHERE sessions.digest = ?;

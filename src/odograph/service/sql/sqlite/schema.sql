@@ -1,5 +1,6 @@
--- API keys and browser sessions in SQLite, schema 1. Keys are a record of who had which access when: a key can be
--- revoked once, and is never changed otherwise or deleted. Only digests of tokens are stored.
+-- API keys and browser sessions in SQLite, schema 2. Keys are a record of who had which access when: a key can be
+-- revoked once, and retired once, when another takes its place; it is never changed otherwise or deleted. Only digests
+-- of tokens are stored.
 
 CREATE TABLE keys (
     number        INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -14,7 +15,8 @@ CREATE TABLE keys (
     request       TEXT NOT NULL,
     expires       INTEGER,
     revoked       INTEGER,
-    revoked_by    TEXT NOT NULL
+    revoked_by    TEXT NOT NULL,
+    retires       INTEGER
 );
 
 CREATE UNIQUE INDEX keys_of_requests ON keys (made_by, request) WHERE request <> '';
@@ -35,6 +37,9 @@ BEGIN SELECT RAISE(ABORT, 'a key never changes'); END;
 
 CREATE TRIGGER keys_stay_revoked BEFORE UPDATE ON keys WHEN OLD.revoked IS NOT NULL
 BEGIN SELECT RAISE(ABORT, 'a revoked key stays revoked'); END;
+
+CREATE TRIGGER keys_stay_retired BEFORE UPDATE OF retires ON keys WHEN OLD.retires IS NOT NULL
+BEGIN SELECT RAISE(ABORT, 'a key is retired once'); END;
 
 CREATE TRIGGER keys_remain BEFORE DELETE ON keys
 BEGIN SELECT RAISE(ABORT, 'keys are never deleted'); END;
