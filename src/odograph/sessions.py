@@ -26,7 +26,7 @@ from odograph.errors import (
     UnprovenComposition,
 )
 from odograph.integrations import cost_of, guarded, is_interactive, name_of, states_cost
-from odograph.ledger.results import Reservation
+from odograph.ledger.results import BaseReservation, Reservation
 from odograph.reentrancy import refuse_reentry
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "Session",
     "begin",
     "check_account",
+    "check_first_use",
     "interact",
     "private",
     "running",
@@ -481,12 +482,17 @@ def _can_be_asked(answer: object) -> bool:
 def begin(account: Account, cost: Guarantee, key: str | None, note: str) -> Reservation:
     """Charge for something that is about to run; a key that was used before is refused."""
     reservation = account._begin(cost, key, note)  # noqa: SLF001  of every account
+    check_first_use(reservation, key)
+    return reservation
+
+
+def check_first_use(reservation: BaseReservation, key: str | None) -> None:
+    """Raise if the key of a charge was used before: it pays for one run."""
     if reservation.repeated:
         raise IdempotencyConflict(
             f"key {key!r} was used before ({reservation.id}): what it paid for was run, or may have been, and the"
             " answer is not stored. Another key runs it again and charges it again"
         )
-    return reservation
 
 
 def _priced(  # noqa: PLR0913  a run is the list of its arguments

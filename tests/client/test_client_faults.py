@@ -383,7 +383,7 @@ import odograph as odo
 from odograph.client import transport
 url, token, name, defect = sys.argv[1:]
 if defect == "shares":  # a forked process keeps the connections of its parent
-    transport._Pool.after_fork = lambda self: None
+    transport.Pool.after_fork = lambda self: None
 def sockets():
     found = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
     return {one for one in found if one.startswith("socket:")}

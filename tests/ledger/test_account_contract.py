@@ -31,7 +31,6 @@ from odograph import (
     BudgetExceeded,
     Decision,
     Guarantee,
-    HistoryEntry,
     IdempotencyConflict,
     Ledger,
     LedgerAccount,
@@ -54,6 +53,7 @@ from odograph.errors import (
     InvalidPolicy,
     ReservationResolved,
 )
+from odograph.ledger.results import HistoryEntry
 
 UNIT = 10**15
 TENTH = PureDP(0.1)

@@ -22,7 +22,7 @@ from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
 from odograph.progress import Progress
 
-__all__ = ["Ledger", "LedgerAccount", "State", "states"]
+__all__ = ["Ledger", "LedgerAccount", "State", "balance_in", "head_for", "page_of", "states"]
 
 
 class LedgerAccount(Account):
@@ -136,9 +136,7 @@ class LedgerAccount(Account):
         Refusals are among them.
         """
         check_page(first, count)
-        size = self.size
-        first = max(0, size + first) if first < 0 else min(first, size)
-        count = size - first if count is None else min(count, size - first)
+        first, count = page_of(self.size, first, count)
         return tuple(self._backend.history(self.name, first, count)) if count else ()
 
     def close(self, *, note: str = "") -> None:
@@ -168,14 +166,39 @@ class LedgerAccount(Account):
         return f"<LedgerAccount {self.name!r}, {budget_text(self.policy)}: {part}{closed}>"
 
     def _balance(self) -> Balance:
-        found = self._backend.balances([self.name]).get(self.name)
-        if found is None or found.origin != self._opened.origin:
-            raise AccountNotFound(f"{self.name!r} is no longer in {self._backend.url}; connect again")
-        return found
+        return balance_in(self._backend.balances([self.name]), self._opened, self._backend.url)
 
     def _totals_over_time(self) -> list[Totals]:
         balance = self._balance()  # totals and sequence of one moment
         return [state.totals for state in states(self, balance.totals, balance.sequence)]
+
+
+def balance_in(balances: Mapping[str, Balance], opened: Opened, url: str) -> Balance:
+    """Return an account's balance, if it is still the account that was opened."""
+    found = balances.get(opened.head.name)
+    if found is None or found.origin != opened.origin:
+        raise AccountNotFound(f"{opened.head.name!r} is no longer in {url}; connect again")
+    return found
+
+
+def page_of(size: int, first: int, count: int | None) -> tuple[int, int]:
+    """Return the part of a history of some size that was asked for: its first sequence, and how many entries."""
+    first = max(0, size + first) if first < 0 else min(first, size)
+    return first, size - first if count is None else min(count, size - first)
+
+
+def head_for(name: str, policy: Policy | Compiled, parent: str, successor_of: str, dataset: str) -> Head:
+    """Return what a new account is opened as; its policy must be one that a ledger can keep."""
+    check_name(name)
+    if dataset != "":
+        check_name(dataset, "dataset")
+    if not isinstance(policy, Policy | Compiled):
+        raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
+    promised = policy.policy if isinstance(policy, Compiled) else policy
+    unit, neighbors = promised.privacy_unit, promised.neighbors
+    if not unit.isprintable():
+        raise InvalidPolicy(f"in a ledger Policy.privacy_unit must be printable (got {unit!r})")
+    return Head(name, parent, successor_of, dataset, unit, neighbors)
 
 
 _PAGE: Final = 2000
@@ -250,17 +273,8 @@ class Ledger:
         or by name. Accounts of one `dataset` are blocks of it: each holds the records of its own day or region, and a
         person's records are in one block.
         """
-        check_name(name)
         above, before = self._name_of(parent, "parent"), self._name_of(successor_of, "successor_of")
-        if dataset != "":
-            check_name(dataset, "dataset")
-        if not isinstance(policy, Policy | Compiled):
-            raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
-        promised = policy.policy if isinstance(policy, Compiled) else policy
-        unit, neighbors = promised.privacy_unit, promised.neighbors
-        if not unit.isprintable():
-            raise InvalidPolicy(f"in a ledger Policy.privacy_unit must be printable (got {unit!r})")
-        self.backend.open(Head(name, above, before, dataset, unit, neighbors), policy, key, note)
+        self.backend.open(head_for(name, policy, above, before, dataset), policy, key, note)
         return self.account(name)
 
     def _name_of(self, account: LedgerAccount | str | None, field: str) -> str:

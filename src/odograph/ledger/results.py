@@ -17,6 +17,7 @@ from odograph.ledger.entries import Entry, checkpoint_of, iso_time, legs_from_te
 from odograph.ledger.stores.base import Head
 
 __all__ = [
+    "BaseReservation",
     "Checkpoint",
     "HistoryEntry",
     "Lifetime",
@@ -167,11 +168,10 @@ class Receipt(NamedTuple):
         return "; ".join([f"{done}{again}: {costs}; entry {self.id}{key}{promise}{unsure}", *self.notes])
 
 
-class Reservation:
-    """A charge that is yet to be committed, or voided if the mechanism was not run."""
+class BaseReservation:
+    """What every reservation shows of itself; those of an `AsyncLedger` are committed and voided with `await`."""
 
-    def __init__(self, resolve: Callable[[str, str, str], Receipt], receipt: Receipt) -> None:
-        self._resolve = resolve  # called with the verb, the reservation's id and the note
+    def __init__(self, receipt: Receipt) -> None:
         self.receipt = receipt
         self.voided = False  # through this object
 
@@ -190,6 +190,23 @@ class Reservation:
         """The id by which any process may resolve a ledger's reservation: `ledger.commit(id)`."""
         return self.receipt.id
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a reservation is not sent to another process: there, use odograph.connect(...).reservation({self.id!r})"
+        )
+
+    def __repr__(self) -> str:
+        until = "" if self.expires is None else f", expires {self.expires:%Y-%m-%d %H:%M:%S} UTC"
+        return f"<{type(self).__name__} {self.id}{until}{', repeated' if self.repeated else ''}>"
+
+
+class Reservation(BaseReservation):
+    """A charge that is yet to be committed, or voided if the mechanism was not run."""
+
+    def __init__(self, resolve: Callable[[str, str, str], Receipt], receipt: Receipt) -> None:
+        super().__init__(receipt)
+        self._resolve = resolve  # called with the verb, the reservation's id and the note
+
     def commit(self, *, note: str = "") -> Receipt:
         """Confirm the charge: the mechanism was run, or may have been. Works after it expired, and again."""
         return self._resolve("commit", self.id, note)
@@ -199,15 +216,6 @@ class Reservation:
         receipt = self._resolve("void", self.id, reason)
         self.voided = True
         return receipt
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a reservation is not sent to another process: there, use odograph.connect(...).reservation({self.id!r})"
-        )
-
-    def __repr__(self) -> str:
-        until = "" if self.expires is None else f", expires {self.expires:%Y-%m-%d %H:%M:%S} UTC"
-        return f"<Reservation {self.id}{until}{', repeated' if self.repeated else ''}>"
 
 
 class Stated(NamedTuple):
