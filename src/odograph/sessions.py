@@ -580,6 +580,11 @@ def _again(key: str | None) -> str:
 
 def check_account(account: object, who: str) -> None:
     """Raise unless it can be charged: otherwise only the first mechanism would show that it cannot."""
+    if inspect.iscoroutinefunction(getattr(type(account), "spend", None)):
+        raise InvalidArgument(
+            f"{who} needs an account of odograph.connect (got an async account). In a coroutine run it in a thread:"
+            " await asyncio.to_thread(s.run, mechanism, ...)"
+        )
     if not _is_account(account):
         raise InvalidArgument(
             f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got a"

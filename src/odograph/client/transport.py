@@ -37,7 +37,7 @@ from odograph.errors import (
 from odograph.ledger.stores.base import closed_error
 from odograph.reentrancy import leave_to_parent, renew_after_fork
 
-__all__ = ["Attempt", "Caller", "Pause", "Pool", "Refusal", "Steps", "Transport", "quoted"]
+__all__ = ["CONNECTIONS", "Attempt", "Caller", "Pause", "Pool", "Refusal", "Steps", "Transport", "quoted"]
 
 _ERRORS: Final = {cls.__name__: cls for cls in ERROR_TABLE}
 _RETRIED: Final = (429, 502, 503, 504)  # HTTP statuses
@@ -52,7 +52,7 @@ _READS: Final = (
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two attempts
 _LONG_TIMEOUT: Final = 600.0  # seconds for a long answer: a policy to be solved, a ledger to be replayed
 _UNQUOTED: Final = "!#$&'()*+,/:;=?@[]"  # in a header, besides letters and digits
-_CONNECTIONS: Final = 64  # at the same time
+CONNECTIONS: Final = 64  # at the same time
 _CHUNK: Final = 1 << 16  # characters written at a time
 
 
@@ -280,7 +280,7 @@ class Pool(Generic[_C]):
             raise closed_error(self._url)
         with self._lock:
             if self._client is None:
-                limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=16)
+                limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=16)
                 accept = {"Accept": "application/json"}
                 self._client = self._kind(base_url=self._url, headers=accept, limits=limits)
             return self._client
@@ -338,7 +338,7 @@ def _no_tls_error(url: str, problem: BaseException) -> InvalidArgument | None:
 def _unreachable(url: str, problem: Exception) -> ServiceUnavailable:
     if isinstance(problem, httpx.PoolTimeout):
         return ServiceUnavailable(
-            f"{url} was not asked, because all {_CONNECTIONS} connections were in use; nothing was sent. Try again,"
+            f"{url} was not asked, because all {CONNECTIONS} connections were in use; nothing was sent. Try again,"
             " with fewer requests at a time"
         )
     return ServiceUnavailable(f"{url} cannot be reached ({_describe(problem)}); nothing was sent. Try again")
