@@ -114,9 +114,13 @@ class Session:
 
     Mechanisms may overlap in threads, one-shot and interactive ones; they count in the order of their admission. So
     may sessions, also inside each other, on one account or on several of a tree: each run is charged to the account
-    of its own session and to those above it. What is not proven is refused: a run inside a running mechanism, and a
-    run of a mechanism that answers later (a generator, OpenDP's queryables), which `interact` is for. A run in a
-    thread that a mechanism starts looks like an overlap and is not recognized: do not do that.
+    of its own session and to those above it, from whatever thread or task it is asked for. A `@private` function
+    that is called by itself is charged to the innermost session of its context: a task has the sessions that were
+    open when it was made, and a new thread has none.
+
+    What is not proven is refused: a run inside a running mechanism, and a run of a mechanism that answers later (a
+    generator, OpenDP's queryables), which `interact` is for. A run in a thread that a mechanism starts looks like an
+    overlap and is not recognized: do not do that.
     """
 
     def __init__(self, account: Account) -> None:
@@ -124,6 +128,15 @@ class Session:
         self.account = account
         self._open = False
         self._interactions = ExitStack()
+
+    async def __aenter__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a session is opened with `with odograph.session(account) as s:`, also in a coroutine. There, run what"
+            " takes long in a thread: await asyncio.to_thread(s.run, mechanism, ...)"
+        )
+
+    async def __aexit__(self, *_: object) -> None:
+        """Never called: `__aenter__` raises."""
 
     def __enter__(self) -> Self:
         _refuse_inside(self.account, "a session cannot be opened")
@@ -651,8 +664,9 @@ class _Marked:
         opened = _OPEN.get()
         if not opened:
             raise UnprovenComposition(
-                f"no session is open, so nothing would pay for {self.mechanism.__name__}: call it inside"
-                " `with odograph.session(account):`"
+                f"no session is open here, so nothing would pay for {self.mechanism.__name__}: call it inside"
+                " `with odograph.session(account) as s:`. A new thread begins without one: use s.run(...) there, or"
+                " asyncio.to_thread, which keeps it"
             )
         return opened[-1].run(self, *args, **kwargs)
 
