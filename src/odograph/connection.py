@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from odograph.errors import InvalidArgument
+from odograph.errors import InvalidArgument, with_usage
 from odograph.extras import load
 from odograph.ledger.backend import Backend, LocalBackend
 from odograph.ledger.ledger import Ledger
@@ -29,6 +29,7 @@ _KNOWN: Final = (
 )
 
 
+@with_usage("a ledger is reached like connect('sqlite:///privacy.db', principal='ana') or connect(url, token=...)")
 def connect(  # noqa: PLR0913  each says how to connect
     url: str,
     *,
@@ -56,10 +57,11 @@ def connect(  # noqa: PLR0913  each says how to connect
         client = _client("backend")
         caller = client.Caller(url, token, timeout, accept_plain_http=accept_plain_http)
         backend: Backend = client.RemoteBackend(client.Transport(caller))
-        return Ledger(backend)
+        return Ledger(backend, suggest_names=True)
     if token is not None:
         raise InvalidArgument("token must be left out: it is for a service, such as https://budgets.example.org")
-    return Ledger(LocalBackend(store_at(url, timeout=timeout, accept_fsync_off=accept_fsync_off), principal))
+    store = store_at(url, timeout=timeout, accept_fsync_off=accept_fsync_off)
+    return Ledger(LocalBackend(store, principal), suggest_names=True)
 
 
 def aconnect(
@@ -111,4 +113,14 @@ def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False)
         postgres = import_module("odograph.ledger.stores.postgres")
         store: Store = postgres.PostgresStore(url, timeout=timeout, accept_fsync_off=accept_fsync_off)
         return store
-    raise InvalidArgument(f"url must be {_KNOWN} (got {url!r})")
+    raise InvalidArgument(f"url must be {_KNOWN} (got {url!r}){_meant(url)}")
+
+
+def _meant(url: object) -> str:
+    """Return the end of a message about a URL that is none: the one that was probably meant."""
+    if not isinstance(url, str) or "\0" in url:
+        return ""
+    file = re.fullmatch(r"(sqlite:/?/?)?(?P<path>/?[^:?#/][^:?#]*\.(db|sqlite3?))", url)
+    host = re.fullmatch(r"(?P<host>[A-Za-z0-9.-]+:\d+)/?", url)
+    meant = f"sqlite:///{file['path']}" if file else f"http://{host['host']}" if host else ""
+    return f"; did you mean {meant!r}?" if meant else ""

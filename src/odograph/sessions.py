@@ -600,8 +600,8 @@ def check_account(account: object, who: str) -> None:
         )
     if not _is_account(account):
         raise InvalidArgument(
-            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got a"
-            f" {type(account).__name__})"
+            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got"
+            f" {f'the class {account.__name__}' if isinstance(account, type) else f'a {type(account).__name__}'})"
         )
 
 

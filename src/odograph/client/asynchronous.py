@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
 
-from odograph.account import check_page, microseconds
+from odograph.account import SPEND_USAGE, check_page, microseconds
 from odograph.client.backend import Operations
 from odograph.client.transport import CONNECTIONS, Attempt, Caller, Pause, Pool, Steps
 from odograph.compile import Certification, certification
@@ -25,10 +25,17 @@ from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question, used
 from odograph.core.policy import Compiled, Policy
-from odograph.errors import EntryNotFound, InvalidArgument, LedgerError, ReservationNotFound
+from odograph.errors import (
+    AccountNotFound,
+    EntryNotFound,
+    InvalidArgument,
+    LedgerError,
+    ReservationNotFound,
+    with_usage,
+)
 from odograph.ledger.backend import Opened
 from odograph.ledger.entries import check_name
-from odograph.ledger.ledger import balance_in, head_for, page_of
+from odograph.ledger.ledger import SPENDS_USAGE, balance_in, head_for, name_error, page_of
 from odograph.ledger.results import (
     BaseReservation,
     Checkpoint,
@@ -225,6 +232,7 @@ class AsyncAccount:
         """Return how many reservations charged here were voided."""
         return await self._run(self._operations.voids(self.name))
 
+    @with_usage(SPEND_USAGE)
     async def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge none.
 
@@ -391,12 +399,16 @@ class AsyncLedger:
 
     async def account(self, name: str) -> AsyncAccount:
         """Return an account that was opened before."""
-        return AsyncAccount(self, await self._run(self.operations.opened(name)))
+        try:
+            return AsyncAccount(self, await self._run(self.operations.opened(name)))
+        except AccountNotFound as problem:
+            raise name_error(problem, name, await self._run(self.operations.balances())) from None
 
     async def accounts(self) -> tuple[AsyncAccount, ...]:
         """Return all accounts that the key may see, in the order of their names."""
         return tuple([await self.account(name) for name in await self._run(self.operations.balances())])
 
+    @with_usage(SPENDS_USAGE)
     async def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit."""
         return await self._run(self.operations.charge("spend", costs, key, note))

@@ -87,7 +87,10 @@ class Caller:
     def __init__(self, url: str, token: str | None, timeout: float, *, accept_plain_http: bool = False) -> None:
         written = token.strip() if isinstance(token, str) else ""
         if not written or not written.isascii() or not written.isprintable():
-            raise NotAuthenticated("token must be an API key of the service: connect(url, token=...)")
+            raise NotAuthenticated(
+                "token must be an API key of the service: connect(url, token=...). An owner makes one with `odograph"
+                " keys make`"
+            )
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as problem:

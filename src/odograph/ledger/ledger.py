@@ -8,13 +8,29 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Final, NamedTuple, NoReturn, Self
 
-from odograph.account import Account, budget_text, check_page, microseconds, spent_text
+from odograph.account import (
+    SPEND_USAGE,
+    Account,
+    budget_text,
+    check_page,
+    microseconds,
+    spent_text,
+    warn_of_large_delta,
+)
 from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import Guarantee
 from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question
 from odograph.core.policy import Compiled, Policy
-from odograph.errors import AccountNotFound, EntryNotFound, InvalidPolicy, LedgerError, ReservationNotFound
+from odograph.errors import (
+    AccountNotFound,
+    EntryNotFound,
+    InvalidPolicy,
+    LedgerError,
+    ReservationNotFound,
+    did_you_mean,
+    with_usage,
+)
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, check_name, price_from_text
 from odograph.ledger.results import Checkpoint, HistoryEntry, Lifetime, Receipt, Reservation, Verification
@@ -22,7 +38,22 @@ from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
 from odograph.progress import Progress
 
-__all__ = ["Ledger", "LedgerAccount", "State", "balance_in", "head_for", "page_of", "states"]
+__all__ = [
+    "SPENDS_USAGE",
+    "Ledger",
+    "LedgerAccount",
+    "State",
+    "balance_in",
+    "head_for",
+    "name_error",
+    "page_of",
+    "states",
+]
+
+SPENDS_USAGE: Final = (
+    "a ledger charges accounts by name, such as spend({'census': PureDP(0.1)}, key='q-1'); one account is charged by"
+    " ledger.account('census').spend(PureDP(0.1))"
+)
 
 
 class LedgerAccount(Account):
@@ -74,6 +105,7 @@ class LedgerAccount(Account):
         """How many reservations charged here were voided; each is an assurance that nothing was run."""
         return self._backend.voids(self.name)
 
+    @with_usage(SPEND_USAGE)
     def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge none.
 
@@ -181,6 +213,11 @@ def balance_in(balances: Mapping[str, Balance], opened: Opened, url: str) -> Bal
     return found
 
 
+def name_error(problem: AccountNotFound, name: object, names: Iterable[str]) -> AccountNotFound:
+    """Return the error for an account that is not there, with the nearest name of those that the caller may see."""
+    return AccountNotFound(f"{problem}{did_you_mean(name, names)}")
+
+
 def page_of(size: int, first: int, count: int | None) -> tuple[int, int]:
     """Return the part of a history of some size that was asked for: its first sequence, and how many entries."""
     first = max(0, size + first) if first < 0 else min(first, size)
@@ -194,6 +231,7 @@ def head_for(name: str, policy: Policy | Compiled, parent: str, successor_of: st
         check_name(dataset, "dataset")
     if not isinstance(policy, Policy | Compiled):
         raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
+    warn_of_large_delta(policy)
     promised = policy.policy if isinstance(policy, Compiled) else policy
     unit, neighbors = promised.privacy_unit, promised.neighbors
     if not unit.isprintable():
@@ -238,8 +276,9 @@ class Ledger:
     `principal` is who writes: keys are unique per principal, and entries carry a random identity for the name.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, suggest_names: bool = False) -> None:
         self.backend = backend  # for code that builds on a ledger, such as the service
+        self._suggest_names = suggest_names  # in errors: not in a service, whose callers may not see them all
 
     @property
     def url(self) -> str:
@@ -253,7 +292,7 @@ class Ledger:
 
     def acting_as(self, principal: str) -> Ledger:
         """Return the same ledger for another principal, sharing the connection and the queue."""
-        return Ledger(self.backend.acting_as(principal))
+        return Ledger(self.backend.acting_as(principal), suggest_names=self._suggest_names)
 
     def open_account(  # noqa: PLR0913  each is one sentence about the account
         self,
@@ -287,7 +326,12 @@ class Ledger:
 
     def account(self, name: str) -> LedgerAccount:
         """Return an account that was opened before."""
-        opened = self.backend.opened(name)
+        try:
+            opened = self.backend.opened(name)
+        except AccountNotFound as problem:
+            if not self._suggest_names:
+                raise
+            raise name_error(problem, name, self.backend.balances()) from None
         opened.require_own()
         return LedgerAccount(self.backend, opened)
 
@@ -296,6 +340,7 @@ class Ledger:
         opened = [self.backend.opened(name) for name in self.backend.balances()]
         return tuple(LedgerAccount(self.backend, one) for one in opened if one.population is None)
 
+    @with_usage(SPENDS_USAGE)
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.
 
