@@ -36,7 +36,7 @@ SLOW_FILES = {
     "test_zcdp_price.py",
 }
 SLOW_FIXTURES = {"postgres", "service"}
-SLOW_PARAMETERS = {"duckdb", "postgres", "service", "spark"}
+SLOW_PARAMETERS = {"async service", "duckdb", "postgres", "service", "spark"}
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from odograph.account import Account
     from odograph.accountant import Accountant
     from odograph.compile import compile_policy
-    from odograph.connection import connect
+    from odograph.connection import aconnect, connect
     from odograph.core import filters, gate, guarantees, mechanisms, odometers, planning
     from odograph.core.gate import Decision
     from odograph.core.guarantees import GDP, RDP, ZCDP, ApproxDP, Guarantee, ProbDP, PureDP
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from odograph.errors import BudgetExceeded, IdempotencyConflict, OdographError, UnprovenComposition
     from odograph.integrations import cost_of
     from odograph.ledger.ledger import Ledger, LedgerAccount
-    from odograph.ledger.results import Checkpoint, HistoryEntry, Receipt, Reservation
+    from odograph.ledger.results import Checkpoint, Receipt, Reservation
     from odograph.population.population import Population
     from odograph.population.prices import Prices, vectorized_price
     from odograph.progress import progress_bar
@@ -47,7 +47,6 @@ __all__ = [
     "Checkpoint",
     "Decision",
     "Guarantee",
-    "HistoryEntry",
     "IdempotencyConflict",
     "Ledger",
     "LedgerAccount",
@@ -61,6 +60,7 @@ __all__ = [
     "Reservation",
     "Session",
     "UnprovenComposition",
+    "aconnect",
     "compile_policy",
     "connect",
     "cost_of",
@@ -104,7 +104,6 @@ _DEFINED_IN = {
     "Checkpoint": "odograph.ledger.results",
     "Decision": "odograph.core.gate",
     "Guarantee": "odograph.core.guarantees",
-    "HistoryEntry": "odograph.ledger.results",
     "IdempotencyConflict": "odograph.errors",
     "Ledger": "odograph.ledger.ledger",
     "LedgerAccount": "odograph.ledger.ledger",
@@ -118,6 +117,7 @@ _DEFINED_IN = {
     "Reservation": "odograph.ledger.results",
     "Session": "odograph.sessions",
     "UnprovenComposition": "odograph.errors",
+    "aconnect": "odograph.connection",
     "compile_policy": "odograph.compile",
     "connect": "odograph.connection",
     "cost_of": "odograph.integrations",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
 from odograph.core.odometers import Reading
 from odograph.core.planning import Calibration, G, Kind, Quote, standing, used
 from odograph.core.policy import Compiled, Policy
-from odograph.errors import InvalidArgument, UnprovenComposition
+from odograph.errors import InvalidArgument, LargeDeltaWarning, UnprovenComposition
 from odograph.figures import account_card, draw_account
 from odograph.ledger.entries import CHARGES, iso_time
 from odograph.ledger.results import History, Lifetime, Receipt, Reservation
@@ -23,6 +24,7 @@ from odograph.ledger.stores.base import Balance
 from odograph.sessions import Cost, Interaction, Running, begin, interact
 
 __all__ = [
+    "SPEND_USAGE",
     "Account",
     "account_summary",
     "budget_text",
@@ -30,8 +32,12 @@ __all__ = [
     "microseconds",
     "offers_of",
     "spent_text",
+    "warn_of_large_delta",
 ]
 
+SPEND_USAGE: Final = "a spend takes a guarantee, such as spend(PureDP(epsilon=0.1), key='q-1', note='ages')"
+
+_LARGE_DELTA: Final = 1e-3
 _LONGEST: Final = 10**9  # seconds until a reservation expires
 _SHOWN: Final = 5  # last charges on a card
 _LOOKED_AT: Final = 20  # last entries among which they are looked for
@@ -311,6 +317,17 @@ def check_page(first: object, count: object) -> None:
         raise InvalidArgument(f"first must be an integer (got {first!r})")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise InvalidArgument(f"count must be a positive integer (got {count!r})")
+
+
+def warn_of_large_delta(policy: Policy | Compiled) -> None:
+    """Warn who opens an account with a policy of a large delta; one that is compiled was looked at before."""
+    if isinstance(policy, Policy) and policy.delta > _LARGE_DELTA:
+        warnings.warn(
+            f"delta is {float(policy.delta):g}: with that probability the promise says nothing, so it should be far"
+            " below one over the number of people, such as 1e-6",
+            LargeDeltaWarning,
+            stacklevel=4,
+        )
 
 
 def microseconds(expires: timedelta | float | None) -> int | None:

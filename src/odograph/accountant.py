@@ -11,7 +11,15 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from odograph.account import Account, budget_text, check_page, microseconds, spent_text
+from odograph.account import (
+    SPEND_USAGE,
+    Account,
+    budget_text,
+    check_page,
+    microseconds,
+    spent_text,
+    warn_of_large_delta,
+)
 from odograph.compile import Certification, compile_policy
 from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Price, Totals, decide
@@ -43,6 +51,7 @@ from odograph.errors import (
     LedgerCorrupt,
     ReservationResolved,
     UnprovenComposition,
+    with_usage,
 )
 from odograph.ledger.entries import CHARGES, check_key, moment, stamp, text_of
 from odograph.ledger.results import History, HistoryEntry, Line, Receipt, Reservation, Stated
@@ -171,6 +180,7 @@ class Accountant(Account):
     Safe to use from several threads. A copy is the same object; a pickle is read-only until `resume()`.
     """
 
+    @with_usage("an accountant takes a policy, such as Accountant(Policy(epsilon=1, delta=1e-6), name='census')")
     def __init__(
         self,
         policy: Policy | Compiled,
@@ -181,6 +191,7 @@ class Accountant(Account):
     ) -> None:
         if not isinstance(policy, Policy | Compiled):
             raise InvalidPolicy(f"an accountant needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
+        warn_of_large_delta(policy)
         if not isinstance(name, str) or (parent is not None and not name):
             raise InvalidArgument(f"name must be a string, and that of a sub-budget must not be empty (got {name!r})")
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
@@ -248,6 +259,7 @@ class Accountant(Account):
         """How many reservations charged here were voided; each is an assurance that nothing was run."""
         return self._voids
 
+    @with_usage(SPEND_USAGE)
     def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, or raise `BudgetExceeded` and charge none of them.
 
@@ -349,7 +361,8 @@ class Accountant(Account):
         if not same or text_of(first.lines[0].cost.to_dict()) != text_of(cost.to_dict()):
             raise IdempotencyConflict(
                 f"key {first.key!r} was used before for another request ({first.verb}, {first.id}); nothing was"
-                " charged. The same key must come with the same verb, account and guarantee"
+                " charged. All accounts of a tree share their keys: the same key must come with the same verb,"
+                " account and guarantee, and another request needs another key"
             )
         if charge.resolution is not None and charge.resolution.verb == "void":
             raise ReservationResolved(

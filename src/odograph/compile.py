@@ -168,6 +168,8 @@ def compile_policy(
     a percent, in a minute or two. With `solve=False` the nearest stricter target of the table is used instead, and
     the note says so.
     """
+    if not isinstance(policy, Policy):
+        raise InvalidPolicy(f"policy must be a policy, such as Policy(1, 1e-6) (got {policy!r})")
     need = policy.need
     if need is None:
         return compile_meters(policy)

@@ -1,14 +1,14 @@
-"""connect: a ledger by its URL, with the same verbs wherever it is stored."""
+"""connect and aconnect: a ledger by its URL, with the same verbs wherever it is stored."""
 
 from __future__ import annotations
 
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from odograph.errors import InvalidArgument
+from odograph.errors import InvalidArgument, with_usage
 from odograph.extras import load
 from odograph.ledger.backend import Backend, LocalBackend
 from odograph.ledger.ledger import Ledger
@@ -16,7 +16,10 @@ from odograph.ledger.stores.base import Store
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.sqlite import SqliteStore
 
-__all__ = ["connect", "store_at"]
+if TYPE_CHECKING:
+    from odograph.client.asynchronous import AsyncLedger
+
+__all__ = ["aconnect", "connect", "store_at"]
 
 _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+]*)://(?P<rest>.*)", re.ASCII)
 _IN_MEMORY: Final = re.compile("/*(file:)?:memory:")  # as SQLite writes it
@@ -26,6 +29,7 @@ _KNOWN: Final = (
 )
 
 
+@with_usage("a ledger is reached like connect('sqlite:///privacy.db', principal='ana') or connect(url, token=...)")
 def connect(  # noqa: PLR0913  each says how to connect
     url: str,
     *,
@@ -46,20 +50,52 @@ def connect(  # noqa: PLR0913  each says how to connect
     `accept_fsync_off`. A service at http:// on another machine is refused, because the token would be sent in the
     clear; on a trusted network, pass `accept_plain_http`.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _MAX_TIMEOUT:
-        raise InvalidArgument(f"timeout must be seconds, above 0 and at most {_MAX_TIMEOUT} (got {timeout!r})")
-    if isinstance(url, str) and url.startswith(("http://", "https://")):
+    _check_timeout(timeout)
+    if _is_service(url):
         if principal is not None:
             raise InvalidArgument("principal must be left out for a service, which knows it by the token")
-        load("httpx")
-        client = import_module("odograph.client")
-        backend: Backend = client.RemoteBackend(
-            client.Transport(url, token, timeout, accept_plain_http=accept_plain_http)
-        )
-        return Ledger(backend)
+        client = _client("backend")
+        caller = client.Caller(url, token, timeout, accept_plain_http=accept_plain_http)
+        backend: Backend = client.RemoteBackend(client.Transport(caller))
+        return Ledger(backend, suggest_names=True)
     if token is not None:
         raise InvalidArgument("token must be left out: it is for a service, such as https://budgets.example.org")
-    return Ledger(LocalBackend(store_at(url, timeout=timeout, accept_fsync_off=accept_fsync_off), principal))
+    store = store_at(url, timeout=timeout, accept_fsync_off=accept_fsync_off)
+    return Ledger(LocalBackend(store, principal), suggest_names=True)
+
+
+def aconnect(
+    url: str, *, token: str | None = None, timeout: float = 10.0, accept_plain_http: bool = False
+) -> AsyncLedger:
+    """Return the ledger behind a service, its verbs to be awaited; open it with `async with`.
+
+    The arguments, retries and errors are those of `connect`. Only a service can be awaited: a local ledger commits on
+    the thread of its caller, so in a coroutine use `await asyncio.to_thread(account.spend, cost)`.
+    """
+    _check_timeout(timeout)
+    if not _is_service(url):
+        raise InvalidArgument(
+            f"url must be that of a service for aconnect, such as https://budgets.example.org (got {url!r}). For a"
+            " local ledger use connect, and in a coroutine `await asyncio.to_thread(account.spend, cost)`"
+        )
+    client = _client("asynchronous")
+    caller = client.Caller(url, token, timeout, accept_plain_http=accept_plain_http)
+    ledger: AsyncLedger = client.AsyncLedger(client.AsyncTransport(caller))
+    return ledger
+
+
+def _check_timeout(timeout: object) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _MAX_TIMEOUT:
+        raise InvalidArgument(f"timeout must be seconds, above 0 and at most {_MAX_TIMEOUT} (got {timeout!r})")
+
+
+def _is_service(url: object) -> bool:
+    return isinstance(url, str) and url.startswith(("http://", "https://"))
+
+
+def _client(module: str) -> Any:  # noqa: ANN401  a module that needs an extra
+    load("httpx")
+    return import_module(f"odograph.client.{module}")
 
 
 def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> Store:
@@ -77,4 +113,14 @@ def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False)
         postgres = import_module("odograph.ledger.stores.postgres")
         store: Store = postgres.PostgresStore(url, timeout=timeout, accept_fsync_off=accept_fsync_off)
         return store
-    raise InvalidArgument(f"url must be {_KNOWN} (got {url!r})")
+    raise InvalidArgument(f"url must be {_KNOWN} (got {url!r}){_meant(url)}")
+
+
+def _meant(url: object) -> str:
+    """Return the end of a message about a URL that is none: the one that was probably meant."""
+    if not isinstance(url, str) or "\0" in url:
+        return ""
+    file = re.fullmatch(r"(sqlite:/?/?)?(?P<path>/?[^:?#/][^:?#]*\.(db|sqlite3?))", url)
+    host = re.fullmatch(r"(?P<host>[A-Za-z0-9.-]+:\d+)/?", url)
+    meant = f"sqlite:///{file['path']}" if file else f"http://{host['host']}" if host else ""
+    return f"; did you mean {meant!r}?" if meant else ""

@@ -30,8 +30,11 @@ OdographError              `.charged` says what became of the charge that was as
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from odograph.core.gate import Decision
@@ -50,6 +53,7 @@ __all__ = [
     "InvalidGuarantee",
     "InvalidPolicy",
     "KeyNotFound",
+    "LargeDeltaWarning",
     "LedgerBusy",
     "LedgerCorrupt",
     "LedgerError",
@@ -65,9 +69,13 @@ __all__ = [
     "ReservationResolved",
     "ServiceUnavailable",
     "UnprovenComposition",
+    "did_you_mean",
     "explain",
     "listed_as",
+    "with_usage",
 ]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class OdographError(Exception):
@@ -204,6 +212,36 @@ class RateLimited(RemoteError):
 
 class ServiceUnavailable(RemoteError):
     """The service could not be reached, so the request was not sent; try again."""
+
+
+class LargeDeltaWarning(UserWarning):
+    """The delta of a policy is so large that the promise may mean nothing: it is about one person in 1/delta."""
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """Return the end of a message about a name that is not known: the nearest one that is, or nothing."""
+    known = {one.casefold(): one for one in names}
+    near = get_close_matches(name.casefold(), known, n=1) if isinstance(name, str) else []
+    return f"; did you mean {known[near[0]]!r}?" if near else ""
+
+
+def with_usage(usage: str) -> Callable[[_F], _F]:
+    """Add to Python's TypeError about arguments that do not fit a function how it is called."""
+
+    def decorate(function: _F) -> _F:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the function
+            try:
+                return function(*args, **kwargs)
+            except TypeError as problem:
+                trace = problem.__traceback__
+                if trace is None or trace.tb_next is not None:  # it was raised inside the function
+                    raise
+                raise TypeError(f"{problem}: {usage}") from None
+
+        return cast("_F", call)
+
+    return decorate
 
 
 def explain(problem: Exception) -> str:

@@ -27,7 +27,7 @@ from odograph.errors import (
     UnprovenComposition,
 )
 from odograph.integrations import cost_of, guarded, is_interactive, name_of, states_cost
-from odograph.ledger.results import Reservation
+from odograph.ledger.results import BaseReservation, Reservation
 from odograph.reentrancy import refuse_reentry
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ __all__ = [
     "Session",
     "begin",
     "check_account",
+    "check_first_use",
     "interact",
     "private",
     "running",
@@ -114,9 +115,13 @@ class Session:
 
     Mechanisms may overlap in threads, one-shot and interactive ones; they count in the order of their admission. So
     may sessions, also inside each other, on one account or on several of a tree: each run is charged to the account
-    of its own session and to those above it. What is not proven is refused: a run inside a running mechanism, and a
-    run of a mechanism that answers later (a generator, OpenDP's queryables), which `interact` is for. A run in a
-    thread that a mechanism starts looks like an overlap and is not recognized: do not do that.
+    of its own session and to those above it, from whatever thread or task it is asked for. A `@private` function
+    that is called by itself is charged to the innermost session of its context: a task has the sessions that were
+    open when it was made, and a new thread has none.
+
+    What is not proven is refused: a run inside a running mechanism, and a run of a mechanism that answers later (a
+    generator, OpenDP's queryables), which `interact` is for. A run in a thread that a mechanism starts looks like an
+    overlap and is not recognized: do not do that.
     """
 
     def __init__(self, account: Account) -> None:
@@ -124,6 +129,15 @@ class Session:
         self.account = account
         self._open = False
         self._interactions = ExitStack()
+
+    async def __aenter__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a session is opened with `with odograph.session(account) as s:`, also in a coroutine. There, run what"
+            " takes long in a thread: await asyncio.to_thread(s.run, mechanism, ...)"
+        )
+
+    async def __aexit__(self, *_: object) -> None:
+        """Never called: `__aenter__` raises."""
 
     def __enter__(self) -> Self:
         _refuse_inside(self.account, "a session cannot be opened")
@@ -501,12 +515,17 @@ def _can_be_asked(answer: object) -> bool:
 def begin(account: Account, cost: Guarantee, key: str | None, note: str) -> Reservation:
     """Charge for something that is about to run; a key that was used before is refused."""
     reservation = account._begin(cost, key, note)  # noqa: SLF001  of every account
+    check_first_use(reservation, key)
+    return reservation
+
+
+def check_first_use(reservation: BaseReservation, key: str | None) -> None:
+    """Raise if the key of a charge was used before: it pays for one run."""
     if reservation.repeated:
         raise IdempotencyConflict(
             f"key {key!r} was used before ({reservation.id}): what it paid for was run, or may have been, and the"
             " answer is not stored. Another key runs it again and charges it again"
         )
-    return reservation
 
 
 def _priced(  # noqa: PLR0913  a run is the list of its arguments
@@ -594,10 +613,15 @@ def _again(key: str | None) -> str:
 
 def check_account(account: object, who: str) -> None:
     """Raise unless it can be charged: otherwise only the first mechanism would show that it cannot."""
+    if inspect.iscoroutinefunction(getattr(type(account), "spend", None)):
+        raise InvalidArgument(
+            f"{who} needs an account of odograph.connect (got an async account). In a coroutine run it in a thread:"
+            " await asyncio.to_thread(s.run, mechanism, ...)"
+        )
     if not _is_account(account):
         raise InvalidArgument(
-            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got a"
-            f" {type(account).__name__})"
+            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got"
+            f" {f'the class {account.__name__}' if isinstance(account, type) else f'a {type(account).__name__}'})"
         )
 
 
@@ -660,8 +684,9 @@ class _Marked:
         opened = _OPEN.get()
         if not opened:
             raise UnprovenComposition(
-                f"no session is open, so nothing would pay for {self.mechanism.__name__}: call it inside"
-                " `with odograph.session(account):`"
+                f"no session is open here, so nothing would pay for {self.mechanism.__name__}: call it inside"
+                " `with odograph.session(account) as s:`. A new thread begins without one: use s.run(...) there, or"
+                " asyncio.to_thread, which keeps it"
             )
         return opened[-1].run(self, *args, **kwargs)
 

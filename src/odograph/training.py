@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
@@ -122,6 +122,9 @@ def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
 
 
 def _settings(rates: Sequence[Numeric], noises: Sequence[Numeric]) -> list[Setting]:
+    for field, given in (("sample_rates", rates), ("noise_multipliers", noises)):
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise InvalidPolicy(f"{field} must be a list, such as [{given}] (got {given!r})")
     settings = [sampling_settings(rate, noise) for rate, noise in product(rates, noises)]
     if not settings or len(set(settings)) < len(settings):
         raise InvalidPolicy(

@@ -123,7 +123,7 @@ def test_every_kind_of_cost_is_read_exactly(cost: list[str], guarantee: odo.Guar
 @pytest.mark.parametrize(
     ("cost", "message"),
     [
-        ([], "pass exactly one cost: --pure"),
+        ([], "pass exactly one cost, such as --pure 0.1: --pure"),
         (["--pure", "0.1", "--gdp", "0.1"], "(got --pure and --gdp)"),
         (["--pure", "much"], "(got 'much')"),
         (["--pure", "-1"], "must not be negative"),
@@ -135,7 +135,7 @@ def test_every_kind_of_cost_is_read_exactly(cost: list[str], guarantee: odo.Guar
         (["--json-cost", "{"], "--json-cost must be JSON"),
         (["--json-cost", nested(500)], "must not be nested"),
         (["--json-cost", nested(3000)], "must not be nested"),
-        (["--json-cost", "{}"], "a guarantee must be a document of form 1"),
+        (["--json-cost", "{}"], "a guarantee must be a document with the field form=1"),
         (["--cost", "census=pure:0.1"], "--cost names its account"),
         (["--nonsense"], "No such option"),
     ],

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import httpx
 import pytest
+from async_accounts import LoopThread, WaitedAccount
 from faulty_proxy import GARBAGE, Fault, Proxy, cut, lost, says, slow, unsent
 from service_server import ServiceThread
 
@@ -55,16 +56,28 @@ def own(service: ServiceThread) -> Iterator[LedgerAccount]:
         yield ledger.open_account(name, odo.Policy(10, 1e-6, filter="basic"))
 
 
-Reach: TypeAlias = Callable[..., LedgerAccount]
+Reach: TypeAlias = Callable[..., odo.Account]
+
+
+with_both_clients = pytest.mark.parametrize("reach", ["threads", "event loop"], indirect=True)
 
 
 @pytest.fixture
-def reach(service: ServiceThread, proxy: Proxy, own: LedgerAccount) -> Iterator[Reach]:
-    """The same account through the proxy; what is asked once has been asked."""
+def reach(
+    request: pytest.FixtureRequest, service: ServiceThread, proxy: Proxy, own: LedgerAccount
+) -> Iterator[Reach]:
+    """The same account through the proxy, with either client; what is asked once has been asked."""
+    client = getattr(request, "param", "threads")
     with ExitStack() as opened:
 
-        def through(timeout: float = 10.0, role: str = "owner") -> LedgerAccount:
+        def through(timeout: float = 10.0, role: str = "owner") -> odo.Account:
             token = service.token(own.name, role)
+            if client == "event loop":
+                run = opened.enter_context(LoopThread())
+                awaited = odo.aconnect(proxy.url, token=token, timeout=timeout)
+                opened.callback(lambda: run(awaited.close()))
+                assert run(awaited.principal()) == own.name
+                return WaitedAccount(run, run(awaited.account(own.name)))
             ledger = opened.enter_context(odo.connect(proxy.url, token=token, timeout=timeout))
             assert ledger.principal == own.name
             return ledger.account(own.name)
@@ -100,21 +113,34 @@ def test_whatever_happens_on_the_way_the_client_asks_again_under_the_same_key_an
     assert own.spend(COST, key="mine").repeated
 
 
+@with_both_clients
 def test_a_client_with_a_new_key_for_every_try_is_caught(
     reach: Reach, proxy: Proxy, own: LedgerAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = reach()
-    ask = httpx.Client.request
 
-    def anew(self: httpx.Client, *args: Any, headers: dict[str, str], **kwargs: Any) -> httpx.Response:
-        headers["Idempotency-Key"] = f"k{time.monotonic_ns()}"
-        return ask(self, *args, headers=headers, **kwargs)
+    def anew(build: Callable[..., httpx.Request]) -> Callable[..., httpx.Request]:
+        def build_anew(*args: Any, headers: dict[str, str], **kwargs: Any) -> httpx.Request:
+            return build(*args, headers=headers | {"Idempotency-Key": f"k{time.monotonic_ns()}"}, **kwargs)
 
-    monkeypatch.setattr(httpx.Client, "request", anew)
+        return build_anew
+
+    for kind in (httpx.Client, httpx.AsyncClient):
+        monkeypatch.setattr(kind, "build_request", anew(kind.build_request))
     proxy.faults = [lost]
     account.spend(COST, key="mine")
     monkeypatch.undo()
     assert own.totals.steps == 2
+
+
+@pytest.mark.parametrize("reach", ["event loop"], indirect=True)
+def test_the_async_client_asks_again_under_the_same_key_too(reach: Reach, proxy: Proxy, own: LedgerAccount) -> None:
+    account = reach()
+    faults = FAULTS["one after the other"]
+    proxy.faults = [*faults]
+    receipt = account.spend(COST)
+    assert proxy.keys == [receipt.key] * (len(faults) + 1)
+    assert (receipt.repeated, own.totals.steps) == (False, 1)
 
 
 def test_an_answer_that_is_cut_at_any_byte_is_asked_for_again(
@@ -148,6 +174,7 @@ def test_a_service_that_is_down_for_a_while_is_waited_for(reach: Reach, proxy: P
     assert own.totals.steps == 1
 
 
+@with_both_clients
 def test_when_nothing_can_have_been_charged_the_client_says_so(
     reach: Reach, proxy: Proxy, own: LedgerAccount
 ) -> None:
@@ -182,6 +209,7 @@ def test_when_something_may_have_been_charged_the_client_names_the_key_under_whi
     assert own.totals.steps == 1
 
 
+@with_both_clients
 def test_a_lost_answer_and_then_nobody_there_may_have_been_charged(
     reach: Reach, proxy: Proxy, own: LedgerAccount
 ) -> None:
@@ -217,6 +245,7 @@ def test_a_read_without_an_answer_has_charged_nothing(reach: Reach, proxy: Proxy
         assert caught.value.charged is False
 
 
+@with_both_clients
 def test_a_write_without_a_key_that_was_not_answered_may_have_happened(reach: Reach, proxy: Proxy) -> None:
     account = reach(timeout=0.4)
     proxy.faults = [lost] * 20
@@ -237,6 +266,7 @@ def test_a_problem_of_status_504_is_an_unknown_outcome(reach: Reach, proxy: Prox
     assert (caught.value.key, caught.value.charged) == ("mine", None)
 
 
+@with_both_clients
 def test_reservations_are_made_and_resolved_once_whatever_is_lost(
     reach: Reach, proxy: Proxy, own: LedgerAccount
 ) -> None:
@@ -253,6 +283,7 @@ def test_reservations_are_made_and_resolved_once_whatever_is_lost(
     assert [past.entry.verb for past in own.history()] == ["open", "reserve", "commit", "reserve", "void"]
 
 
+@with_both_clients
 def test_a_block_runs_once_when_the_answer_to_its_charge_was_lost(
     reach: Reach, proxy: Proxy, own: LedgerAccount
 ) -> None:
@@ -277,6 +308,7 @@ def test_a_key_that_was_used_before_does_not_run_a_block_again(reach: Reach, own
     assert own.totals.steps == 1
 
 
+@with_both_clients
 @pytest.mark.parametrize(
     ("role", "verbs"),
     [("owner", ["reserve", "commit"]), ("runner", ["reserve", "commit"]), ("analyst", ["spend"])],
@@ -383,7 +415,7 @@ import odograph as odo
 from odograph.client import transport
 url, token, name, defect = sys.argv[1:]
 if defect == "shares":  # a forked process keeps the connections of its parent
-    transport._Pool.after_fork = lambda self: None
+    transport.Pool.after_fork = lambda self: None
 def sockets():
     found = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)}
     return {one for one in found if one.startswith("socket:")}

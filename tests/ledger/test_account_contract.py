@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,9 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 import pytest
+from async_accounts import LoopThread, WaitedAccount
 from charge_history import charges
+from service_server import ServiceThread
 
 import odograph as odo
 from odograph import (
@@ -33,7 +36,6 @@ from odograph import (
     BudgetExceeded,
     Decision,
     Guarantee,
-    HistoryEntry,
     IdempotencyConflict,
     Ledger,
     LedgerAccount,
@@ -44,6 +46,7 @@ from odograph import (
     Reservation,
     UnprovenComposition,
 )
+from odograph.client.asynchronous import AsyncAccount, AsyncLedger
 from odograph.core.filters import SmoothMeter
 from odograph.core.filters.smooth import effective_reserve
 from odograph.core.guarantees import Interactive
@@ -56,8 +59,9 @@ from odograph.errors import (
     InvalidPolicy,
     ReservationResolved,
 )
-from odograph.ledger.results import COLUMNS, History
+from odograph.ledger.results import COLUMNS, History, HistoryEntry
 
+FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 UNIT = 10**15
 TENTH = PureDP(0.1)
 BASIC = Policy(1, 0, filter="basic")
@@ -88,10 +92,31 @@ def in_ledger(ledger: Ledger) -> Opening:
     return opening
 
 
-@pytest.fixture(params=["accountant", "memory", "sqlite", "postgres", "service"])
+@contextmanager
+def in_event_loop(service: ServiceThread) -> Iterator[Opening]:
+    """Open accounts with the async client."""
+    with LoopThread() as run:
+        ledger = odo.aconnect(service.url, token=service.token("ana"))
+
+        def opening(name: str, policy: Policy | Compiled = BASIC, parent: Account | None = None) -> Account:
+            assert parent is None or isinstance(parent, WaitedAccount)
+            above = None if parent is None else parent.awaited
+            return WaitedAccount(run, run(ledger.open_account(name, policy, parent=above)))
+
+        yield opening
+        if run(ledger.accounts()):
+            run(ledger.verify())
+        run(ledger.close())
+
+
+@pytest.fixture(params=["accountant", "memory", "sqlite", "postgres", "service", "async service"])
 def opening(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Opening]:  # noqa: ANN401  a path
     if request.param == "accountant":
         yield in_memory()
+        return
+    if request.param == "async service":
+        with in_event_loop(request.getfixturevalue("service")) as found:
+            yield found
         return
     token = None
     if request.param == "service":
@@ -982,6 +1007,21 @@ def what_no_theorem_covers_is_not_opened(opening: Opening) -> None:
     assert account.how_many(Interactive(PureDP("0.25"))) == 4
 
 
+ON_POSTGRES: list[Clause] = [
+    a_key_is_charged_once,
+    a_refusal_names_the_account_and_what_would_fit,
+    a_void_restores_every_account_exactly,
+    what_raises_inside_a_block_is_committed,
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CLAUSES if FULL else [check.__name__ for check in ON_POSTGRES])
+def test_an_async_account_keeps_the_contract_behind_a_service_on_postgres(name: str, postgres_url: str) -> None:
+    with ServiceThread(postgres_url) as service, in_event_loop(service) as opening:
+        CLAUSES[name](opening)
+
+
 # Broken accounts, and the clause that each must fail.
 
 
@@ -1172,6 +1212,8 @@ def differences(kind: type) -> list[str]:
 
 
 OWN = {Accountant: {"from_dict", "resume", "to_dict"}, LedgerAccount: set[str]()}
+# What an async account lacks: what runs mechanisms, and what draws.
+NOT_AWAITED = {"interact", "plot", "summary"}
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -1179,6 +1221,23 @@ def test_every_account_has_the_same_members_with_the_same_signatures(kind: type[
     assert differences(kind) == []
     assert members(kind).keys() - members(Account).keys() == OWN[kind]
     assert len(members(Account)) > 20
+
+
+def parameters_of(member: Any) -> list[object]:  # noqa: ANN401  a method or property
+    if isinstance(member, property):
+        return []
+    parameters = inspect.signature(inspect.unwrap(member)).parameters.values()
+    return [(one.name, one.kind, one.default) for one in parameters if one.name != "self"]
+
+
+def test_an_async_account_has_the_members_of_an_account_with_the_same_parameters() -> None:
+    own, expected = members(AsyncAccount), members(Account)
+    assert expected.keys() - own.keys() == NOT_AWAITED
+    assert own.keys() <= expected.keys()
+    assert [name for name in own if parameters_of(own[name]) != parameters_of(expected[name])] == []
+    assert parameters_of(own["spend"]) != parameters_of(own["reserve"])  # negative control
+    ledger = members(Ledger).keys() - members(AsyncLedger).keys()
+    assert ledger == {"backup", "export", "import_", "restore"}
 
 
 def test_another_signature_is_found() -> None:

@@ -17,7 +17,6 @@ from odograph import (
     Accountant,
     BudgetExceeded,
     Guarantee,
-    HistoryEntry,
     Ledger,
     LedgerAccount,
     Policy,
@@ -28,6 +27,7 @@ from odograph import (
 from odograph.errors import AccountClosed, EntryNotFound, InvalidGuarantee, ReservationNotFound, ReservationResolved
 from odograph.ledger import commands
 from odograph.ledger.entries import stamp
+from odograph.ledger.results import HistoryEntry
 
 UNIT = 10**15
 TENTH = PureDP(0.1)

@@ -485,6 +485,119 @@ def test_mechanisms_overlap_in_tasks_too() -> None:
     assert spent(account) == Fraction(2, 10)
 
 
+@private(cost=TENTH)
+def one_tenth() -> int:
+    return 1
+
+
+class OneForAll:
+    """Open sessions as a global variable would keep them: for all threads and tasks together."""
+
+    def __init__(self) -> None:
+        self.value: tuple[odo.Session, ...] = ()
+
+    def get(self) -> tuple[odo.Session, ...]:
+        return self.value
+
+    def set(self, value: tuple[odo.Session, ...]) -> None:
+        self.value = value
+
+
+async def interleave(accounts: list[Accountant]) -> None:
+    """Open a session per task, all at the same time, and call a private function in each."""
+    together = asyncio.Barrier(len(accounts))
+
+    async def task(account: Accountant) -> None:
+        with session(account):
+            await together.wait()
+            one_tenth()
+            await asyncio.to_thread(one_tenth)  # it keeps the context
+            await asyncio.create_task(asyncio.to_thread(one_tenth))
+            await together.wait()
+
+    await asyncio.gather(*map(task, accounts))
+
+
+def overlap(accounts: list[Accountant]) -> None:
+    """Open a session per thread, all at the same time, and call a private function in each."""
+    together = threading.Barrier(len(accounts), timeout=20)
+
+    def thread(account: Accountant) -> None:
+        with session(account):
+            together.wait()
+            for _ in range(3):
+                one_tenth()
+            together.wait()
+
+    with ThreadPoolExecutor(len(accounts)) as pool:
+        list(pool.map(thread, accounts))
+
+
+@pytest.mark.parametrize("at_once", [lambda accounts: asyncio.run(interleave(accounts)), overlap])
+def test_each_task_and_each_thread_has_its_own_open_session(
+    at_once: Callable[[list[Accountant]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = [opened() for _ in range(3)]
+    at_once(accounts)
+    assert [spent(account) for account in accounts] == [Fraction(3, 10)] * 3
+    # Negative control: one variable for all charges the last account that was opened for all of them.
+    monkeypatch.setattr(sys.modules[odo.Session.__module__], "_OPEN", OneForAll())
+    mixed = [opened() for _ in range(3)]
+    at_once(mixed)
+    assert sorted(spent(account) for account in mixed) == [0, 0, Fraction(9, 10)]
+
+
+def test_a_task_has_the_sessions_that_were_open_when_it_was_made() -> None:
+    outer, inner = opened(), opened()
+
+    async def nested() -> None:
+        release = asyncio.Event()
+
+        async def later() -> int:
+            await release.wait()
+            return one_tenth()
+
+        with session(outer):
+            with session(inner):
+                early = asyncio.create_task(asyncio.to_thread(one_tenth))
+                late = asyncio.create_task(later())
+                assert await early == 1
+            release.set()
+            with pytest.raises(AccountClosed, match="not open"):  # its session is over, and the outer one is not its
+                await late
+            one_tenth()
+
+    asyncio.run(nested())
+    assert (spent(outer), spent(inner)) == (Fraction(1, 10), Fraction(1, 10))
+
+
+def test_a_new_thread_begins_without_a_session_and_says_what_to_use() -> None:
+    account = opened()
+
+    async def in_executors() -> None:
+        loop = asyncio.get_running_loop()
+        with session(account) as s, ThreadPoolExecutor(1) as pool:
+            for attempt in (loop.run_in_executor(None, one_tenth), loop.run_in_executor(pool, one_tenth)):
+                with pytest.raises(UnprovenComposition, match=r"A new thread begins without one: use s\.run"):
+                    await attempt
+            assert account.totals.steps == 0
+            assert await loop.run_in_executor(pool, s.run, one_tenth) == 1
+            inside = contextvars.copy_context()
+            assert await loop.run_in_executor(pool, inside.run, one_tenth) == 1
+
+    asyncio.run(in_executors())
+    assert spent(account) == Fraction(2, 10)
+
+
+def test_a_session_is_not_opened_with_async_with() -> None:
+    async def attempt() -> None:
+        with pytest.raises(InvalidArgument, match=r"also in a coroutine.*await asyncio\.to_thread\(s\.run"):
+            async with session(opened()):
+                pytest.fail("it was opened")
+
+    asyncio.run(attempt())
+
+
 # Declared costs.
 
 

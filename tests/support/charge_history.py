@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from odograph import Account, HistoryEntry
+from odograph import Account
+from odograph.ledger.results import HistoryEntry
 
 
 def charges(account: Account) -> tuple[HistoryEntry, ...]:

@@ -311,7 +311,9 @@ class CostOptions(_Options):
         given = self._given_options()
         if len(given) != 1:
             both = f" (got {' and '.join(map(_flag, given))})" if given else ""
-            raise InvalidArgument(f"pass exactly one cost: {', '.join(map(_flag, _OPTIONS))}{both}")
+            raise InvalidArgument(
+                f"pass exactly one cost, such as --pure 0.1: {', '.join(map(_flag, _OPTIONS))}{both}"
+            )
         ((option, text),) = given.items()
         if option == "json_cost":
             return guarantee_from_json(text)

@@ -1,6 +1,7 @@
-"""RemoteBackend: the backend of `Ledger` and `LedgerAccount` for a ledger behind a service.
+"""The verbs of a ledger behind a service: what each asks and how its answer is read, as steps that do no I/O.
 
-Invalid arguments are refused before anything is sent, as by a local ledger.
+Invalid arguments are refused before anything is sent, as by a local ledger. `RemoteBackend`, which `Ledger` and
+`LedgerAccount` stand on, carries the steps out in threads; `AsyncLedger` and `AsyncAccount` do in an event loop.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import wraps
+from functools import update_wrapper, wraps
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
-from odograph.client.transport import Refusal, Transport, quoted
+from odograph.client.transport import Caller, Refusal, Steps, Transport, quoted
 from odograph.compile import compile_policy
 from odograph.core.fixed_point import read
 from odograph.core.gate import Decision
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from odograph.ledger.ledger import Ledger
 
 __all__ = [
+    "Operations",
     "RemoteBackend",
     "balance_of",
     "decision_of",
@@ -81,42 +84,38 @@ _PAGE: Final = 1000
 _RESOLVERS: Final = ("owner", "runner")
 _ACTING_KEY_LIFETIME: Final = 3600  # seconds
 
+Form = Mapping[str, Any]
+Meters = Callable[[str], tuple[Meter, ...]]  # of an account, by its name
 
-class RemoteBackend:
-    """A ledger behind a service, reached with one API key."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+class Operations:
+    """The verbs of a ledger behind a service for one API key, each as steps that a transport carries out."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self._call = caller.call
         self._who: dict[str, Any] = {}
         self._known: dict[str, Opened] = {}
 
-    @property
-    def url(self) -> str:
-        """Where the service is."""
-        return self._transport.url
+    def principal(self) -> Steps[str]:
+        """Return the principal of the API key, who writes."""
+        return part_of((yield from self._me()), "principal", str)
 
-    @property
-    def principal(self) -> str:
-        """The principal of the API key, who writes."""
-        return part_of(self._me(), "principal", str)
+    def resolves(self) -> Steps[bool]:
+        """Return whether the key may commit and void."""
+        return part_of((yield from self._me()), "role", str) in _RESOLVERS
 
-    @property
-    def resolves(self) -> bool:
-        """Whether the key may commit and void."""
-        return part_of(self._me(), "role", str) in _RESOLVERS
+    def version(self) -> Steps[str]:
+        """Return the version of Odograph that the service runs."""
+        return part_of((yield from self._call("GET", "/healthz")), "version", str)
 
-    @property
-    def version(self) -> str:
-        """The version of Odograph that the service runs."""
-        return part_of(self._transport.call("GET", "/healthz"), "version", str)
-
-    def acting_as(self, principal: str) -> RemoteBackend:
+    def acting_as(self, principal: str) -> Steps[Caller]:
         """Act as another principal, under a new key that expires in an hour; only an owner may."""
         form = {"principal": check_key(principal, "principal"), "role": "owner", "expires": _ACTING_KEY_LIFETIME}
-        made = self._transport.call("POST", "/v1/keys", form, key=secrets.token_hex(16))
-        return RemoteBackend(self._transport.under(part_of(made, "token", str)))
+        made = yield from self._call("POST", "/v1/keys", form, key=secrets.token_hex(16))
+        return self.caller.under(part_of(made, "token", str))
 
-    def open(self, head: Head, policy: Policy | Compiled, key: str | None, note: str) -> None:
+    def open(self, head: Head, policy: Policy | Compiled, key: str | None, note: str) -> Steps[None]:
         """Open an account. The service solves for the policy; one with a menu is compiled here, with its items."""
         form: dict[str, Any] = {
             "name": head.name,
@@ -128,28 +127,26 @@ class RemoteBackend:
         if isinstance(policy, Policy) and policy.menu:
             policy = compile_policy(policy)
         kind = "policy" if isinstance(policy, Policy) else "compiled"
-        self._transport.call("POST", "/v1/accounts", form | {kind: policy.to_dict()}, key=_key(key), patient=True)
+        yield from self._call("POST", "/v1/accounts", form | {kind: policy.to_dict()}, key=_key(key), patient=True)
 
-    def opened(self, name: str) -> Opened:
+    def opened(self, name: str) -> Steps[Opened]:
         """Return what an account was opened with."""
         known = self._known.get(name)
         if known is None:
-            form = self._transport.call("GET", f"{_path(name)}/terms")
+            form = yield from self._call("GET", f"{_path(name)}/terms")
             balance = balance_of(part_of(form, "account", dict))
-            above = self.opened(balance.head.parent).path if balance.head.parent else ()
-            known = Opened(
-                balance.head, understood(Compiled.from_dict)(part_of(form, "compiled", dict)), balance.origin, above
-            )
-            self._known[name] = known
+            compiled = understood(Compiled.from_dict)(part_of(form, "compiled", dict))
+            above = (yield from self.opened(balance.head.parent)).path if balance.head.parent else ()
+            known = self._known[name] = Opened(balance.head, compiled, balance.origin, above)
         return known
 
-    def close(self, name: str, note: str) -> None:
+    def close(self, name: str, note: str) -> Steps[None]:
         """Close an account and everything below it."""
-        self._transport.call("POST", f"{_path(name)}/close", {"note": check_note(note)})
+        yield from self._call("POST", f"{_path(name)}/close", {"note": check_note(note)})
 
-    def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
+    def balances(self, names: Iterable[str] | None = None) -> Steps[dict[str, Balance]]:
         """Read balances: of the named accounts that there are, or of all that the key may see."""
-        found = self._rows() if names is None else self._named(names)
+        found = yield from self._rows() if names is None else self._named(names)
         return {balance.head.name: balance for balance in map(balance_of, found)}
 
     def charge(
@@ -159,7 +156,7 @@ class RemoteBackend:
         key: str | None,
         note: str,
         expires: int | None = None,
-    ) -> Receipt:
+    ) -> Steps[Receipt]:
         """Charge all or nothing; a lost response is requested again under the same key."""
         asked, what = _costs(costs), f"{verb}s" if verb == "spend" else "reservations"
         form: dict[str, Any] = {"note": check_note(note)}
@@ -171,43 +168,47 @@ class RemoteBackend:
         else:
             path, form["costs"] = f"/v1/{what}", asked
         try:
-            receipt = receipt_of(self._transport.call("POST", path, form, key=_key(key)))
+            receipt = receipt_of((yield from self._call("POST", path, form, key=_key(key))))
         except Refusal as refusal:
-            raise BudgetExceeded(decision_of(refusal.form, self._meters)) from None
-        # A key that was made here was never used before: an answer that was asked for again is the first.
-        return receipt._replace(repeated=False) if key is None else receipt
+            refused = refusal.form
+        else:
+            # A key that was made here was never used before: an answer that was asked for again is the first.
+            return receipt._replace(repeated=False) if key is None else receipt
+        raise BudgetExceeded(decision_of(refused, (yield from self._meters([refused]))))
 
-    def resolve(self, verb: str, reservation: str, note: str) -> Receipt:
+    def resolve(self, verb: str, reservation: str, note: str) -> Steps[Receipt]:
         """Commit or void a reservation."""
         check_reason(verb, note)
         form = {"reason" if verb == "void" else "note": check_note(note)}
-        return receipt_of(self._transport.call("POST", f"{_held(reservation)}/{verb}", form))
+        return receipt_of((yield from self._call("POST", f"{_held(reservation)}/{verb}", form)))
 
-    def reservation(self, reservation: str) -> Receipt:
+    def reservation(self, reservation: str) -> Steps[Receipt]:
         """Return the receipt of a reservation."""
-        return receipt_of(self._transport.call("GET", _held(reservation)))
+        return receipt_of((yield from self._call("GET", _held(reservation))))
 
-    def pending(self, name: str) -> list[Receipt]:
+    def pending(self, name: str) -> Steps[list[Receipt]]:
         """Return the unresolved reservations of an account."""
-        form = self._transport.call("GET", f"{_path(name)}/reservations")
+        form = yield from self._call("GET", f"{_path(name)}/reservations")
         return [receipt_of(one) for one in part_of(form, "reservations", list)]
 
-    def voids(self, name: str) -> int:
+    def voids(self, name: str) -> Steps[int]:
         """Count the reservations charged to an account that were voided."""
-        return part_of(self._transport.call("GET", _path(name)), "voids", int)
+        return part_of((yield from self._call("GET", _path(name))), "voids", int)
 
-    def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
+    def decide(self, costs: Mapping[str, Guarantee]) -> Steps[Decision]:
         """Return whether the accounts would admit their costs together."""
         asked = _costs(costs)
-        # An admission is the last account's, in the order of their names.
-        return decision_of(self._transport.call("POST", "/v1/decide", {"costs": asked}), self._meters, [*asked][-1])
+        found = yield from self._call("POST", "/v1/decide", {"costs": asked})
+        last = [*asked][-1]  # an admission is the last account's, in the order of their names
+        return decision_of(found, (yield from self._meters([found], last)), last)
 
-    def quote(self, name: str, costs: Iterable[Guarantee]) -> Quote:
+    def quote(self, name: str, costs: Iterable[Guarantee]) -> Steps[Quote]:
         """Decide several costs in order, all or nothing."""
         form = {"costs": [_cost(cost) for cost in iterable_costs(costs)]}
-        return quote_of(self._transport.call("POST", f"{_path(name)}/quote", form), self._meters, name)
+        found = yield from self._call("POST", f"{_path(name)}/quote", form)
+        return quote_of(found, (yield from self._meters(part_of(found, "decisions", list), name)), name)
 
-    def largest(self, name: str, kind: Kind[G], times: int) -> G | None:
+    def largest(self, name: str, kind: Kind[G], times: int) -> Steps[G | None]:
         """Return the largest guarantee of a kind of which `times` equal requests are admitted, or None."""
         largest_that(kind, times, lambda *_: False)  # raises if the question is invalid
         form: dict[str, Any] = {"times": times}
@@ -218,53 +219,175 @@ class RemoteBackend:
             form["kind"] = kind.kind
         else:
             return None
-        found = maybe_of(self._transport.call("POST", f"{_path(name)}/largest", form), "largest", dict)
+        found = maybe_of((yield from self._call("POST", f"{_path(name)}/largest", form)), "largest", dict)
         return cast("G | None", None if found is None else understood(guarantee_from_dict)(found))
 
-    def calibrate(self, name: str, question: CalibrationQuestion) -> Calibration | None:
+    def calibrate(self, name: str, question: CalibrationQuestion) -> Steps[Calibration | None]:
         """Return the least noise with which the requests of a question are all admitted, or None."""
         settings = dict(question.settings)
         form = {"mechanism": question.noise.name, "settings": settings, "times": question.times}
-        found = maybe_of(self._transport.call("POST", f"{_path(name)}/calibrate", form), "calibration", dict)
+        found = maybe_of((yield from self._call("POST", f"{_path(name)}/calibrate", form)), "calibration", dict)
         return None if found is None else understood(question.answer)(part_of(found, "value", float))
 
-    def how_many(self, name: str, cost: Guarantee) -> int:
+    def how_many(self, name: str, cost: Guarantee) -> Steps[int]:
         """Return how many requests of this cost are admitted in a row."""
         form = {"cost": _cost(cost)}
-        return part_of(self._transport.call("POST", f"{_path(name)}/how-many", form), "how_many", int)
+        return part_of((yield from self._call("POST", f"{_path(name)}/how-many", form)), "how_many", int)
 
-    def lifetime(self, name: str) -> Lifetime | None:
+    def describe(self, name: str) -> Steps[dict[str, Any]]:
+        """Return an account in plain types, as `Account.describe` does."""
+        found: dict[str, Any] = yield from self._call("GET", _path(name))
+        return found
+
+    def lifetime(self, name: str) -> Steps[Lifetime | None]:
         """Return what an account and those linked to it promise together."""
-        return lifetime_of(maybe_of(self._transport.call("GET", f"{_path(name)}/lifetime"), "lifetime", dict))
+        return lifetime_of(maybe_of((yield from self._call("GET", f"{_path(name)}/lifetime")), "lifetime", dict))
 
-    def history(self, name: str, first: int, count: int) -> list[HistoryEntry]:
+    def history(self, name: str, first: int, count: int) -> Steps[list[HistoryEntry]]:
         """Return a page of entries."""
         found: list[HistoryEntry] = []
         while len(found) < count:
             query = {"first": first + len(found), "count": min(_PAGE, count - len(found))}
-            page = part_of(self._transport.call("GET", f"{_path(name)}/entries", query=query), "entries", list)
+            page = part_of((yield from self._call("GET", f"{_path(name)}/entries", query=query)), "entries", list)
             found += [history_entry_of(name, form) for form in page]
             if not page:
                 break
         return found
 
-    def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
+    def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Steps[Verification]:
         """Have the service replay everything."""
         transfer.check_checkpoint(checkpoint)
         form = {"checkpoint": None if checkpoint is None else checkpoint.to_dict()}
-        found = verification_of(self._transport.call("POST", "/v1/verify", form, patient=True))
+        found = verification_of((yield from self._call("POST", "/v1/verify", form, patient=True)))
         if progress is not None:
             progress(found.entries, found.entries)
         return found
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> Steps[Checkpoint]:
         """Return the last seal of every account."""
-        return understood(Checkpoint.from_dict)(self._transport.call("GET", "/v1/checkpoint"))
+        return understood(Checkpoint.from_dict)((yield from self._call("GET", "/v1/checkpoint")))
+
+    def erase_note(self, entry: str) -> Steps[bool]:
+        """Erase the note of an entry."""
+        name, sequence = parse_entry_id(entry)
+        return part_of((yield from self._call("DELETE", f"/v1/notes/{quoted(f'{name}#{sequence}')}")), "erased", bool)
+
+    def erase_principal(self, name: str) -> Steps[bool]:
+        """Erase a principal's name."""
+        path = f"/v1/principals/{quoted(check_key(name, 'principal'))}"
+        return part_of((yield from self._call("DELETE", path)), "erased", bool)
+
+    def forget(self) -> None:
+        """Read again what accounts were opened with: a copy was read in."""
+        self._known.clear()
+
+    def _me(self) -> Steps[dict[str, Any]]:
+        if not self._who:
+            self._who = yield from self._call("GET", "/v1/me")
+        return self._who
+
+    def _meters(self, decisions: Sequence[Form], asked: str = "") -> Steps[Meters]:
+        """Find the meters of the accounts that decided, or of `asked` where a decision names none."""
+        found: dict[str, tuple[Meter, ...]] = {}
+        for name in sorted({maybe_of(form, "account", str) or asked for form in decisions}):
+            with suppress(AccountNotFound, InvalidArgument, LedgerNotFound):  # then the decision cannot be read
+                found[name] = (yield from self.opened(name)).compiled.meters
+        return found.__getitem__
+
+    def _rows(self) -> Steps[list[dict[str, Any]]]:
+        rows: list[dict[str, Any]] = []
+        after: str | None = ""
+        while after is not None:
+            page = yield from self._call("GET", "/v1/accounts", query={"after": after, "limit": _PAGE})
+            rows += part_of(page, "accounts", list)
+            after = maybe_of(page, "next", str)
+        return rows
+
+    def _named(self, names: Iterable[str]) -> Steps[list[dict[str, Any]]]:
+        rows: list[dict[str, Any]] = []
+        for name in names:
+            with suppress(AccountNotFound, LedgerNotFound):
+                rows.append((yield from self._call("GET", f"{_path(name)}/balance")))
+        return rows
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _carried_out(
+    verb: Callable[Concatenate[Operations, _P], Steps[_T]],
+) -> Callable[Concatenate[RemoteBackend, _P], _T]:
+    """Return a verb of `Operations` as a method that carries its steps out."""
+
+    def method(self: RemoteBackend, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self.transport.run(verb(self.operations, *args, **kwargs))
+
+    update_wrapper(method, verb)
+    return method
+
+
+class RemoteBackend:
+    """The backend of `Ledger` and `LedgerAccount` for a ledger behind a service, reached with one API key."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.operations = Operations(transport.caller)
+
+    @property
+    def url(self) -> str:
+        """Where the service is."""
+        return self.transport.caller.url
+
+    @property
+    def principal(self) -> str:
+        """The principal of the API key, who writes."""
+        return self.transport.run(self.operations.principal())
+
+    @property
+    def resolves(self) -> bool:
+        """Whether the key may commit and void."""
+        return self.transport.run(self.operations.resolves())
+
+    @property
+    def version(self) -> str:
+        """The version of Odograph that the service runs."""
+        return self.transport.run(self.operations.version())
+
+    def acting_as(self, principal: str) -> RemoteBackend:
+        """Act as another principal, under a new key that expires in an hour; only an owner may."""
+        caller = self.transport.run(self.operations.acting_as(principal))
+        return RemoteBackend(self.transport.under(caller))
+
+    open = _carried_out(Operations.open)
+    opened = _carried_out(Operations.opened)
+    close = _carried_out(Operations.close)
+    balances = _carried_out(Operations.balances)
+    charge = _carried_out(Operations.charge)
+    resolve = _carried_out(Operations.resolve)
+    reservation = _carried_out(Operations.reservation)
+    pending = _carried_out(Operations.pending)
+    voids = _carried_out(Operations.voids)
+    decide = _carried_out(Operations.decide)
+    quote = _carried_out(Operations.quote)
+    largest = _carried_out(Operations.largest)
+    calibrate = _carried_out(Operations.calibrate)
+    how_many = _carried_out(Operations.how_many)
+    lifetime = _carried_out(Operations.lifetime)
+    history = _carried_out(Operations.history)
+    verify = _carried_out(Operations.verify)
+    checkpoint = _carried_out(Operations.checkpoint)
+    erase_note = _carried_out(Operations.erase_note)
+    erase_principal = _carried_out(Operations.erase_principal)
+
+    def leave(self) -> None:
+        """Close the connections."""
+        self.transport.close()
 
     def export(self, file: IO[str], progress: Progress | None) -> Checkpoint:
         """Write the whole ledger as JSON Lines, if all of it arrived."""
         with TemporaryFile("w+", encoding="utf-8", newline="") as copy:
-            self._transport.download("/v1/export", copy)
+            self.transport.download("/v1/export", copy)
             copy.seek(0)
             ended: Checkpoint | None = None
             for number, piece in enumerate(transfer.lines(copy)):
@@ -291,16 +414,16 @@ class RemoteBackend:
                 yield line.encode("utf-8", "surrogatepass")
 
         try:
-            found = verification_of(self._transport.upload("/v1/import", content()))
+            found = verification_of(self.transport.upload("/v1/import", content()))
         except UnicodeDecodeError as problem:
             raise LedgerCorrupt("an export is a text file in UTF-8; a backup is read with restore") from problem
-        self._known.clear()
+        self.operations.forget()
         return found
 
     def backup(self, path: Path, progress: Progress | None) -> Checkpoint:
         """Copy the whole ledger into a new SQLite file here."""
         with TemporaryFile("w+", encoding="utf-8", newline="") as copy:
-            self._transport.download("/v1/export", copy)
+            self.transport.download("/v1/export", copy)
             copy.seek(0)
             return transfer.backup(transfer.lines(copy), path, progress)
 
@@ -317,7 +440,7 @@ class RemoteBackend:
         from odograph.client.population import RemotePopulation  # noqa: PLC0415  loaded when used
 
         _refuse_location(location)
-        return RemotePopulation(self._transport, name)
+        return RemotePopulation(self.transport, name)
 
     def create_population(  # noqa: PLR0913  the choices that are made once
         self,
@@ -336,44 +459,8 @@ class RemoteBackend:
             policy = compile_policy(policy)
         kind = "policy" if isinstance(policy, Policy) else "compiled"
         form = {"name": check_name(name), kind: policy.to_dict(), "note": check_note(note), **choices}
-        self._transport.call("POST", "/v1/populations", form, key=_key(key), patient=True)
+        self.transport.call("POST", "/v1/populations", form, key=_key(key), patient=True)
         return self.population(ledger, name, None)
-
-    def erase_note(self, entry: str) -> bool:
-        """Erase the note of an entry."""
-        name, sequence = parse_entry_id(entry)
-        return part_of(self._transport.call("DELETE", f"/v1/notes/{quoted(f'{name}#{sequence}')}"), "erased", bool)
-
-    def erase_principal(self, name: str) -> bool:
-        """Erase a principal's name."""
-        path = f"/v1/principals/{quoted(check_key(name, 'principal'))}"
-        return part_of(self._transport.call("DELETE", path), "erased", bool)
-
-    def leave(self) -> None:
-        """Close the connections."""
-        self._transport.close()
-
-    def _me(self) -> dict[str, Any]:
-        if not self._who:
-            self._who = self._transport.call("GET", "/v1/me")
-        return self._who
-
-    def _meters(self, name: str) -> tuple[Meter, ...]:
-        return self.opened(name).compiled.meters
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        after: str | None = ""
-        while after is not None:
-            page = self._transport.call("GET", "/v1/accounts", query={"after": after, "limit": _PAGE})
-            yield from part_of(page, "accounts", list)
-            after = maybe_of(page, "next", str)
-
-    def _named(self, names: Iterable[str]) -> Iterator[dict[str, Any]]:
-        for name in names:
-            try:
-                yield self._transport.call("GET", f"{_path(name)}/balance")
-            except (AccountNotFound, LedgerNotFound):
-                continue
 
 
 def _path(name: str) -> str:
@@ -410,11 +497,6 @@ def _costs(costs: Mapping[str, Guarantee]) -> dict[str, dict[str, Any]]:
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _NUMBERS: Final = ("version", "sequence", "time")
-
-Form = Mapping[str, Any]
-Meters = Callable[[str], tuple[Meter, ...]]  # of an account, by its name
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 def understood(read: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -31,7 +31,7 @@ from odograph.core.fixed_point import (
     text_of,
     tidy,
 )
-from odograph.errors import InvalidGuarantee
+from odograph.errors import InvalidGuarantee, did_you_mean, with_usage
 
 __all__ = [
     "GDP",
@@ -75,12 +75,13 @@ def read_number(guarantee: object, field: str) -> None:
     object.__setattr__(guarantee, field, tidy(exact))
 
 
-def read_probability(guarantee: object, field: str) -> None:
+def read_probability(guarantee: Guarantee, field: str) -> None:
     """As `read_number`, for a number below 1."""
     read_number(guarantee, field)
     value = getattr(guarantee, field)
     if value >= 1:
-        raise InvalidGuarantee(f"{type(guarantee).__name__}.{field} must be below 1 (got {value!r})")
+        name, order = type(guarantee).__name__, ", ".join(guarantee.__match_args__)
+        raise InvalidGuarantee(f"{name}.{field} must be below 1 (got {value!r}): the order is {name}({order})")
 
 
 class Guarantee:
@@ -200,6 +201,9 @@ def register(cls: G) -> G:
         raise InvalidGuarantee(f"kind must be unused (got {cls.kind!r}, which is {REGISTRY[cls.kind].__name__})")
     if cls.size:
         SIZED[cls.kind] = cls
+    if cls.__match_args__:
+        usage = f"{cls.__name__} is made like {cls.__name__}({', '.join(cls.__match_args__)})"
+        setattr(cls, "__init__", with_usage(usage)(cls.__init__))  # noqa: B010  what @dataclass made
     return cls
 
 
@@ -550,9 +554,12 @@ def delta_of(guarantee: Guarantee) -> Number:
 
 def guarantee_from_dict(form: Mapping[str, Any]) -> Guarantee:
     """Read what `to_dict` wrote; anything else raises `InvalidGuarantee` with the reason."""
-    cls = REGISTRY.get(str(form.get("kind"))) if isinstance(form, Mapping) and form.get("form") == _FORM else None
+    if not isinstance(form, Mapping) or form.get("form") != _FORM:
+        raise InvalidGuarantee(f"a guarantee must be a document with the field form={_FORM} (got {form!r:.120})")
+    cls = REGISTRY.get(str(form.get("kind")))
     if cls is None:
-        raise InvalidGuarantee(f"a guarantee must be a document of form {_FORM} and a known kind (got {form!r:.120})")
+        near = did_you_mean(form.get("kind"), REGISTRY)
+        raise InvalidGuarantee(f"kind must be one of {', '.join(REGISTRY)} (got {form.get('kind')!r:.120}){near}")
     names = [*cls.__match_args__]
     if set(form) != {"form", "kind", *names}:
         raise InvalidGuarantee(f"a {form['kind']} guarantee must have the fields {names} (got {sorted(form)})")

@@ -89,7 +89,7 @@ from odograph.core.odometers import (
 )
 from odograph.core.value_iteration import Budget
 from odograph.display import Html, card, facts, one_line, table
-from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition, explain
+from odograph.errors import InvalidGuarantee, InvalidPolicy, UnprovenComposition, did_you_mean, explain, with_usage
 
 __all__ = [
     "Compiled",
@@ -166,6 +166,7 @@ class Policy:
     privacy_unit: str
     neighbors: str
 
+    @with_usage("a policy is made like Policy(epsilon=1, delta=1e-6) or Policy(1, 1e-6, filter='zcdp')")
     def __init__(  # noqa: PLR0913  a policy is the list of its choices
         self,
         epsilon: Numeric | EllipsisType | None = ...,  # None is a choice: no limit
@@ -497,12 +498,15 @@ _FIELDS_1: Final = {*_FIELDS, "form", "rule", "takes", "menu", "orders", "unit",
 }
 
 
+_ARGUMENTS: Final = ("epsilon", "delta", "rho", "mu", "filter", "reserve", "odometer", "privacy_unit", "neighbors")
+
+
 def refuse_old_words(caller: str, given: Mapping[str, object]) -> None:
     """Raise `InvalidPolicy` for arguments that 0.1.0 had and that are called otherwise now."""
     for name in given:
         if name in _NEW_WORDS:
             raise InvalidPolicy(f"{caller} has no argument {name!r} anymore: pass {_NEW_WORDS[name]} instead")
-        raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+        raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{did_you_mean(name, _ARGUMENTS)}")
 
 
 def _rename_keys(form: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
@@ -596,7 +600,9 @@ def _check_arguments(epsilon: Fraction | None, delta: Fraction, filters: object,
     if epsilon is not None and not _LEAST_EPSILON <= epsilon <= 1000:
         raise InvalidPolicy(f"Policy.epsilon must be from 1e-9 to 1000 (got {tidy(epsilon)!r})")
     if delta >= 1:
-        raise InvalidPolicy(f"Policy.delta must be below 1 (got {tidy(delta)!r})")
+        raise InvalidPolicy(
+            f"Policy.delta must be below 1 (got {tidy(delta)!r}): the order is Policy(epsilon, delta)"
+        )
     if filters is not None and reserve is not None:
         raise InvalidPolicy(
             f"reserve must be left out where filter is given (got {reserve!r}): pass"

@@ -26,7 +26,14 @@ import numpy as np
 from odograph.account import Account
 from odograph.core.fixed_point import exactly, up
 from odograph.core.guarantees import ApproxDP, PureDP, exact_of
-from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, OdographError, UnprovenComposition
+from odograph.errors import (
+    BudgetExceeded,
+    InvalidArgument,
+    InvalidGuarantee,
+    OdographError,
+    UnprovenComposition,
+    with_usage,
+)
 from odograph.extras import load
 from odograph.sessions import check_account
 
@@ -120,6 +127,7 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
         the data, and the set of labels, are public (diffprivlib warns where it reads bounds from the data).
     """
 
+    @with_usage("a BudgetAccountant takes an account: BudgetAccountant(Accountant(Policy(epsilon=1, delta=1e-6)))")
     def __init__(self, account: Account) -> None:
         check_account(account, "a BudgetAccountant")
         # The parent's constructor is not called: it would keep a budget of its own beside the account's.

@@ -579,8 +579,9 @@ def check_repeated(record: IdempotencyRecord, author: Author, request: str, verb
                 f" successor_of or dataset. Use ledger.account({record.account!r}), or another name and key"
             )
         raise IdempotencyConflict(
-            f"key {author.key!r} was used before for another request ({used}). The same key must come with the same"
-            " verb, accounts and guarantees"
+            f"key {author.key!r} was used before for another request ({used}). All accounts of a principal share its"
+            " keys: the same key must come with the same verb, accounts and guarantees, and another request needs"
+            " another key"
         )
     return Repeated(record)
 

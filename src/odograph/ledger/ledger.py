@@ -8,14 +8,30 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any, Final, NamedTuple, NoReturn, Self
 
-from odograph.account import Account, budget_text, check_page, microseconds, spent_text
+from odograph.account import (
+    SPEND_USAGE,
+    Account,
+    budget_text,
+    check_page,
+    microseconds,
+    spent_text,
+    warn_of_large_delta,
+)
 from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import Guarantee
 from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question
 from odograph.core.policy import Compiled, Policy
 from odograph.display import badge, card, paragraph, table
-from odograph.errors import AccountNotFound, EntryNotFound, InvalidPolicy, LedgerError, ReservationNotFound
+from odograph.errors import (
+    AccountNotFound,
+    EntryNotFound,
+    InvalidPolicy,
+    LedgerError,
+    ReservationNotFound,
+    did_you_mean,
+    with_usage,
+)
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, check_name, price_from_text
 from odograph.ledger.results import Checkpoint, History, Lifetime, Receipt, Reservation, Verification
@@ -23,7 +39,22 @@ from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
 from odograph.progress import Progress
 
-__all__ = ["Ledger", "LedgerAccount", "State", "states"]
+__all__ = [
+    "SPENDS_USAGE",
+    "Ledger",
+    "LedgerAccount",
+    "State",
+    "balance_in",
+    "head_for",
+    "name_error",
+    "page_of",
+    "states",
+]
+
+SPENDS_USAGE: Final = (
+    "a ledger charges accounts by name, such as spend({'census': PureDP(0.1)}, key='q-1'); one account is charged by"
+    " ledger.account('census').spend(PureDP(0.1))"
+)
 
 
 class LedgerAccount(Account):
@@ -75,6 +106,7 @@ class LedgerAccount(Account):
         """How many reservations charged here were voided; each is an assurance that nothing was run."""
         return self._backend.voids(self.name)
 
+    @with_usage(SPEND_USAGE)
     def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge none.
 
@@ -137,9 +169,7 @@ class LedgerAccount(Account):
         Refusals are among them.
         """
         check_page(first, count)
-        size = self.size
-        first = max(0, size + first) if first < 0 else min(first, size)
-        count = size - first if count is None else min(count, size - first)
+        first, count = page_of(self.size, first, count)
         return History(self._backend.history(self.name, first, count) if count else ())
 
     def close(self, *, note: str = "") -> None:
@@ -169,14 +199,45 @@ class LedgerAccount(Account):
         return f"<LedgerAccount {self.name!r}, {budget_text(self.policy)}: {part}{closed}>"
 
     def _balance(self) -> Balance:
-        found = self._backend.balances([self.name]).get(self.name)
-        if found is None or found.origin != self._opened.origin:
-            raise AccountNotFound(f"{self.name!r} is no longer in {self._backend.url}; connect again")
-        return found
+        return balance_in(self._backend.balances([self.name]), self._opened, self._backend.url)
 
     def _totals_over_time(self) -> list[Totals]:
         balance = self._balance()  # totals and sequence of one moment
         return [state.totals for state in states(self, balance.totals, balance.sequence)]
+
+
+def balance_in(balances: Mapping[str, Balance], opened: Opened, url: str) -> Balance:
+    """Return an account's balance, if it is still the account that was opened."""
+    found = balances.get(opened.head.name)
+    if found is None or found.origin != opened.origin:
+        raise AccountNotFound(f"{opened.head.name!r} is no longer in {url}; connect again")
+    return found
+
+
+def name_error(problem: AccountNotFound, name: object, names: Iterable[str]) -> AccountNotFound:
+    """Return the error for an account that is not there, with the nearest name of those that the caller may see."""
+    return AccountNotFound(f"{problem}{did_you_mean(name, names)}")
+
+
+def page_of(size: int, first: int, count: int | None) -> tuple[int, int]:
+    """Return the part of a history of some size that was asked for: its first sequence, and how many entries."""
+    first = max(0, size + first) if first < 0 else min(first, size)
+    return first, size - first if count is None else min(count, size - first)
+
+
+def head_for(name: str, policy: Policy | Compiled, parent: str, successor_of: str, dataset: str) -> Head:
+    """Return what a new account is opened as; its policy must be one that a ledger can keep."""
+    check_name(name)
+    if dataset != "":
+        check_name(dataset, "dataset")
+    if not isinstance(policy, Policy | Compiled):
+        raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
+    warn_of_large_delta(policy)
+    promised = policy.policy if isinstance(policy, Compiled) else policy
+    unit, neighbors = promised.privacy_unit, promised.neighbors
+    if not unit.isprintable():
+        raise InvalidPolicy(f"in a ledger Policy.privacy_unit must be printable (got {unit!r})")
+    return Head(name, parent, successor_of, dataset, unit, neighbors)
 
 
 _PAGE: Final = 2000
@@ -217,8 +278,9 @@ class Ledger:
     `principal` is who writes: keys are unique per principal, and entries carry a random identity for the name.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, *, suggest_names: bool = False) -> None:
         self.backend = backend  # for code that builds on a ledger, such as the service
+        self._suggest_names = suggest_names  # in errors: not in a service, whose callers may not see them all
 
     @property
     def url(self) -> str:
@@ -232,7 +294,7 @@ class Ledger:
 
     def acting_as(self, principal: str) -> Ledger:
         """Return the same ledger for another principal, sharing the connection and the queue."""
-        return Ledger(self.backend.acting_as(principal))
+        return Ledger(self.backend.acting_as(principal), suggest_names=self._suggest_names)
 
     def open_account(  # noqa: PLR0913  each is one sentence about the account
         self,
@@ -252,17 +314,8 @@ class Ledger:
         or by name. Accounts of one `dataset` are blocks of it: each holds the records of its own day or region, and a
         person's records are in one block.
         """
-        check_name(name)
         above, before = self._name_of(parent, "parent"), self._name_of(successor_of, "successor_of")
-        if dataset != "":
-            check_name(dataset, "dataset")
-        if not isinstance(policy, Policy | Compiled):
-            raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
-        promised = policy.policy if isinstance(policy, Compiled) else policy
-        unit, neighbors = promised.privacy_unit, promised.neighbors
-        if not unit.isprintable():
-            raise InvalidPolicy(f"in a ledger Policy.privacy_unit must be printable (got {unit!r})")
-        self.backend.open(Head(name, above, before, dataset, unit, neighbors), policy, key, note)
+        self.backend.open(head_for(name, policy, above, before, dataset), policy, key, note)
         return self.account(name)
 
     def _name_of(self, account: LedgerAccount | str | None, field: str) -> str:
@@ -275,7 +328,12 @@ class Ledger:
 
     def account(self, name: str) -> LedgerAccount:
         """Return an account that was opened before."""
-        opened = self.backend.opened(name)
+        try:
+            opened = self.backend.opened(name)
+        except AccountNotFound as problem:
+            if not self._suggest_names:
+                raise
+            raise name_error(problem, name, self.backend.balances()) from None
         opened.require_own()
         return LedgerAccount(self.backend, opened)
 
@@ -308,6 +366,7 @@ class Ledger:
             self, check_name(name), policy, location=location, key=key, note=note, **choices
         )
 
+    @with_usage(SPENDS_USAGE)
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.
 

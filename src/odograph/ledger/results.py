@@ -33,6 +33,7 @@ from odograph.ledger.stores.base import Head
 
 __all__ = [
     "COLUMNS",
+    "BaseReservation",
     "Checkpoint",
     "History",
     "HistoryEntry",
@@ -216,11 +217,10 @@ class Receipt(NamedTuple):
         return "; ".join([f"{self.done}{again}: {self.costs}; entry {self.id}{key}{promise}{unsure}", *self.notes])
 
 
-class Reservation:
-    """A charge that is yet to be committed, or voided if the mechanism was not run."""
+class BaseReservation:
+    """What every reservation shows of itself; those of an `AsyncLedger` are committed and voided with `await`."""
 
-    def __init__(self, resolve: Callable[[str, str, str], Receipt], receipt: Receipt) -> None:
-        self._resolve = resolve  # called with the verb, the reservation's id and the note
+    def __init__(self, receipt: Receipt) -> None:
         self.receipt = receipt
         self.voided = False  # through this object
 
@@ -238,16 +238,6 @@ class Reservation:
     def id(self) -> str:
         """The id by which any process may resolve a ledger's reservation: `ledger.commit(id)`."""
         return self.receipt.id
-
-    def commit(self, *, note: str = "") -> Receipt:
-        """Confirm the charge: the mechanism was run, or may have been. Works after it expired, and again."""
-        return self._resolve("commit", self.id, note)
-
-    def void(self, reason: str) -> Receipt:
-        """Take the charge back: the mechanism was not run. Not after it was committed or has expired."""
-        receipt = self._resolve("void", self.id, reason)
-        self.voided = True
-        return receipt
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -268,7 +258,25 @@ class Reservation:
 
     def __repr__(self) -> str:
         until = "" if self.expires is None else f", expires {utc(self.expires)}"
-        return f"<Reservation {self.id}{until}{', repeated' if self.repeated else ''}>"
+        return f"<{type(self).__name__} {self.id}{until}{', repeated' if self.repeated else ''}>"
+
+
+class Reservation(BaseReservation):
+    """A charge that is yet to be committed, or voided if the mechanism was not run."""
+
+    def __init__(self, resolve: Callable[[str, str, str], Receipt], receipt: Receipt) -> None:
+        super().__init__(receipt)
+        self._resolve = resolve  # called with the verb, the reservation's id and the note
+
+    def commit(self, *, note: str = "") -> Receipt:
+        """Confirm the charge: the mechanism was run, or may have been. Works after it expired, and again."""
+        return self._resolve("commit", self.id, note)
+
+    def void(self, reason: str) -> Receipt:
+        """Take the charge back: the mechanism was not run. Not after it was committed or has expired."""
+        receipt = self._resolve("void", self.id, reason)
+        self.voided = True
+        return receipt
 
 
 class Stated(NamedTuple):

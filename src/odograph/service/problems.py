@@ -52,7 +52,10 @@ BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
     EntryNotFound: "no such entry, or this key has no access to its account",
     ReservationNotFound: "no such reservation, or this key has no access to its accounts",
     AccountClosed: "one of the accounts is closed and takes no new charges",
-    IdempotencyConflict: "the idempotency key was used before for another request; use another key",
+    IdempotencyConflict: (
+        "the idempotency key was used before for another request, perhaps of another account: all accounts of a"
+        " principal share its keys; use another key"
+    ),
     LedgerCorrupt: "the ledger is damaged; report it to its owner",
     UnprovenComposition: NO_THEOREM,
 }
