@@ -32,7 +32,7 @@ from odograph.ledger.entries import (
     price_from_text,
 )
 from odograph.ledger.results import Checkpoint, Verification
-from odograph.ledger.stores.base import Balance, Head, Snapshot
+from odograph.ledger.stores.base import Balance, Head, Pending, Snapshot
 from odograph.progress import Progress, pace
 
 __all__ = ["Auditor", "audit"]
@@ -137,6 +137,14 @@ class Auditor:
                 " restored from an older copy"
             )
         return {name: own.balance for name, own in self._accounts.items()}
+
+    def pending(self) -> set[Pending]:
+        """Return the reservations that are neither committed nor voided."""
+        return {
+            Pending(name, reservation, entries[0].sequence)
+            for name, own in self._accounts.items()
+            for reservation, entries in own.reserved.items()
+        }
 
     def uncertified_accounts(self) -> tuple[str, ...]:
         """Return the names of the accounts whose limits this installation has not certified, sorted."""
@@ -354,6 +362,7 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
             progress(done, snapshot.size)
     balances = auditor.finish()
     _compare_balances(snapshot.balances, balances)
+    _compare_pending({*snapshot.pending}, auditor.pending())
     if used != snapshot.keys:
         raise LedgerCorrupt(f"{snapshot.keys} keys are stored, but the entries used {used}")
     for note in snapshot.notes():
@@ -377,6 +386,12 @@ def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:
     if points_to is None or (entry.id if own else f"{points_to[0]}#{points_to[1]}") != entry.request_id:
         raise _bad(entry, f"its key {entry.key!r} is stored with another request, or not at all")
     return own
+
+
+def _compare_pending(stored: set[Pending], replayed: set[Pending]) -> None:
+    for one in sorted(stored ^ replayed)[:1]:
+        is_listed = "is listed as pending and is not" if one in stored else "is pending and is not listed"
+        raise LedgerCorrupt(f"reservation {one.reservation} {is_listed}, in account {one.account!r}")
 
 
 def _compare_balances(stored: Iterable[Balance], replayed: dict[str, Balance]) -> None:

@@ -89,7 +89,7 @@ from odograph.ledger.results import (
     linked,
     together,
 )
-from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, State, Store, Wants
+from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, Note, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.progress import Progress
 
@@ -107,6 +107,7 @@ __all__ = [
 _MAX_REMEMBERED: Final = 1024  # priced requests per account
 _MAX_REMEMBERED_LENGTH: Final = 16384  # characters of a guarantee that is remembered: longer ones fill the memory
 _ERASED: Final = "erased"
+_ALL: Final = 2**63 - 1  # as many as a store can count
 
 
 class Opened:
@@ -537,8 +538,18 @@ class LocalBackend:
 
     def pending(self, name: str) -> list[Receipt]:
         """Return the reservations of an account that are neither committed nor voided."""
-        ids = dict.fromkeys(entry.request_id for entry in self.store.pending(name))
-        return [self.reservation(one) for one in ids]
+        return [self.reservation(entry.request_id) for entry in self.store.pending(name, 0, _ALL)]
+
+    def pending_page(self, name: str, first: int, count: int) -> list[HistoryEntry]:
+        """Return some pending reservations, oldest first, each by its first entry in the account."""
+        entries, names = self.store.pending(name, first, count), self.store.principals()
+        noted = [entry.sequence for entry in entries if entry.note]
+        notes = {sequence: note for one in noted for sequence, note in self.store.notes(name, one, 1).items()}
+        return [_history_entry(entry, names, notes) for entry in entries]
+
+    def pending_count(self, name: str) -> int:
+        """Count the pending reservations of an account."""
+        return self.store.pending_count(name)
 
     def voids(self, name: str) -> int:
         """Count the reservations charged to an account that were voided."""
@@ -609,14 +620,7 @@ class LocalBackend:
         """Return a page of entries, with the names and notes that were not erased."""
         entries = self.store.entries(name, first, count)  # before what stands beside them, which is there by then
         notes, names = self.store.notes(name, first, count), self.store.principals()
-        return [
-            history_entry(
-                entry,
-                names.get(entry.principal, _ERASED),
-                (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",
-            )
-            for entry in entries
-        ]
+        return [_history_entry(entry, names, notes) for entry in entries]
 
     def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Replay everything, at one moment."""
@@ -672,6 +676,12 @@ class LocalBackend:
             self.store = MemoryStore(self.store.url)  # an empty one, which is closed, in its place
             self.engine = LedgerEngine(self.store)
         self.store.close()
+
+
+def _history_entry(entry: Entry, names: Mapping[str, str], notes: Mapping[int, Note]) -> HistoryEntry:
+    """Return an entry with the names and notes that were not erased."""
+    note = (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else ""
+    return history_entry(entry, names.get(entry.principal, _ERASED), note)
 
 
 def _guarantee_of(entry: Entry) -> Guarantee:

@@ -40,6 +40,7 @@ from odograph.ledger.stores.base import (
     Changes,
     IdempotencyRecord,
     Note,
+    Pending,
     Record,
     RowLocked,
     State,
@@ -170,9 +171,13 @@ class PostgresStore:
         """Read some entries of an account."""
         return [Entry._make(row) for row in self._read("entries", account, first, count)]
 
-    def pending(self, account: str) -> list[Entry]:
-        """Read the open reservations of an account."""
-        return [Entry._make(row) for row in self._read("pending", account)]
+    def pending(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some open reservations of an account."""
+        return [Entry._make(row) for row in self._read("pending", account, first, count)]
+
+    def pending_count(self, account: str) -> int:
+        """Count the open reservations of an account."""
+        return int(self._read("pending_count", account)[0][0])
 
     def pending_counts(self) -> dict[str, int]:
         """Count the open reservations of every account."""
@@ -381,6 +386,7 @@ class PostgresSnapshot:
         self._connection = connection
         self.balances = [Balance.read(row) for row in connection.execute(_SQL["accounts"])]
         self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone() or (0, 0)
+        self.pending = {*map(Pending._make, connection.execute(_SQL["all_pending"]))}
 
     def records(self) -> Iterator[Record]:
         """Yield every entry, account by account."""
