@@ -13,11 +13,11 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from playwright.sync_api import Browser, SetCookieParam, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 import odograph as odo
 from odograph.connection import store_at
@@ -146,10 +146,10 @@ def stock(url: str, accounts: int, entries: int) -> float:
     return time.perf_counter() - begun
 
 
-def open_page(browser: Browser, address: str, cookies: Sequence[SetCookieParam], path: str) -> Opening:
+def open_page(browser: Browser, address: str, cookies: list[Any], path: str) -> Opening:
     """Open a page in a new browser context, with a cold cache."""
     window = Window(browser.new_context(viewport={"width": 1280, "height": 900}), address)
-    window.context.add_cookies([*cookies])
+    window.context.add_cookies(cookies)
     wire = window.context.new_cdp_session(window.page)
     sizes: list[float] = []
     wire.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
