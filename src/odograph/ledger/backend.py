@@ -379,14 +379,30 @@ class LocalBackend:
     def opened(self, name: str) -> Opened:
         """Return what an account was opened with, or raise `AccountNotFound`."""
         known = self._known.get(name)
-        if known is None:
+        return self._learn(name, {}) if known is None else known
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Read what accounts were opened with, all that this process does not know yet at once."""
+        unknown = [name for name in names if name not in self._known]
+        entries = self.store.openings(unknown) if unknown else {}
+        for name in entries:
+            if name not in self._known:
+                self._learn(name, entries)
+
+    def _learn(self, name: str, entries: Mapping[str, Entry]) -> Opened:
+        """Read what an account and those above it were opened with, from the entries if they are among them."""
+        entry = entries.get(name)
+        if entry is None:
             check_name(name)
             found = self.store.entries(name, 0, 1)
             if not found:
                 raise AccountNotFound(f"there is no account {name!r} in {self.store.url}")
-            head, compiled = read_opening(found[0])
-            above = self.opened(head.parent).path if head.parent else ()
-            known = self._known[name] = Opened(head, compiled, found[0].seal, above, read_population(found[0]))
+            entry = found[0]
+        head, compiled = read_opening(entry)
+        above: tuple[Opened, ...] = ()
+        if head.parent:
+            above = (self._known.get(head.parent) or self._learn(head.parent, entries)).path
+        known = self._known[name] = Opened(head, compiled, entry.seal, above, read_population(entry))
         return known
 
     def author(self, key: str | None = None, note: str = "") -> Author:

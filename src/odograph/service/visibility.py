@@ -96,6 +96,7 @@ def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
     except LedgerNotFound:  # no account was opened yet
         return []
+    _local(ledger).learn(balances)
     # What remains of a population is confidential.
     own = [name for name in sorted(balances) if ledger.backend.opened(name).population is None]
     return [row_of(ledger.backend, caller, balances[name]) for name in own]

@@ -311,6 +311,10 @@ class Store(Protocol):
         """Read at most `count` entries of an account, from sequence `first` on."""
         ...
 
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of the named accounts that exist."""
+        ...
+
     def pending(self, account: str, first: int, count: int) -> list[Entry]:
         """Read the reservations that named this account and are neither committed nor voided, oldest first.
 

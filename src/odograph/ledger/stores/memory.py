@@ -119,6 +119,11 @@ class MemoryStore:
         with self._free():
             return self._entries.get(account, [])[first : first + count]
 
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of some accounts."""
+        with self._free():
+            return {account: self._entries[account][0] for account in accounts if account in self._entries}
+
     def pending(self, account: str, first: int, count: int) -> list[Entry]:
         """Read some open reservations of an account."""
         with self._free():

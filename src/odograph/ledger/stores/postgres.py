@@ -171,6 +171,10 @@ class PostgresStore:
         """Read some entries of an account."""
         return [Entry._make(row) for row in self._read("entries", account, first, count)]
 
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of some accounts."""
+        return {row[1]: Entry._make(row) for row in self._read("openings", [*accounts])}
+
     def pending(self, account: str, first: int, count: int) -> list[Entry]:
         """Read some open reservations of an account."""
         return [Entry._make(row) for row in self._read("pending", account, first, count)]

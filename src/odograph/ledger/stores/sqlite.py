@@ -153,6 +153,12 @@ class SqliteStore:
         with self._reading() as connection:
             return [Entry(*row) for row in connection.execute(SQL["entries"], (account, first, count))]
 
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of some accounts."""
+        with self._reading() as connection:
+            rows = _execute_many(connection, "openings", [(account,) for account in accounts])
+        return {row[1]: Entry._make(row) for row in rows}
+
     def pending(self, account: str, first: int, count: int) -> list[Entry]:
         """Read some open reservations of an account."""
         with self._reading() as connection:

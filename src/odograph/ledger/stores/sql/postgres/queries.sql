@@ -133,6 +133,10 @@ FROM odograph.accounts ORDER BY name;
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
 FROM odograph.entries WHERE account = %s AND sequence >= %s ORDER BY sequence LIMIT %s;
 
+-- name: openings
+SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
+FROM odograph.entries WHERE account = ANY (%s::text[]) AND sequence = 0;
+
 -- name: pending
 SELECT
     entries.version, entries.account, entries.sequence, entries.time, entries.principal, entries.verb, entries.legs,

@@ -70,6 +70,10 @@ INSERT INTO notes (account, sequence, salt, text) VALUES (?, ?, ?, ?);
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
 FROM entries WHERE account = ? AND sequence >= ? ORDER BY sequence LIMIT ?;
 
+-- name: openings
+SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
+FROM (VALUES (?)) AS wanted CROSS JOIN entries ON entries.account = wanted.column1 AND entries.sequence = 0;
+
 -- name: pending
 SELECT
     entries.version, entries.account, entries.sequence, entries.time, entries.principal, entries.verb, entries.legs,
