@@ -244,3 +244,28 @@ def test_showing_what_is_pending_takes_no_longer_for_what_was_resolved(
         )
         monkeypatch.setitem(SQL, "pending", searched)
         assert steps_to_show(store, "top") > before + 60
+
+
+def test_a_role_that_may_only_append_keeps_the_table_and_cannot_change_it(postgres_url: str) -> None:
+    with odo.connect(postgres_url) as ledger:
+        open_accounts(ledger)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS appending_job")
+        connection.execute("CREATE ROLE appending_job")
+        for grant in (  # as docs/how-to/postgresql.md has them
+            "USAGE ON SCHEMA odograph",
+            "SELECT ON ALL TABLES IN SCHEMA odograph",
+            "INSERT ON odograph.accounts, odograph.entries, odograph.keys, odograph.notes, odograph.principals",
+            "UPDATE (sequence, seal, time, totals, closed, linked) ON odograph.accounts",
+        ):
+            connection.execute(f"GRANT {grant} TO appending_job".encode())
+    as_job = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-crole%3Dappending_job"
+    with odo.connect(as_job) as ledger:
+        work(ledger, ALL_STEPS)
+        assert listed(ledger) == replayed(ledger) != set()
+        ledger.verify()
+    with psycopg.connect(as_job) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("DELETE FROM odograph.pending")
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP OWNED BY appending_job")
+        connection.execute("DROP ROLE appending_job")
