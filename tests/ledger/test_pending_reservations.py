@@ -269,3 +269,16 @@ def test_a_role_that_may_only_append_keeps_the_table_and_cannot_change_it(postgr
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DROP OWNED BY appending_job")
         connection.execute("DROP ROLE appending_job")
+
+
+def test_counting_reads_an_index_and_no_entry(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "ledger.db").create()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as file:
+        for query in ("pending_count", "voids"):
+            ((*_, plan),) = file.execute(f"EXPLAIN QUERY PLAN {SQL[query]}", ("a",)).fetchall()
+            assert "COVERING INDEX" in plan, query
+        # An index without the verb, although all of its entries have it, is caught.
+        file.execute("CREATE INDEX without_verb ON entries (account, sequence) WHERE verb = 'void'")
+        narrow = SQL["voids"].replace("entries_that_void", "without_verb")
+        ((*_, plan),) = file.execute(f"EXPLAIN QUERY PLAN {narrow}", ("a",)).fetchall()
+        assert "COVERING INDEX" not in plan

@@ -48,7 +48,7 @@ CREATE TABLE pending (
 ) WITHOUT ROWID;
 
 CREATE UNIQUE INDEX pending_by_age ON pending (account, sequence);
-CREATE INDEX entries_that_void ON entries (account, sequence) WHERE verb = 'void';
+CREATE INDEX entries_that_void ON entries (account, verb, sequence) WHERE verb = 'void';
 
 -- The keys that were used, each with the first entry of the request that used it.
 CREATE TABLE keys (

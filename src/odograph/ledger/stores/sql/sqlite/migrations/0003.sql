@@ -10,7 +10,7 @@ CREATE TABLE pending (
 ) WITHOUT ROWID;
 
 CREATE UNIQUE INDEX pending_by_age ON pending (account, sequence);
-CREATE INDEX entries_that_void ON entries (account, sequence) WHERE verb = 'void';
+CREATE INDEX entries_that_void ON entries (account, verb, sequence) WHERE verb = 'void';
 
 INSERT INTO pending (account, reservation, sequence)
 SELECT account, substr(legs, 1, min(instr(legs || ' ', ' '), instr(legs || '/', '/')) - 1) AS reservation, min(sequence)
