@@ -8,6 +8,7 @@ fits: the gate decides once per run, and once per entry only to name the first e
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -81,6 +82,7 @@ class Auditor:
         self._paths: dict[tuple[str, ...], str] = {}  # that charges went, each with the id of an entry
         self._checkpoint = {} if checkpoint is None else dict(checkpoint.accounts)
         self._current: _Account | None = None
+        self.voids: Counter[str] = Counter()  # entries that voided a reservation, by account
         self.set_back: list[str] = []  # entries with an earlier time than the one before them
 
     def take(self, entry: Entry) -> bool:
@@ -201,6 +203,7 @@ class Auditor:
         if not reserved:
             del own.reserved[entry.key]
         if entry.verb == "void":
+            self.voids[entry.account] += 1
             if match.expires is not None and entry.time > match.expires:
                 raise _bad(entry, "the reservation had expired and could not be voided")
             own.balance.totals = own.balance.totals.without(price_from_text(entry.price))
@@ -363,6 +366,10 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
     balances = auditor.finish()
     _compare_balances(snapshot.balances, balances)
     _compare_pending({*snapshot.pending}, auditor.pending())
+    if snapshot.voids != auditor.voids:
+        raise LedgerCorrupt(
+            f"{sum(snapshot.voids.values())} voids are counted, but there are {auditor.voids.total()}"
+        )
     if used != snapshot.keys:
         raise LedgerCorrupt(f"{snapshot.keys} keys are stored, but the entries used {used}")
     for note in snapshot.notes():

@@ -25,7 +25,7 @@ inside one transaction to a function, and stores the changes that the function r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -274,6 +274,11 @@ class Snapshot(Protocol):
     @property
     def pending(self) -> Collection[Pending]:
         """The pending reservations, as the store lists them."""
+        ...
+
+    @property
+    def voids(self) -> Mapping[str, int]:
+        """How many reservations were voided, as the store counts them, of each account that has any."""
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -235,6 +236,11 @@ class MemorySnapshot:
     _notes: Sequence[Note]
     _principals: dict[str, str]
     pending: Collection[Pending]
+
+    @property
+    def voids(self) -> dict[str, int]:
+        """How many reservations were voided, of each account that has any."""
+        return Counter(name for name, found in self._entries.items() for entry in found if entry.verb == "void")
 
     @property
     def size(self) -> int:

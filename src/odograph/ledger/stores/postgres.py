@@ -391,6 +391,7 @@ class PostgresSnapshot:
         self.balances = [Balance.read(row) for row in connection.execute(_SQL["accounts"])]
         self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone() or (0, 0)
         self.pending = {*map(Pending._make, connection.execute(_SQL["all_pending"]))}
+        self.voids: dict[str, int] = dict(connection.execute(_SQL["void_counts"]).fetchall())
 
     def records(self) -> Iterator[Record]:
         """Yield every entry, account by account."""

@@ -439,12 +439,13 @@ class SqliteSnapshot:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         # Some queries read only the indexes of these tables, so reading rows would not show a damaged index.
-        for table in ("accounts", "principals", "pending"):
+        for table in ("accounts", "principals", "pending", "voids"):
             if connection.execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
                 raise LedgerCorrupt(f"the ledger's file is damaged: the table {table} contradicts its index")
         self.balances = [Balance.read(row) for row in connection.execute(SQL["accounts"])]
         self.size, self.keys = connection.execute(SQL["sizes"]).fetchone()
         self.pending = {*map(Pending._make, connection.execute(SQL["all_pending"]))}
+        self.voids: dict[str, int] = dict(connection.execute(SQL["void_counts"]).fetchall())
         self._last = {balance.head.name: balance.sequence for balance in self.balances}
         self._others = -1  # the last sequence of accounts that were opened later
         complete = self.size == len(self._last) + sum(self._last.values())
@@ -462,17 +463,11 @@ class SqliteSnapshot:
             while first <= last:
                 rows = self._connection.execute(SQL["records"], (name, first, last, _CHUNK)).fetchall()
                 at_end = len(rows) < _CHUNK
-                self._check_index(name, first, last if at_end else rows[-1][2], rows)
                 for row in rows:
                     yield Entry._make(row[:14]), None if row[14] is None else row[14:]
                 if at_end:
                     break
                 first = rows[-1][2] + 1
-
-    def _check_index(self, name: str, first: int, last: int, rows: Sequence[tuple[Any, ...]]) -> None:
-        indexed = self._connection.execute(SQL["indexed_voids"], (name, first, last)).fetchall()
-        if [sequence for (sequence,) in indexed] != [row[2] for row in rows if row[5] == "void"]:
-            raise LedgerCorrupt(f"the ledger's file is damaged: the index of {name!r}'s voided reservations is wrong")
 
     def notes(self) -> Iterator[Note]:
         """Yield every note that was not erased."""

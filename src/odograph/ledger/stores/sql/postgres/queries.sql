@@ -153,7 +153,10 @@ SELECT account, count(*) FROM odograph.pending GROUP BY account;
 SELECT count(*) FROM odograph.pending WHERE account = %s;
 
 -- name: voids
-SELECT count(*) FROM odograph.entries WHERE account = %s AND verb = 'void';
+SELECT count(*) FROM odograph.voids WHERE account = %s;
+
+-- name: void_counts
+SELECT account, count(*) FROM odograph.voids GROUP BY account;
 
 -- name: all_pending
 SELECT account, reservation, sequence FROM odograph.pending;

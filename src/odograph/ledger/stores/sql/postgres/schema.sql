@@ -52,7 +52,13 @@ CREATE TABLE odograph.pending (
 );
 
 CREATE UNIQUE INDEX pending_by_age ON odograph.pending (account, sequence);
-CREATE INDEX entries_that_void ON odograph.entries (account, sequence) WHERE verb = 'void';
+
+-- The entries that voided a reservation, to be counted: they are far apart among all the others.
+CREATE TABLE odograph.voids (
+    account  text COLLATE "C" NOT NULL,
+    sequence bigint NOT NULL,
+    PRIMARY KEY (account, sequence)
+);
 
 -- The keys that were used, each with the first entry of the request that used it.
 CREATE TABLE odograph.keys (
@@ -94,7 +100,7 @@ CREATE TRIGGER accounts_stay BEFORE UPDATE OF name, parent, successor_of, datase
 OR DELETE OR TRUNCATE ON odograph.accounts
 FOR EACH STATEMENT EXECUTE FUNCTION odograph.refuse();
 
--- With the rights of the owner: a role that may append entries needs none on this table.
+-- With the rights of the owner: a role that may append entries needs none on these tables.
 CREATE FUNCTION odograph.pend() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
     IF NEW.verb = 'reserve' THEN
@@ -103,6 +109,9 @@ BEGIN
         ON CONFLICT (account, reservation) DO NOTHING;
     ELSE
         DELETE FROM odograph.pending WHERE account = NEW.account AND reservation = NEW.key;
+    END IF;
+    IF NEW.verb = 'void' THEN
+        INSERT INTO odograph.voids (account, sequence) VALUES (NEW.account, NEW.sequence);
     END IF;
     RETURN NULL;
 END

@@ -89,7 +89,7 @@ SELECT account, count(*) FROM pending GROUP BY account;
 SELECT count(*) FROM pending WHERE account = ?;
 
 -- name: voids
-SELECT count(*) FROM entries INDEXED BY entries_that_void WHERE account = ? AND verb = 'void';
+SELECT count(*) FROM voids WHERE account = ?;
 
 -- name: notes
 SELECT account, sequence, salt, text FROM notes WHERE account = ? AND sequence >= ? AND sequence < ?;
@@ -108,11 +108,8 @@ FROM entries LEFT JOIN keys
 WHERE entries.account = ? AND entries.sequence BETWEEN ? AND ?
 ORDER BY entries.sequence LIMIT ?;
 
--- name: indexed_voids
--- The voided reservations by the index that `voids` reads.
-SELECT sequence FROM entries INDEXED BY entries_that_void
-WHERE account = ? AND verb = 'void' AND sequence BETWEEN ? AND ?
-ORDER BY sequence;
+-- name: void_counts
+SELECT account, count(*) FROM voids GROUP BY account;
 
 -- name: all_pending
 SELECT account, reservation, sequence FROM pending;

@@ -48,7 +48,13 @@ CREATE TABLE pending (
 ) WITHOUT ROWID;
 
 CREATE UNIQUE INDEX pending_by_age ON pending (account, sequence);
-CREATE INDEX entries_that_void ON entries (account, verb, sequence) WHERE verb = 'void';
+
+-- The entries that voided a reservation, to be counted: they are far apart among all the others.
+CREATE TABLE voids (
+    account  TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (account, sequence)
+) WITHOUT ROWID;
 
 -- The keys that were used, each with the first entry of the request that used it.
 CREATE TABLE keys (
@@ -104,4 +110,9 @@ END;
 CREATE TRIGGER entries_resolve AFTER INSERT ON entries WHEN NEW.verb IN ('commit', 'void')
 BEGIN
     DELETE FROM pending WHERE account = NEW.account AND reservation = NEW.key;
+END;
+
+CREATE TRIGGER entries_void AFTER INSERT ON entries WHEN NEW.verb = 'void'
+BEGIN
+    INSERT INTO voids (account, sequence) VALUES (NEW.account, NEW.sequence);
 END;

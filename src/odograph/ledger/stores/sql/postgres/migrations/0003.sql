@@ -1,4 +1,4 @@
--- Schema 3: the pending reservations have a table and the voided ones an index, so that neither is searched for.
+-- Schema 3: the pending reservations and the voided ones have tables, so that neither are searched for.
 
 -- The reservations that are neither committed nor voided, each with its first entry in the account. The triggers below
 -- keep it, so it follows from the entries whatever program writes them; `verify` checks that.
@@ -10,7 +10,13 @@ CREATE TABLE odograph.pending (
 );
 
 CREATE UNIQUE INDEX pending_by_age ON odograph.pending (account, sequence);
-CREATE INDEX entries_that_void ON odograph.entries (account, sequence) WHERE verb = 'void';
+
+-- The entries that voided a reservation, to be counted: they are far apart among all the others.
+CREATE TABLE odograph.voids (
+    account  text COLLATE "C" NOT NULL,
+    sequence bigint NOT NULL,
+    PRIMARY KEY (account, sequence)
+);
 
 INSERT INTO odograph.pending (account, reservation, sequence)
 SELECT account, split_part(split_part(legs, ' ', 1), '/', 1), min(sequence)
@@ -21,9 +27,11 @@ WHERE verb = 'reserve' AND NOT EXISTS (
 )
 GROUP BY account, split_part(split_part(legs, ' ', 1), '/', 1);
 
+INSERT INTO odograph.voids (account, sequence) SELECT account, sequence FROM odograph.entries WHERE verb = 'void';
+
 DROP INDEX odograph.entries_that_reserve;
 
--- With the rights of the owner: a role that may append entries needs none on this table.
+-- With the rights of the owner: a role that may append entries needs none on these tables.
 CREATE FUNCTION odograph.pend() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
     IF NEW.verb = 'reserve' THEN
@@ -32,6 +40,9 @@ BEGIN
         ON CONFLICT (account, reservation) DO NOTHING;
     ELSE
         DELETE FROM odograph.pending WHERE account = NEW.account AND reservation = NEW.key;
+    END IF;
+    IF NEW.verb = 'void' THEN
+        INSERT INTO odograph.voids (account, sequence) VALUES (NEW.account, NEW.sequence);
     END IF;
     RETURN NULL;
 END
@@ -51,9 +62,9 @@ BEGIN
             AND granted.grantee <> pg_class.relowner
     LOOP
         IF reader = 0 THEN
-            GRANT SELECT ON odograph.pending TO PUBLIC;
+            GRANT SELECT ON odograph.pending, odograph.voids TO PUBLIC;
         ELSE
-            EXECUTE format('GRANT SELECT ON odograph.pending TO %I', pg_get_userbyid(reader));
+            EXECUTE format('GRANT SELECT ON odograph.pending, odograph.voids TO %I', pg_get_userbyid(reader));
         END IF;
     END LOOP;
 END

@@ -1,4 +1,4 @@
--- Schema 3: the pending reservations have a table and the voided ones an index, so that neither is searched for.
+-- Schema 3: the pending reservations and the voided ones have tables, so that neither are searched for.
 
 -- The reservations that are neither committed nor voided, each with its first entry in the account. The triggers below
 -- keep it, so it follows from the entries whatever program writes them; `verify` checks that.
@@ -10,7 +10,13 @@ CREATE TABLE pending (
 ) WITHOUT ROWID;
 
 CREATE UNIQUE INDEX pending_by_age ON pending (account, sequence);
-CREATE INDEX entries_that_void ON entries (account, verb, sequence) WHERE verb = 'void';
+
+-- The entries that voided a reservation, to be counted: they are far apart among all the others.
+CREATE TABLE voids (
+    account  TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (account, sequence)
+) WITHOUT ROWID;
 
 INSERT INTO pending (account, reservation, sequence)
 SELECT account, substr(legs, 1, min(instr(legs || ' ', ' '), instr(legs || '/', '/')) - 1) AS reservation, min(sequence)
@@ -21,6 +27,8 @@ WHERE verb = 'reserve' AND NOT EXISTS (
     )
 )
 GROUP BY account, reservation;
+
+INSERT INTO voids (account, sequence) SELECT account, sequence FROM entries WHERE verb = 'void';
 
 DROP INDEX entries_that_reserve;
 
@@ -36,4 +44,9 @@ END;
 CREATE TRIGGER entries_resolve AFTER INSERT ON entries WHEN NEW.verb IN ('commit', 'void')
 BEGIN
     DELETE FROM pending WHERE account = NEW.account AND reservation = NEW.key;
+END;
+
+CREATE TRIGGER entries_void AFTER INSERT ON entries WHEN NEW.verb = 'void'
+BEGIN
+    INSERT INTO voids (account, sequence) VALUES (NEW.account, NEW.sequence);
 END;
