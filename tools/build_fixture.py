@@ -6,9 +6,11 @@ Run once per released schema, and never again: the file is kept as that version 
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import odograph as odo
 from odograph.ledger.backend import LocalBackend
@@ -65,13 +67,15 @@ def take_a_step(ledger: odo.Ledger) -> None:
 def main() -> None:
     """Write the file, its export and its checkpoint."""
     path = FOLDER / f"ledger-schema-{SCHEMA}.db"
-    with odo.connect("memory://", principal="fixture") as ledger:
-        fill(ledger)
-        checkpoint = ledger.backup(path)
-        with path.with_suffix(".jsonl").open("w") as file:
-            ledger.export(file)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")  # one file, with nothing beside it
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / path.name
+        with odo.connect(f"sqlite:///{made}", principal="fixture") as ledger:
+            fill(ledger)
+            with path.with_suffix(".jsonl").open("w") as file:
+                checkpoint = ledger.export(file)
+        with closing(sqlite3.connect(made)) as connection:
+            connection.execute("PRAGMA journal_mode = DELETE")  # one file, with nothing beside it
+        shutil.copy(made, path)
     path.with_suffix(".checkpoint.json").write_text(json.dumps(checkpoint.to_dict(), indent=1) + "\n")
 
 

@@ -238,10 +238,11 @@ class Account(ABC):
         """Return the summary of the account in plain types: the part `account` of `describe`, and cheaper."""
         return account_summary(self.compiled, self._balance())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, *, pending: bool = True) -> dict[str, Any]:
         """Return the account in plain types, with what is spent and left, its reading and what fits next.
 
-        This is the JSON of the API and of `odograph show --json`. It does not restore an account.
+        This is the JSON of the API and of `odograph show --json`. It does not restore an account. Without its
+        `pending` reservations it takes no longer where there are many.
         """
         balance, compiled, lifetime = self._balance(), self.compiled, self.lifetime
         now = standing(compiled, balance.totals)
@@ -255,7 +256,7 @@ class Account(ABC):
             "largest": [] if balance.closed else [offer.to_dict() for offer in offers_of(self)],
             "children": [*self.children],
             "lifetime": None if lifetime is None else lifetime.to_dict(),
-            "pending": [reservation.receipt.to_dict() for reservation in self.pending],
+            "pending": [one.receipt.to_dict() for one in self.pending] if pending else [],
             "voids": self.voids,
         }
 

@@ -73,6 +73,25 @@ def test_pending_reservations_are_counted_once_for_every_account_that_they_charg
         assert count() == {}
 
 
+def test_accounts_that_are_read_at_once_are_what_each_is_by_itself(url: str) -> None:
+    with odo.connect(url) as ledger:
+        # Children before those above them, in the order of names.
+        for name, parent in (("top", ""), ("low", "top"), ("a", "low"), ("other", "")):
+            ledger.open_account(name, BASIC, parent=parent)
+        assert isinstance(ledger.backend, LocalBackend)
+        store = ledger.backend.store
+        assert store.openings([]) == {}
+        assert store.openings(["low", "nowhere"]) == {"low": store.entries("low", 0, 1)[0]}
+        at_once, one_by_one = LocalBackend(store, "ana"), LocalBackend(store, "ana")
+        at_once.learn(["a", "low", "nowhere", "other", "top"])
+        for name in ("a", "low", "other", "top"):
+            found, alone = at_once.opened(name), one_by_one.opened(name)
+            assert (found.head, found.compiled, found.origin) == (alone.head, alone.compiled, alone.origin)
+            assert found.names == alone.names
+        assert at_once.opened("a").path[:2] == at_once.opened("low").path
+        at_once.learn(["a"])
+
+
 def test_a_store_shows_the_settings_that_durability_depends_on(url: str) -> None:
     with odo.connect(url) as ledger:
         ledger.open_account("a", BASIC)

@@ -18,7 +18,7 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph.ledger.ledger import Ledger
 
-SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+SIZES = {"wide": {"width": 1280, "height": 900}, "phone": {"width": 360, "height": 780}}
 
 
 @pytest.fixture

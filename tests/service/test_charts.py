@@ -23,6 +23,7 @@ from odograph.service.dashboard.charts import (
     MAX_POINTS,
     ReadingHistory,
     bokeh_chart,
+    reading_at_limit,
     reading_history,
     svg_chart,
 )
@@ -179,8 +180,15 @@ def test_the_chart_is_plain_json_with_the_promise_and_no_script(ledger: Ledger, 
     document = json.loads(
         json.dumps(bokeh_chart(drawn(account, compare=True), by_time=by_time, dark=dark), allow_nan=False)
     )
-    (span,) = parts(document, "Span")
-    assert span["attributes"]["location"] == 1.0
+    limit = reading_at_limit(account.compiled)
+    assert limit is not None
+    levels = [span["attributes"]["location"] for span in parts(document, "Span")]
+    assert levels == [1.0, limit.usual]
+    (band,) = parts(document, "BoxAnnotation")
+    assert (band["attributes"]["bottom"], band["attributes"]["top"]) == (1.0, limit.usual)
+    texts = [label["attributes"]["text"] for label in parts(document, "Label")]
+    assert texts == ["promise: epsilon 1", f"usual once used up: {limit.usual:.3g}"]
+    assert parts(document, "NoOverlap"), "labels of an axis that overlap on a phone are left out"
     assert len(parts(document, "LegendItem")) == 5
     assert bool(parts(document, "DatetimeAxis")) is by_time
     # A page runs no script but its own: what would need one must not be in the document.

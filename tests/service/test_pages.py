@@ -76,15 +76,15 @@ def test_the_overview_and_its_json_representation_name_the_same_accounts(
         remote.open_account(name, PLAIN).spend(odo.PureDP(spent))
     remote.account("gone").close()
     words, as_json = page_and_json(visitor_of(service), "/")
-    assert {group: [row["name"] for row in rows] for group, rows in as_json.items()} == {
-        "near": ["most"],
-        "used up": ["full"],
-        "open": ["half"],
-        "closed": ["gone"],
-    }
+    assert [(line["row"]["name"], line["state"]) for line in as_json["lines"]] == [
+        ("most", "near"),
+        ("half", "open"),
+        ("full", "used up"),
+        ("gone", "closed"),
+    ]
     assert words.index("most") < words.index("half") < words.index("full") < words.index("gone")
     assert told(words, "4 accounts", "1 near the limit", "1 used up", "1 closed", "100%", "95%", "50%", "10%")
-    assert as_json["open"][0]["spent"] == 0.5
+    assert as_json["lines"][1]["row"]["spent"] == 0.5
     assert not told(words, "25%")
 
 

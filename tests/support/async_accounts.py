@@ -188,9 +188,9 @@ class WaitedAccount(Account):
         """As of every account."""
         return self.run(self.awaited.compare())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, *, pending: bool = True) -> dict[str, Any]:
         """As of every account."""
-        return self.run(self.awaited.describe())
+        return self.run(self.awaited.describe(pending=pending))
 
     def history(self, first: int = 0, count: int | None = None) -> History:
         """As of every account."""

@@ -320,9 +320,10 @@ class AsyncAccount:
         """Take no new charges from now on, here and below; reservations can still be resolved."""
         await self._run(self._operations.close(self.name, note))
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self, *, pending: bool = True) -> dict[str, Any]:
         """Return the account in plain types, with what is spent and left, its reading and what fits next."""
-        return await self._run(self._operations.describe(self.name))
+        form = await self._run(self._operations.describe(self.name))
+        return form if pending else form | {"pending": []}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AsyncAccount):

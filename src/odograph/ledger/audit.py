@@ -8,6 +8,7 @@ fits: the gate decides once per run, and once per entry only to name the first e
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,7 +33,7 @@ from odograph.ledger.entries import (
     price_from_text,
 )
 from odograph.ledger.results import Checkpoint, Verification
-from odograph.ledger.stores.base import Balance, Head, Snapshot
+from odograph.ledger.stores.base import Balance, Head, Pending, Snapshot
 from odograph.progress import Progress, pace
 
 __all__ = ["Auditor", "audit"]
@@ -81,6 +82,7 @@ class Auditor:
         self._paths: dict[tuple[str, ...], str] = {}  # that charges went, each with the id of an entry
         self._checkpoint = {} if checkpoint is None else dict(checkpoint.accounts)
         self._current: _Account | None = None
+        self.voids: Counter[str] = Counter()  # entries that voided a reservation, by account
         self.set_back: list[str] = []  # entries with an earlier time than the one before them
 
     def take(self, entry: Entry) -> bool:
@@ -138,6 +140,14 @@ class Auditor:
             )
         return {name: own.balance for name, own in self._accounts.items()}
 
+    def pending(self) -> set[Pending]:
+        """Return the reservations that are neither committed nor voided."""
+        return {
+            Pending(name, reservation, entries[0].sequence)
+            for name, own in self._accounts.items()
+            for reservation, entries in own.reserved.items()
+        }
+
     def uncertified_accounts(self) -> tuple[str, ...]:
         """Return the names of the accounts whose limits this installation has not certified, sorted."""
         known: dict[Compiled, bool] = {}  # thousands of accounts may have one policy
@@ -193,6 +203,7 @@ class Auditor:
         if not reserved:
             del own.reserved[entry.key]
         if entry.verb == "void":
+            self.voids[entry.account] += 1
             if match.expires is not None and entry.time > match.expires:
                 raise _bad(entry, "the reservation had expired and could not be voided")
             own.balance.totals = own.balance.totals.without(price_from_text(entry.price))
@@ -354,6 +365,11 @@ def audit(snapshot: Snapshot, checkpoint: Checkpoint | None = None, progress: Pr
             progress(done, snapshot.size)
     balances = auditor.finish()
     _compare_balances(snapshot.balances, balances)
+    _compare_pending({*snapshot.pending}, auditor.pending())
+    if snapshot.voids != auditor.voids:
+        raise LedgerCorrupt(
+            f"{sum(snapshot.voids.values())} voids are counted, but there are {auditor.voids.total()}"
+        )
     if used != snapshot.keys:
         raise LedgerCorrupt(f"{snapshot.keys} keys are stored, but the entries used {used}")
     for note in snapshot.notes():
@@ -377,6 +393,12 @@ def _check_key(entry: Entry, points_to: tuple[str, int] | None) -> int:
     if points_to is None or (entry.id if own else f"{points_to[0]}#{points_to[1]}") != entry.request_id:
         raise _bad(entry, f"its key {entry.key!r} is stored with another request, or not at all")
     return own
+
+
+def _compare_pending(stored: set[Pending], replayed: set[Pending]) -> None:
+    for one in sorted(stored ^ replayed)[:1]:
+        is_listed = "is listed as pending and is not" if one in stored else "is pending and is not listed"
+        raise LedgerCorrupt(f"reservation {one.reservation} {is_listed}, in account {one.account!r}")
 
 
 def _compare_balances(stored: Iterable[Balance], replayed: dict[str, Balance]) -> None:

@@ -90,7 +90,7 @@ from odograph.ledger.results import (
     linked,
     together,
 )
-from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, State, Store, Wants
+from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, Note, State, Store, Wants
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.progress import Progress
 
@@ -108,6 +108,7 @@ __all__ = [
 _MAX_REMEMBERED: Final = 1024  # priced requests per account
 _MAX_REMEMBERED_LENGTH: Final = 16384  # characters of a guarantee that is remembered: longer ones fill the memory
 _ERASED: Final = "erased"
+_ALL: Final = 2**63 - 1  # as many as a store can count
 
 
 class Opened:
@@ -397,14 +398,30 @@ class LocalBackend:
     def opened(self, name: str) -> Opened:
         """Return what an account was opened with, or raise `AccountNotFound`."""
         known = self._known.get(name)
-        if known is None:
+        return self._learn(name, {}) if known is None else known
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Read what accounts were opened with, all that this process does not know yet at once."""
+        unknown = [name for name in names if name not in self._known]
+        entries = self.store.openings(unknown) if unknown else {}
+        for name in entries:
+            if name not in self._known:
+                self._learn(name, entries)
+
+    def _learn(self, name: str, entries: Mapping[str, Entry]) -> Opened:
+        """Read what an account and those above it were opened with, from the entries if they are among them."""
+        entry = entries.get(name)
+        if entry is None:
             check_name(name)
             found = self.store.entries(name, 0, 1)
             if not found:
                 raise AccountNotFound(f"there is no account {name!r} in {self.store.url}")
-            head, compiled = read_opening(found[0])
-            above = self.opened(head.parent).path if head.parent else ()
-            known = self._known[name] = Opened(head, compiled, found[0].seal, above, read_population(found[0]))
+            entry = found[0]
+        head, compiled = read_opening(entry)
+        above: tuple[Opened, ...] = ()
+        if head.parent:
+            above = (self._known.get(head.parent) or self._learn(head.parent, entries)).path
+        known = self._known[name] = Opened(head, compiled, entry.seal, above, read_population(entry))
         return known
 
     def author(self, key: str | None = None, note: str = "") -> Author:
@@ -556,8 +573,18 @@ class LocalBackend:
 
     def pending(self, name: str) -> list[Receipt]:
         """Return the reservations of an account that are neither committed nor voided."""
-        ids = dict.fromkeys(entry.request_id for entry in self.store.pending(name))
-        return [self.reservation(one) for one in ids]
+        return [self.reservation(entry.request_id) for entry in self.store.pending(name, 0, _ALL)]
+
+    def pending_page(self, name: str, first: int, count: int) -> list[HistoryEntry]:
+        """Return some pending reservations, oldest first, each by its first entry in the account."""
+        entries, names = self.store.pending(name, first, count), self.store.principals()
+        noted = [entry.sequence for entry in entries if entry.note]
+        notes = {sequence: note for one in noted for sequence, note in self.store.notes(name, one, 1).items()}
+        return [_history_entry(entry, names, notes) for entry in entries]
+
+    def pending_count(self, name: str) -> int:
+        """Count the pending reservations of an account."""
+        return self.store.pending_count(name)
 
     def voids(self, name: str) -> int:
         """Count the reservations charged to an account that were voided."""
@@ -628,14 +655,7 @@ class LocalBackend:
         """Return a page of entries, with the names and notes that were not erased."""
         entries = self.store.entries(name, first, count)  # before what stands beside them, which is there by then
         notes, names = self.store.notes(name, first, count), self.store.principals()
-        return [
-            history_entry(
-                entry,
-                names.get(entry.principal, _ERASED),
-                (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else "",
-            )
-            for entry in entries
-        ]
+        return [_history_entry(entry, names, notes) for entry in entries]
 
     def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Replay everything, at one moment."""
@@ -717,6 +737,12 @@ class LocalBackend:
 def _populations() -> Any:  # noqa: ANN401  a class of a higher layer
     """Return the class of populations by its public name: a ledger knows nothing else of them."""
     return import_module("odograph").Population
+
+
+def _history_entry(entry: Entry, names: Mapping[str, str], notes: Mapping[int, Note]) -> HistoryEntry:
+    """Return an entry with the names and notes that were not erased."""
+    note = (notes[entry.sequence].text if entry.sequence in notes else _ERASED) if entry.note else ""
+    return history_entry(entry, names.get(entry.principal, _ERASED), note)
 
 
 def _guarantee_of(entry: Entry) -> Guarantee:

@@ -7,7 +7,9 @@ asks need not be the one that writes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -539,9 +541,16 @@ def read_opening(entry: Entry) -> tuple[Head, Compiled]:
     try:
         form = entry.details
         words = _WORDS_OF_0_1 if form["compiled"].get("form") == 1 else {}
-        return Head(*(form[words.get(name, name)] for name in Head._fields)), Compiled.from_dict(form["compiled"])
+        return Head(*(form[words.get(name, name)] for name in Head._fields)), _read_compiled(
+            text_of(form["compiled"])
+        )
     except (OdographError, AttributeError, LookupError, TypeError, ValueError) as problem:
         raise LedgerCorrupt(f"entry {entry.id}: its policy cannot be read ({explain(problem)})") from problem
+
+
+@lru_cache(maxsize=1024)  # thousands of accounts may have one policy, and checking its limits takes a millisecond
+def _read_compiled(text: str) -> Compiled:
+    return Compiled.from_dict(json.loads(text))
 
 
 def read_population(entry: Entry) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, Struct
 
 from odograph.account import account_summary
 from odograph.compile import certification
@@ -20,7 +20,7 @@ from odograph.core.odometers import Reading
 from odograph.core.planning import NOTE_ABOUT, note_prefix
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, LedgerNotFound
-from odograph.ledger.backend import Backend, Opened
+from odograph.ledger.backend import Backend, LocalBackend, Opened
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
 from odograph.ledger.ledger import Ledger, LedgerAccount
@@ -49,7 +49,9 @@ from odograph.service.schemas import (
 
 __all__ = [
     "NO_THEOREM",
+    "PendingRow",
     "account_form",
+    "asked_account",
     "decide_for",
     "decision_form",
     "entries_form",
@@ -57,6 +59,8 @@ __all__ = [
     "lifetime_form",
     "mask_refusal",
     "new_receipt_form",
+    "pending_count",
+    "pending_rows",
     "population_form",
     "population_rows",
     "readings_form",
@@ -124,6 +128,7 @@ def visible_balances(ledger: Ledger, caller: Caller, *, populations: bool = Fals
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
     except LedgerNotFound:  # no account was opened yet
         return {}
+    _local(ledger).learn(balances)
     opened = ledger.backend.opened
     return {name: balances[name] for name in sorted(balances) if populations is (opened(name).population is not None)}
 
@@ -137,11 +142,11 @@ def row_of(backend: Backend, caller: Caller, balance: Balance) -> AccountRow:
     return _mask_summary(summary, caller, linked=linked)
 
 
-def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
-    """Return an account with everything that its page shows."""
-    form = visible_account(ledger, caller, name).describe()
+def account_form(ledger: Ledger, caller: Caller, name: str, *, pending: bool = True) -> AccountForm:
+    """Return an account with everything that its page shows; `pending` reservations only if they are wanted."""
+    form = visible_account(ledger, caller, name).describe(pending=pending)
     lifetime = form["lifetime"] if form["lifetime"] and _sees_all(caller, form["lifetime"]["accounts"]) else None
-    pending = [one for one in form["pending"] if _sees_all(caller, [line["account"] for line in one["accounts"]])]
+    reserved = [one for one in form["pending"] if _sees_all(caller, [line["account"] for line in one["accounts"]])]
     linked = form["account"]["linked"] and (caller.accounts is None or lifetime is not None)
     return AccountForm(
         account=_mask_summary(form["account"], caller, linked=linked),
@@ -153,7 +158,7 @@ def account_form(ledger: Ledger, caller: Caller, name: str) -> AccountForm:
         largest=form["largest"],
         children=[*filter(caller.sees, form["children"])],
         lifetime=None if lifetime is None else LifetimeForm(**lifetime),
-        pending=[_mask_receipt(one, caller) for one in pending],
+        pending=[_mask_receipt(one, caller) for one in reserved],
         voids=form["voids"],
     )
 
@@ -345,6 +350,64 @@ def visible_reservations(ledger: Ledger, caller: Caller, name: str) -> list[Rece
         for receipt in receipts
         if _sees_all(caller, [account for account, *_ in receipt.lines])
     ]
+
+
+class PendingRow(Struct):
+    """A pending reservation, as one of the accounts that it charged shows it."""
+
+    sequence: int  # of its first entry in the account
+    id: str  # empty if it charged an account that the caller may not see
+    children: list[str]  # the accounts below this one that were asked, if the caller may see all of them
+    principal: str
+    time: str
+    costs: list[dict[str, Any]]  # of each of its entries in the account
+    expires: str | None
+    note: str
+
+
+def pending_rows(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> list[PendingRow]:
+    """Return pending reservations of an account, oldest first, from a sequence on."""
+    visible_account(ledger, caller, name)
+    return [_pending_row(ledger, caller, past) for past in _local(ledger).pending_page(name, first, count)]
+
+
+def pending_count(ledger: Ledger, caller: Caller, name: str) -> int:
+    """Return how many reservations of an account are pending."""
+    visible_account(ledger, caller, name)
+    return _local(ledger).pending_count(name)
+
+
+def _local(ledger: Ledger) -> LocalBackend:
+    if not isinstance(ledger.backend, LocalBackend):
+        raise TypeError("pages are made where the ledger is")
+    return ledger.backend
+
+
+def _pending_row(ledger: Ledger, caller: Caller, past: HistoryEntry) -> PendingRow:
+    entry = past.entry
+    legs = [leg for leg in legs_from_text(entry.legs) if entry.account in dict(leg.entries)]
+    own = [dict(leg.entries)[entry.account] for leg in legs]
+    others = ledger.backend.history(entry.account, min(own), max(own) - min(own) + 1) if len(own) > 1 else [past]
+    is_seen = _sees_all(caller, _names(entry))
+    return PendingRow(
+        sequence=past.sequence,
+        id=entry.request_id if is_seen else "",
+        children=[leg.own[0] for leg in legs if leg.own[0] != entry.account] if is_seen else [],
+        principal=past.principal,
+        time=iso_time(past.written),
+        costs=[one.cost.to_dict() for one in others if one.cost is not None],
+        expires=None if past.voidable_until is None else iso_time(past.voidable_until),
+        note=past.note,
+    )
+
+
+def asked_account(entry: EntryForm, name: str) -> str:
+    """Return the account below `name` that was asked, if the caller may see it; empty if it was `name` itself."""
+    if entry.sealed is None or entry.sequence == 0:
+        return ""
+    legs = legs_from_text(entry.sealed["legs"])
+    asked = next((leg.own[0] for leg in legs if (name, entry.sequence) in leg.entries), name)
+    return "" if asked == name else asked
 
 
 def lifetime_form(lifetime: Lifetime | None, caller: Caller) -> LifetimeForm | None:

@@ -25,7 +25,7 @@ inside one transaction to a function, and stores the changes that the function r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,6 +45,7 @@ __all__ = [
     "Head",
     "IdempotencyRecord",
     "Note",
+    "Pending",
     "Record",
     "RowLocked",
     "Snapshot",
@@ -232,6 +233,14 @@ Work = Callable[[State], Changes]
 Record: TypeAlias = tuple[Entry, tuple[str, int] | None]
 
 
+class Pending(NamedTuple):
+    """A reservation that is neither committed nor voided, in one of the accounts that it charged."""
+
+    account: str
+    reservation: str  # its id
+    sequence: int  # of its first entry in the account
+
+
 class Snapshot(Protocol):
     """A complete ledger at one moment."""
 
@@ -260,6 +269,16 @@ class Snapshot(Protocol):
 
     def principals(self) -> dict[str, str]:
         """Return the names that were not erased, by identity."""
+        ...
+
+    @property
+    def pending(self) -> Collection[Pending]:
+        """The pending reservations, as the store lists them."""
+        ...
+
+    @property
+    def voids(self) -> Mapping[str, int]:
+        """How many reservations were voided, as the store counts them, of each account that has any."""
         ...
 
 
@@ -297,12 +316,23 @@ class Store(Protocol):
         """Read at most `count` entries of an account, from sequence `first` on."""
         ...
 
-    def pending(self, account: str) -> list[Entry]:
-        """Read the reservations that named this account and are neither committed nor voided."""
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of the named accounts that exist."""
+        ...
+
+    def pending(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read the reservations that named this account and are neither committed nor voided, oldest first.
+
+        Each by its first entry in the account: at most `count`, from sequence `first` on.
+        """
+        ...
+
+    def pending_count(self, account: str) -> int:
+        """Count the pending reservations of an account."""
         ...
 
     def pending_counts(self) -> dict[str, int]:
-        """Count the pending reservations of every account that has any; reads every reservation ever made."""
+        """Count the pending reservations of every account that has any."""
         ...
 
     def voids(self, account: str) -> int:
@@ -345,7 +375,7 @@ def closed_error(url: str) -> LedgerError:
 
 # The SQL is in files: a schema, its migrations and named queries for each dialect.
 
-SCHEMA: Final = 2  # the version that this code reads and writes, and the number of migrations
+SCHEMA: Final = 3  # the version that this code reads and writes, and the number of migrations
 
 _NAMED: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
-from odograph.ledger.entries import Entry, key_owner
+from odograph.ledger.entries import RESOLUTIONS, Entry, key_owner
 from odograph.ledger.stores.base import (
     ERASED,
     Balance,
     Changes,
     IdempotencyRecord,
     Note,
+    Pending,
     Record,
     State,
     Wants,
@@ -44,6 +46,8 @@ class MemoryStore:
         self._notes: dict[tuple[str, int], Note] = {}
         self._principals: dict[str, str] = {}  # by identity
         self._erased: set[str] = set()  # identities whose names are gone
+        # By account: the open reservations, oldest first, each with the sequence of its first entry there.
+        self._pending: dict[str, dict[str, int]] = {}
         renew_after_fork(self)
 
     def after_fork(self) -> None:  # pragma: no cover  in a forked process, which is not measured
@@ -101,7 +105,7 @@ class MemoryStore:
                 if staged._keys.keys() & part.keys.keys():
                     raise LedgerCorrupt("a key was used twice in the copy; nothing was imported")
                 staged._store(part)
-            self._balances, self._entries = staged._balances, staged._entries
+            self._balances, self._entries, self._pending = staged._balances, staged._entries, staged._pending
             self._keys, self._notes = staged._keys, staged._notes
             self._principals = {**principals}
             self._erased = {owner for owner, _ in self._keys if owner} - principals.keys()
@@ -116,22 +120,31 @@ class MemoryStore:
         with self._free():
             return self._entries.get(account, [])[first : first + count]
 
-    def pending(self, account: str) -> list[Entry]:
-        """Read the open reservations of an account."""
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of some accounts."""
         with self._free():
-            reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
-            return [entry for entry in reserved if ("", entry.request_id) not in self._keys]
+            return {account: self._entries[account][0] for account in accounts if account in self._entries}
+
+    def pending(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some open reservations of an account."""
+        with self._free():
+            found = self._pending.get(account, {}).values()
+            return [self._entries[account][sequence] for sequence in found if sequence >= first][:count]
+
+    def pending_count(self, account: str) -> int:
+        """Count the open reservations of an account."""
+        with self._free():
+            return len(self._pending.get(account, {}))
 
     def pending_counts(self) -> dict[str, int]:
         """Count the open reservations of every account."""
-        counts = {name: len({entry.request_id for entry in self.pending(name)}) for name in self.balances()}
-        return {account: count for account, count in counts.items() if count}
+        with self._free():
+            return {account: len(found) for account, found in self._pending.items() if found}
 
     def voids(self, account: str) -> int:
         """Count the reservations of an account that were voided."""
         with self._free():
-            reserved = [entry.request_id for entry in self._entries.get(account, []) if entry.verb == "reserve"]
-            return sum(("", name) in self._keys and self._keys["", name].verb == "void" for name in reserved)
+            return sum(entry.verb == "void" for entry in self._entries.get(account, []))
 
     def notes(self, account: str, first: int, count: int) -> dict[int, Note]:
         """Read the notes of some entries."""
@@ -174,7 +187,10 @@ class MemoryStore:
         with self._free():
             copies = [*self._copies(sorted(self._balances)).values()]
             entries = {name: (*found,) for name, found in self._entries.items()}
-            seen = MemorySnapshot(copies, entries, {**self._keys}, [*self._notes.values()], {**self._principals})
+            pending = {Pending(account, *one) for account, found in self._pending.items() for one in found.items()}
+            seen = MemorySnapshot(
+                copies, entries, {**self._keys}, [*self._notes.values()], {**self._principals}, pending
+            )
         yield seen
 
     def close(self) -> None:
@@ -201,6 +217,11 @@ class MemoryStore:
             own = self._entries.setdefault(entry.account, [])
             if len(own) <= entry.sequence:
                 own.append(entry)
+            pending = self._pending.setdefault(entry.account, {})
+            if entry.verb == "reserve":
+                pending.setdefault(entry.request_id, entry.sequence)
+            elif entry.verb in RESOLUTIONS:
+                pending.pop(entry.key, None)
         self._keys |= changes.keys
         self._notes |= {(note.account, note.sequence): note for note in changes.notes}
 
@@ -214,6 +235,12 @@ class MemorySnapshot:
     _keys: dict[tuple[str, str], IdempotencyRecord]
     _notes: Sequence[Note]
     _principals: dict[str, str]
+    pending: Collection[Pending]
+
+    @property
+    def voids(self) -> dict[str, int]:
+        """How many reservations were voided, of each account that has any."""
+        return Counter(name for name, found in self._entries.items() for entry in found if entry.verb == "void")
 
     @property
     def size(self) -> int:

@@ -40,6 +40,7 @@ from odograph.ledger.stores.base import (
     Changes,
     IdempotencyRecord,
     Note,
+    Pending,
     Record,
     RowLocked,
     State,
@@ -170,9 +171,17 @@ class PostgresStore:
         """Read some entries of an account."""
         return [Entry._make(row) for row in self._read("entries", account, first, count)]
 
-    def pending(self, account: str) -> list[Entry]:
-        """Read the open reservations of an account."""
-        return [Entry._make(row) for row in self._read("pending", account)]
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of some accounts."""
+        return {row[1]: Entry._make(row) for row in self._read("openings", [*accounts])}
+
+    def pending(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some open reservations of an account."""
+        return [Entry._make(row) for row in self._read("pending", account, first, count)]
+
+    def pending_count(self, account: str) -> int:
+        """Count the open reservations of an account."""
+        return int(self._read("pending_count", account)[0][0])
 
     def pending_counts(self) -> dict[str, int]:
         """Count the open reservations of every account."""
@@ -381,6 +390,8 @@ class PostgresSnapshot:
         self._connection = connection
         self.balances = [Balance.read(row) for row in connection.execute(_SQL["accounts"])]
         self.size, self.keys = connection.execute(_SQL["sizes"]).fetchone() or (0, 0)
+        self.pending = {*map(Pending._make, connection.execute(_SQL["all_pending"]))}
+        self.voids: dict[str, int] = dict(connection.execute(_SQL["void_counts"]).fetchall())
 
     def records(self) -> Iterator[Record]:
         """Yield every entry, account by account."""

@@ -21,6 +21,7 @@ from odograph.ledger.stores.base import (
     Changes,
     IdempotencyRecord,
     Note,
+    Pending,
     Record,
     State,
     Wants,
@@ -152,10 +153,21 @@ class SqliteStore:
         with self._reading() as connection:
             return [Entry(*row) for row in connection.execute(SQL["entries"], (account, first, count))]
 
-    def pending(self, account: str) -> list[Entry]:
-        """Read the open reservations of an account."""
+    def openings(self, accounts: Iterable[str]) -> dict[str, Entry]:
+        """Read the first entries of some accounts."""
         with self._reading() as connection:
-            return [Entry(*row) for row in connection.execute(SQL["pending"], (account,))]
+            rows = _execute_many(connection, "openings", [(account,) for account in accounts])
+        return {row[1]: Entry._make(row) for row in rows}
+
+    def pending(self, account: str, first: int, count: int) -> list[Entry]:
+        """Read some open reservations of an account."""
+        with self._reading() as connection:
+            return [Entry(*row) for row in connection.execute(SQL["pending"], (account, first, count))]
+
+    def pending_count(self, account: str) -> int:
+        """Count the open reservations of an account."""
+        with self._reading() as connection:
+            return int(connection.execute(SQL["pending_count"], (account,)).fetchone()[0])
 
     def pending_counts(self) -> dict[str, int]:
         """Count the open reservations of every account."""
@@ -427,11 +439,13 @@ class SqliteSnapshot:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         # Some queries read only the indexes of these tables, so reading rows would not show a damaged index.
-        for table in ("accounts", "principals"):
+        for table in ("accounts", "principals", "pending", "voids"):
             if connection.execute(f"PRAGMA integrity_check({table})").fetchone() != ("ok",):
                 raise LedgerCorrupt(f"the ledger's file is damaged: the table {table} contradicts its index")
         self.balances = [Balance.read(row) for row in connection.execute(SQL["accounts"])]
         self.size, self.keys = connection.execute(SQL["sizes"]).fetchone()
+        self.pending = {*map(Pending._make, connection.execute(SQL["all_pending"]))}
+        self.voids: dict[str, int] = dict(connection.execute(SQL["void_counts"]).fetchall())
         self._last = {balance.head.name: balance.sequence for balance in self.balances}
         self._others = -1  # the last sequence of accounts that were opened later
         complete = self.size == len(self._last) + sum(self._last.values())
@@ -449,17 +463,11 @@ class SqliteSnapshot:
             while first <= last:
                 rows = self._connection.execute(SQL["records"], (name, first, last, _CHUNK)).fetchall()
                 at_end = len(rows) < _CHUNK
-                self._check_index(name, first, last if at_end else rows[-1][2], rows)
                 for row in rows:
                     yield Entry._make(row[:14]), None if row[14] is None else row[14:]
                 if at_end:
                     break
                 first = rows[-1][2] + 1
-
-    def _check_index(self, name: str, first: int, last: int, rows: Sequence[tuple[Any, ...]]) -> None:
-        indexed = self._connection.execute(SQL["indexed_reservations"], (name, first, last)).fetchall()
-        if [sequence for (sequence,) in indexed] != [row[2] for row in rows if row[5] == "reserve"]:
-            raise LedgerCorrupt(f"the ledger's file is damaged: the index of {name!r}'s reservations is wrong")
 
     def notes(self) -> Iterator[Note]:
         """Yield every note that was not erased."""

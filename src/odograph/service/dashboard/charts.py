@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from html import escape
+from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
 from bokeh.embed import json_item
 from bokeh.models import BasicTickFormatter, ColumnDataSource, DatetimeTickFormatter, HoverTool, Range1d
-from bokeh.models.annotations import Label, Span
+from bokeh.models.annotations import BoxAnnotation, Label, Span
+from bokeh.models.labeling import NoOverlap
 from bokeh.plotting import figure
 
-from odograph.core.gate import Totals
+from odograph.core.gate import Totals, decide
+from odograph.core.guarantees import GDP, Guarantee, PureDP
 from odograph.core.odometers import Odometer
-from odograph.core.policy import other_odometers
+from odograph.core.planning import AccountState, Kind, largest
+from odograph.core.policy import Compiled, other_odometers
+from odograph.errors import InvalidArgument, UnprovenComposition
 from odograph.ledger.ledger import Ledger, LedgerAccount, State, states
 from odograph.service import visibility
 from odograph.service.auth import Caller
@@ -22,11 +28,13 @@ from odograph.service.auth import Caller
 __all__ = [
     "MAX_ENTRIES",
     "MAX_POINTS",
+    "LimitReading",
     "ReadingHistory",
     "ReadingLine",
     "account_history",
     "bokeh_chart",
     "odometer_label",
+    "reading_at_limit",
     "reading_history",
     "svg_chart",
 ]
@@ -46,11 +54,62 @@ class ReadingLine(NamedTuple):
     losses: tuple[float | None, ...]
 
 
+class LimitReading(NamedTuple):
+    """What readings come to when a whole budget is spent in many small steps."""
+
+    usual: float  # of the policy's odometer
+    least: float | None  # of any odometer: Gaussian noise really loses this much, with the reading's delta
+
+
+_SMALL_STEPS: Final = 1000  # into which a whole budget is divided
+_ABOVE: Final = 1.001  # times the promise; what is less above it cannot be seen in a chart
+
+
+@lru_cache(maxsize=256)
+def reading_at_limit(compiled: Compiled) -> LimitReading | None:
+    """Return what readings come to at the limit of a policy; None if that is not above the promised epsilon.
+
+    A promise of (epsilon, delta) allows losses above epsilon, weighed by how far above. A reading is a level that the
+    loss exceeds with probability delta at most, at all times at once. So near the limit it is larger than epsilon.
+
+    Theorem: the privacy loss of Gaussian noise of mu-GDP has the law N(mu^2/2, mu^2), and no reading is below its
+    quantile.
+    Assumes: nothing is decided by the result; it is shown beside the chart.
+    """
+    policy = compiled.policy
+    for kind in (GDP, PureDP):
+        spent = _spent_at_limit(compiled, kind)
+        if policy.epsilon is None or spent is None:
+            continue
+        step, totals = spent
+        reading = compiled.reading(totals)
+        if not float(policy.epsilon) * _ABOVE < reading.loss < math.inf:
+            return None
+        least = None
+        if isinstance(step, GDP) and 0.0 < reading.delta < 1.0:
+            variance = _SMALL_STEPS * float(step.mu) ** 2
+            least = variance / 2 - math.sqrt(variance) * NormalDist().inv_cdf(reading.delta)
+        return LimitReading(reading.loss, least)
+    return None
+
+
+def _spent_at_limit(compiled: Compiled, kind: Kind[Guarantee]) -> tuple[Guarantee, Totals] | None:
+    """Return the largest guarantee of a kind that fits many times, and the totals after as many."""
+    try:
+        step = largest([AccountState("", compiled, compiled.start)], kind, _SMALL_STEPS)
+    except (InvalidArgument, UnprovenComposition):
+        return None
+    if step is None:
+        return None
+    return step, decide(compiled.meters, compiled.start, compiled.price(step).times(_SMALL_STEPS)).totals_after
+
+
 class ReadingHistory(NamedTuple):
     """Readings after each charge that was not voided, oldest first; the policy's odometer is the first line."""
 
     account: str
     promise: float | None  # the promised epsilon
+    limit: LimitReading | None  # what readings come to when the budget is used up, if that is above the promise
     steps: tuple[int, ...]
     times: tuple[int, ...]  # milliseconds since 1970
     lines: tuple[ReadingLine, ...]
@@ -77,6 +136,7 @@ def reading_history(account: LedgerAccount, totals: Totals, sequence: int, *, co
     return ReadingHistory(
         account.name,
         None if policy.epsilon is None else float(policy.epsilon),
+        reading_at_limit(account.compiled),
         tuple(state.totals.steps for state in points),
         tuple(state.time // 1000 for state in points),
         tuple(lines),
@@ -115,6 +175,7 @@ _TOOLTIP: Final = (
     " <b>@loss{0.0000}</b><br>@time{%F %T} UTC</div>"
 )
 _FONT, _SIZE = "system-ui, sans-serif", "13px"
+_BAND: Final = 0.13  # opacity of the band between the promise and what is usual at the limit
 
 
 class _Palette(NamedTuple):
@@ -134,7 +195,8 @@ def _svg_colors(palette: _Palette) -> str:
     """Return the style rules of the SVG that depend on the palette."""
     lines = [f".line-{i}{{stroke:{color}}}" for i, color in enumerate((palette.own, *palette.others))]
     return (
-        f"text{{fill:{palette.ink}}}.promise{{stroke:{palette.ink}}}.floor{{stroke:{palette.faint}}}{''.join(lines)}"
+        f"text{{fill:{palette.ink}}}.promise{{stroke:{palette.ink}}}.floor,.usual{{stroke:{palette.faint}}}"
+        f".band{{fill:{palette.faint};fill-opacity:{_BAND}}}{''.join(lines)}"
     )
 
 
@@ -142,8 +204,9 @@ def _svg_colors(palette: _Palette) -> str:
 # lines about the same at every width.
 _SVG_STYLE: Final = (
     f"svg{{color-scheme:light dark}}text{{font:14px {_FONT}}}polyline{{fill:none;stroke-width:2.5}}"
-    f".promise{{stroke-dasharray:6 4}}{_svg_colors(_LIGHT)}@media(prefers-color-scheme:dark){{{_svg_colors(_DARK)}}}"
-    "@media(max-width:500px){text{font-size:30px}polyline{stroke-width:5}.promise{stroke-width:2}}"
+    f".promise{{stroke-dasharray:6 4}}.usual{{stroke-dasharray:2 4}}{_svg_colors(_LIGHT)}"
+    f"@media(prefers-color-scheme:dark){{{_svg_colors(_DARK)}}}"
+    "@media(max-width:500px){text{font-size:30px}polyline{stroke-width:5}.promise,.usual{stroke-width:2}}"
     "@media(min-width:900px){text{font-size:10px}polyline{stroke-width:1.7}}"
 )
 
@@ -167,28 +230,24 @@ def bokeh_chart(history: ReadingHistory, *, by_time: bool, dark: bool) -> dict[s
         )
     _draw_policy_line(plot, _source(history, history.lines[0]), history.lines[0].name, x, palette.own)
     if history.promise is not None:
-        _draw_promise(plot, history.promise, palette)
+        _draw_level(plot, history.promise, _promise_label(history.promise), palette, is_promise=True)
+    if history.promise is not None and history.limit is not None:
+        band = BoxAnnotation(bottom=history.promise, top=history.limit.usual, level="underlay", line_color=None)
+        band.fill_color, band.fill_alpha = palette.faint, _BAND
+        plot.add_layout(band)
+        _draw_level(plot, history.limit.usual, _limit_label(history.limit), palette, is_promise=False)
     _style(plot, palette, by_time=by_time)
     return {**json_item(plot)}
 
 
-def _draw_promise(plot: figure, promise: float, palette: _Palette) -> None:
-    """Draw the promised epsilon as a dashed line."""
-    plot.add_layout(
-        Span(location=promise, dimension="width", line_color=palette.ink, line_dash="dashed", line_width=1.5)
-    )
-    plot.add_layout(
-        Label(
-            x=8,
-            y=promise,
-            x_units="screen",
-            y_offset=4,
-            text=_promise_label(promise),
-            text_color=palette.ink,
-            text_font=_FONT,
-            text_font_size=_SIZE,
-        )
-    )
+def _draw_level(plot: figure, level: float, text: str, palette: _Palette, *, is_promise: bool) -> None:
+    """Draw a level with its label: the promise below its line, and what is usual at the limit above its own."""
+    color, dash = (palette.ink, "dashed") if is_promise else (palette.faint, "dotted")
+    plot.add_layout(Span(location=level, dimension="width", line_color=color, line_dash=dash, line_width=1.5))
+    label = Label(x=8, y=level, x_units="screen", y_offset=-4 if is_promise else 4, text=text)
+    label.text_baseline = "top" if is_promise else "bottom"
+    label.text_color, label.text_font, label.text_font_size = palette.ink, _FONT, _SIZE
+    plot.add_layout(label)
 
 
 def _source(history: ReadingHistory, line: ReadingLine) -> ColumnDataSource:
@@ -223,6 +282,8 @@ def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN
     plot.yaxis.axis_label = "loss at most"
     if by_time:
         plot.xaxis.formatter = DatetimeTickFormatter(
+            microseconds="%H:%M:%S",
+            milliseconds="%H:%M:%S",
             seconds="%H:%M:%S",
             minsec="%H:%M:%S",
             minutes="%H:%M",
@@ -235,6 +296,7 @@ def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN
     else:
         plot.xaxis.formatter = BasicTickFormatter(use_scientific=False)
         plot.xaxis.ticker.min_interval = 1
+    plot.xaxis.major_label_policy = NoOverlap(min_distance=8)  # on a phone there is room for few of them
     plot.axis.axis_line_color = plot.axis.major_tick_line_color = palette.grid
     plot.axis.minor_tick_line_color = None
     for name in ("major_label", "axis_label"):
@@ -245,35 +307,48 @@ def _style(plot: Any, palette: _Palette, *, by_time: bool) -> None:  # noqa: ANN
     plot.add_layout(plot.legend[0], "above")  # inside the plot it would cover the lines
     plot.legend.location = "top_left"
     plot.legend.padding = plot.legend.margin = 2
+    plot.legend.glyph_width = 16
     plot.legend.background_fill_alpha = plot.legend.border_line_alpha = 0.0
     plot.legend.label_text_color = palette.ink
     plot.legend.label_text_font = _FONT
-    plot.legend.label_text_font_size = _SIZE
+    plot.legend.label_text_font_size = "12px"  # the longest fits a phone
 
 
 def _promise_label(promise: float) -> str:
     return f"promise: epsilon {promise:g}"
 
 
+def _limit_label(limit: LimitReading) -> str:
+    return f"usual once used up: {limit.usual:.3g}"
+
+
 def _top(history: ReadingHistory) -> float:
     finite = [loss for line in history.lines for loss in line.losses if loss is not None]
-    return (max([history.promise or 0.0, *finite]) or 1.0) * 1.12
+    levels = [history.promise or 0.0, history.limit.usual if history.limit else 0.0]
+    return (max([*levels, *finite]) or 1.0) * 1.12
 
 
 def svg_chart(history: ReadingHistory, *, by_time: bool) -> str:
     """Return the lines and the promised epsilon as a small SVG."""
     top = _top(history)
     polylines = [_polyline(history, line, i, top, by_time=by_time) for i, line in enumerate(history.lines)]
-    promise = ""
+    levels = ""
     if history.promise is not None:
         level = _HEIGHT * (1 - history.promise / top)
-        promise = (
+        if history.limit is not None:
+            usual = _HEIGHT * (1 - history.limit.usual / top)
+            levels = (
+                f'<path class="band" d="M0 {usual:.1f}H{_WIDTH}V{level:.1f}H0z"/>'
+                f'<path class="usual" d="M0 {usual:.1f}H{_WIDTH}"/>'
+                f'<text x="4" y="{usual:.1f}" dy="-.35em">{_limit_label(history.limit)}</text>'
+            )
+        levels += (
             f'<path class="promise" d="M0 {level:.1f}H{_WIDTH}"/>'
-            f'<text x="4" y="{level - 6:.1f}">{_promise_label(history.promise)}</text>'
+            f'<text x="4" y="{level:.1f}" dy="1.1em">{_promise_label(history.promise)}</text>'
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-8 -8 {_WIDTH + 16} {_HEIGHT + 16}">'
-        f"<style>{_SVG_STYLE}</style>{promise}"
+        f"<style>{_SVG_STYLE}</style>{levels}"
         f'<path class="floor" d="M0 {_HEIGHT}H{_WIDTH}"/>'
         f"{''.join(reversed(polylines))}</svg>"
     )

@@ -43,6 +43,7 @@ from odograph.service.dashboard.templating import (
     fragment_response,
     load_static_file,
     page_response,
+    page_wording,
     problem_page,
     serve_favicon,
     serve_static_file,
@@ -151,7 +152,9 @@ async def _respond(route: str, respond: Respond, state: AppState, request: Reque
 def _problem(state: AppState, request: Request, error: OdographError, request_id: str = "") -> Problem:
     """Return an error as the signed-in caller may see it."""
     session: PageSession | None = request.state.browser_session
-    return state.problem(error, None if session is None else session.caller, request_id)
+    problem = state.problem(error, None if session is None else session.caller, request_id)
+    problem.detail = page_wording(problem.detail)
+    return problem
 
 
 async def _with_session(handler: PageHandler, state: AppState, request: Request) -> Response:
@@ -182,7 +185,8 @@ def _render(
     request: Request, ledger: Ledger, caller: Caller, view: Callable[..., Page], args: tuple[Any, ...]
 ) -> Response:
     caller.require("read")
-    version = view_models.data_version(ledger, caller)  # before the data, so that no change is missed
+    account = args[0] if view is view_models.account_page else ""
+    version = view_models.data_version(ledger, caller, account)  # before the data, so that no change is missed
     return page_response(request, view(ledger, caller, *args), version)
 
 
@@ -269,8 +273,10 @@ async def _open_account(state: AppState, request: Request, session: PageSession,
     return RedirectResponse(f"/accounts/{quote(arguments['name'])}", 303, HEADERS)
 
 
-async def _data_version(state: AppState, _request: Request, session: PageSession, _form: FormFields) -> Response:
-    version = await state.run(view_models.data_version, state.ledger_of(session.caller), session.caller)
+async def _data_version(state: AppState, request: Request, session: PageSession, _form: FormFields) -> Response:
+    """Send the version of what the page of one account shows, or of everything that the caller sees."""
+    ledger, account = state.ledger_of(session.caller), request.query_params.get("account", "")
+    version = await state.run(view_models.data_version, ledger, session.caller, account)
     return PlainTextResponse(version, headers=HEADERS)
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "fragment_response",
     "load_static_file",
     "page_response",
+    "page_wording",
     "problem_page",
     "render_fragment",
     "serve_favicon",
@@ -128,6 +129,43 @@ def problem_page(request: Request, problem: Problem) -> Response:
     """Return an error as a page."""
     title = _PROBLEM_TITLES.get(problem.status, problem.title)
     return page_response(request, Page("problem.html", title, problem, {"problem": problem}, problem.status))
+
+
+# Messages are written for programs too, and name arguments and calls of the library. A page has fields instead.
+_WORDING: Final = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^(?:[A-Z]\w*\.|[a-z_]+\()(\w+)\)? must\b", r"\1 must"),
+        (r" or '0\.1' \(got", " (got"),
+        (r"one of [\[(]([^\])]*)[\])]", lambda found: f"one of {found[1].replace(chr(39), '')}"),
+        (r"use ledger\.account\(('[^']*')\)", "open its page"),
+        (
+            r"Use ledger\.account\('[^']*'\), or another name and key",
+            "Its page shows it; another one needs another name",
+        ),
+        (r"It is charged by Population\.open\(.*?\)\.charge\(\.\.\.\)", "A program charges it, where its files are"),
+        (r"; pass filter='(\w+)'", r"; choose the filter \1"),
+        (r"; or pass epsilon", "; or promise an epsilon"),
+        (r"; pass the curve", "; it needs the curve"),
+        (r"one with takes=\('([\w-]+)',\) would", r"one whose filter takes \1 would"),
+        (r"under filter '(\w[\w-]*)'", r"under the filter \1"),
+        (r"filter='(\w+)'", r"the filter \1"),
+        (r"successor_of='([^']*)'", r"successor of '\1'"),
+        (r"\bPolicy\((\w+)=\.\.\.\)", r"a policy that promises \1"),
+        (r", as in Policy\(None, [^,]*, slack=([\d.]+)\)", r", such as \1, which the policy has to state"),
+        (r",? (?:such as|in|as in) Policy\([^)]*\),?", ""),
+        (r"\bdelta_steps\b", "the delta reserved for steps"),
+        (r"\bprivacy_unit\b", "the privacy unit"),
+        (r"\bsuccessor_of\b", "successor of"),
+    )
+)
+
+
+def page_wording(message: str) -> str:
+    """Return the message of an error without the words of a program: argument names, calls, lists in brackets."""
+    for pattern, words in _WORDING:
+        message = pattern.sub(words, message)
+    return message
 
 
 # Static files: the dashboard's own, and the BokehJS of the installed package.

@@ -7,12 +7,15 @@ this file can charge an account.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
 
 from msgspec import UNSET, Raw, Struct
 from msgspec.json import encode
+from msgspec.structs import asdict
 
 from odograph.core.filters import FILTERS, Basic
 from odograph.core.filters.smooth import RESERVES
@@ -41,10 +44,11 @@ from odograph.errors import (
 )
 from odograph.ledger.entries import check_name, checkpoint_of, shown, totals_from_text
 from odograph.ledger.ledger import Ledger, LedgerAccount
+from odograph.ledger.stores.base import Balance
 from odograph.service import visibility
 from odograph.service.auth import Caller, new_secret
-from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label
-from odograph.service.dashboard.templating import NEAR_LIMIT, USED_UP, Page, render_fragment
+from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label, reading_at_limit
+from odograph.service.dashboard.templating import NEAR_LIMIT, USED_UP, Page, page_wording, render_fragment
 from odograph.service.openapi import describe, describe_operations, describe_types
 from odograph.service.problems import problem_of
 from odograph.service.routes import ROUTES
@@ -56,6 +60,9 @@ __all__ = [
     "Citation",
     "EntryListing",
     "MeterView",
+    "Overview",
+    "OverviewLine",
+    "PendingListing",
     "Plan",
     "account_page",
     "api_reference_page",
@@ -63,6 +70,7 @@ __all__ = [
     "citations_for",
     "data_version",
     "list_entries",
+    "list_pending",
     "make_plan",
     "matches_entry",
     "open_account_arguments",
@@ -75,6 +83,7 @@ __all__ = [
 
 VERBS: Final = ("open", "spend", "reserve", "commit", "void", "refuse", "close")
 _PAGE_SIZE: Final = 50  # entries on a page
+_PENDING_SIZE: Final = 25  # pending reservations on a page
 _CHUNK_SIZE: Final = 500  # entries read at a time while searching
 _MAX_READ: Final = 20_000  # entries read in one request; the page then links to the rest
 MAX_INPUT: Final = 200  # characters of a field of a form that are used
@@ -82,17 +91,43 @@ MAX_INPUT: Final = 200  # characters of a field of a form that are used
 Query = Mapping[str, str]
 
 
-def data_version(ledger: Ledger, caller: Caller) -> str:
-    """Return a short string that changes whenever an account that the caller sees changes."""
-    return _checkpoint(_last_entries(ledger, caller))[:16]
+def data_version(ledger: Ledger, caller: Caller, name: str = "") -> str:
+    """Return a short string that changes whenever an account that the caller sees changes.
+
+    For the page of one account, `name`: whenever something changes that this page shows.
+    """
+    balances = _visible_balances(ledger, caller)
+    last = {one: (balance.sequence, balance.seal) for one, balance in balances.items()}
+    if name:
+        # Of its children and linked accounts the page shows the names.
+        named = [
+            one
+            for one, balance in balances.items()
+            if name in balances and (balance.head.parent == name or balance.head.successor_of)
+        ]
+        last = dict.fromkeys(named, (0, "")) | {one: last[one] for one in _path(name, balances)}
+    return _checkpoint(last)[:16]
+
+
+def _path(name: str, balances: Mapping[str, Balance]) -> list[str]:
+    """Return an account and those above it that were read: what they have left bounds what it takes."""
+    path = []
+    while name in balances:
+        path.append(name)
+        name = balances[name].head.parent
+    return path
+
+
+def _visible_balances(ledger: Ledger, caller: Caller) -> dict[str, Balance]:
+    try:
+        return ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
+    except LedgerNotFound:  # there is no ledger before the first account
+        return {}
 
 
 def _last_entries(ledger: Ledger, caller: Caller) -> dict[str, tuple[int, str]]:
     """Return the sequence number and the seal of the last entry of every account that the caller sees."""
-    try:
-        balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
-    except LedgerNotFound:  # there is no ledger before the first account
-        return {}
+    balances = _visible_balances(ledger, caller)
     return {name: (balance.sequence, balance.seal) for name, balance in sorted(balances.items())}
 
 
@@ -103,15 +138,116 @@ def _checkpoint(last_entries: Mapping[str, tuple[int, str]]) -> str:
 # The overview
 
 
+_STATES: Final = {"near": "Near the limit", "open": "Within budget", "used up": "Used up", "closed": "Closed"}
+_ON_PAGE: Final = 50  # accounts on a page
+_ORDERS: Final[dict[str, tuple[str, Callable[[AccountRow], Any]]]] = {
+    "": ("by state", lambda row: ([*_STATES].index(_state(row)), -row.spent if _state(row) == "near" else 0)),
+    "name": ("by name", lambda row: row.name),
+    "spent": ("most spent first", lambda row: -row.spent),
+    "steps": ("most steps first", lambda row: -row.steps),
+    "time": ("last changed first", lambda row: -datetime.fromisoformat(row.time).timestamp()),
+}
+_CHOICES: Final = ("state", "filter", "dataset", "parent")  # fields of which a row must have the chosen value
+
+
+class OverviewLine(NamedTuple):
+    """An account on a page of the overview."""
+
+    row: AccountRow
+    state: str
+    depth: int = 0  # how many accounts of the tree are above it
+    above: bool = False  # whether it is shown only because an account below it is
+
+
+class Overview(Struct):
+    """A page of the accounts that a caller sees and has chosen."""
+
+    counts: dict[str, int]  # of all that it sees, by state
+    matching: int  # how many were chosen
+    page: int
+    pages: int
+    lines: list[OverviewLine]
+
+
 def overview_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
-    """Return the accounts that the caller sees: first those near their limit, last those that are closed."""
+    """Return a page of the accounts that the caller sees, filtered and sorted, as a list or as a tree."""
     rows = visibility.visible_rows(ledger, caller)
-    groups: dict[str, list[AccountRow]] = {"near": [], "used up": [], "open": [], "closed": []}
+    asked = {field: query.get(field, "").strip()[:MAX_INPUT] for field in ("q", *_CHOICES, "sort", "view", "page")}
+    if asked["sort"] not in _ORDERS:
+        raise BadRequest(f"sort must be one of {', '.join(filter(None, _ORDERS))} (got {shown(asked['sort'])})")
+    rows.sort(key=_ORDERS[asked["sort"]][1])  # they were in the order of their names
+    chosen = [row for row in rows if _is_chosen(row, asked)]
+    is_tree = asked["view"] == "tree"
+    lines = _tree(rows, chosen) if is_tree else [OverviewLine(row, _state(row)) for row in chosen]
+    pages = max(1, -(-len(lines) // _ON_PAGE))
+    page = min(pages, max(1, _read_integer("page", asked["page"] or "1")))
+    first = (page - 1) * _ON_PAGE
+    part = lines[first : first + _ON_PAGE]
+    if is_tree and part:
+        part = [line._replace(above=True) for line in _lines_above(lines, first)] + part
+    counts = {state: sum(_state(row) == state for row in rows) for state in _STATES}
+    found = Overview(counts, len(chosen), page, pages, part)
+
+    def link(**changed: object) -> str:
+        kept = asked | {"page": ""} | {field: str(value) for field, value in changed.items()}
+        return "/?" + urlencode({field: value for field, value in kept.items() if value})
+
+    context = {
+        "found": found,
+        "asked": asked,
+        "link": link,
+        "states": _STATES,
+        "orders": {name: label for name, (label, _) in _ORDERS.items()},
+        "filters": [(name, name) for name in sorted({row.filter for row in rows})],
+        "has_datasets": any(row.dataset for row in rows),
+        "has_parents": any(row.parent for row in rows),
+        "total": len(rows),
+    }
+    form = {**asdict(found), "lines": [line._asdict() for line in part]}
+    return Page("overview.html", "Accounts", form, context)
+
+
+def _is_chosen(row: AccountRow, asked: Mapping[str, str]) -> bool:
+    text = asked["q"].casefold()
+    words = f"{row.name} {row.dataset} {row.filter} {row.privacy_unit}".casefold()
+    values = {"state": _state(row), "filter": row.filter, "dataset": row.dataset, "parent": row.parent}
+    return text in words and all(asked[field] in ("", values[field]) for field in _CHOICES)
+
+
+def _tree(rows: Sequence[AccountRow], chosen: Sequence[AccountRow]) -> list[OverviewLine]:
+    """Return the chosen accounts below those above them, which are marked if they were not chosen themselves."""
+    by_name = {row.name: row for row in rows}
+    wanted = {row.name for row in chosen}
+    kept = set(wanted)
+    for row in chosen:
+        while row.parent in by_name and row.parent not in kept:
+            row = by_name[row.parent]  # noqa: PLW2901  up to the top
+            kept.add(row.name)
+    below: dict[str, list[AccountRow]] = {}
     for row in rows:
-        groups["closed" if row.closed else _room(row)].append(row)
-    groups["near"].sort(key=lambda row: -row.spent)
-    context = {"groups": groups, "count": len(rows), "wanted": query.get("q", "")[:MAX_INPUT]}
-    return Page("overview.html", "Accounts", groups, context)
+        if row.name in kept:
+            below.setdefault(row.parent if row.parent in by_name else "", []).append(row)
+    lines, left = [], [(row, 0) for row in reversed(below.get("", []))]
+    while left:
+        row, depth = left.pop()
+        lines.append(OverviewLine(row, _state(row), depth, row.name not in wanted))
+        left += [(child, depth + 1) for child in reversed(below.get(row.name, []))]
+    return lines
+
+
+def _lines_above(lines: Sequence[OverviewLine], first: int) -> list[OverviewLine]:
+    """Return the lines above the first one of a page, from the top down: the page before shows them."""
+    found: list[OverviewLine] = []
+    depth = lines[first].depth
+    for line in reversed(lines[:first]):
+        if line.depth < depth:
+            found.append(line)
+            depth = line.depth
+    return found[::-1]
+
+
+def _state(row: AccountRow) -> str:
+    return "closed" if row.closed else _room(row)
 
 
 def _room(row: AccountRow) -> str:
@@ -134,13 +270,14 @@ class MeterView(NamedTuple):
 
 def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Page:
     """Return everything about one account."""
-    form = visibility.account_form(ledger, caller, name)
+    form = visibility.account_form(ledger, caller, name, pending=False)
     account = visibility.visible_account(ledger, caller, name)
     row = form.account
     compare = bool(query.get("compare"))
     readings = visibility.readings_form(ledger, caller, name, compare=True) if compare else None
     others = account.compare()[1:] if compare else ()
     listing = list_entries(ledger, caller, name, row.sequence + 1, query)
+    pending = list_pending(ledger, caller, name, query)
     plan = make_plan(ledger, caller, name, query) if caller.may("decide") else None
     citations = citations_for(account.compiled)
     context = {
@@ -151,10 +288,14 @@ def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Pag
         "compare": compare,
         "by": query.get("by", "steps"),
         "others": [(odometer_label(other.odometer), other.loss) for other in others],
+        "limit_reading": reading_at_limit(account.compiled),
         "listing": listing,
+        "pending": pending,
         "verbs": VERBS,
         "citations": citations,
-        "query": {field: query.get(field, "")[:MAX_INPUT] for field in ("verb", "principal", "text", "before")},
+        "query": {
+            field: query.get(field, "")[:MAX_INPUT] for field in ("verb", "principal", "text", "before", "pending")
+        },
         "room": _room(row),
         "max_entries": MAX_ENTRIES,
         **plan_context(account.policy, name, plan, query),
@@ -166,6 +307,7 @@ def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Pag
         "plan": plan,
         "citations": [citation._asdict() for citation in citations],
         "listing": listing,
+        "pending": pending,
     }
     return Page("account.html", name, representation, context)
 
@@ -209,6 +351,7 @@ class EntryListing(Struct):
     entries: list[EntryForm]
     older: int | None  # where the next page begins: pass it as `before`
     read: int  # how many entries were examined
+    asked: dict[int, str]  # by sequence: the account below this one that was asked, where it was not this one
 
 
 def list_entries(ledger: Ledger, caller: Caller, name: str, size: int, query: Query) -> EntryListing:
@@ -229,7 +372,45 @@ def list_entries(ledger: Ledger, caller: Caller, name: str, size: int, query: Qu
             read_count, end = read_count + 1, entry.sequence
             if matches_entry(entry, wanted):
                 found.append(entry)
-    return EntryListing(found, end or None, read_count)
+    asked = {entry.sequence: below for entry in found if (below := visibility.asked_account(entry, name))}
+    return EntryListing(found, end or None, read_count, asked)
+
+
+class PendingListing(Struct):
+    """A page of an account's pending reservations, oldest first."""
+
+    count: int  # of all of them
+    oldest: str | None  # for how long the oldest has been pending
+    rows: list[visibility.PendingRow]
+    ages: list[str]  # for how long each has been pending
+    expired: list[bool]  # whether each can no longer be voided
+    next: int | None  # where the next page begins: pass it as `pending`
+
+
+def list_pending(ledger: Ledger, caller: Caller, name: str, query: Query) -> PendingListing:
+    """Return the oldest pending reservations, or those from the entry `pending` on."""
+    first = _read_integer("pending", query.get("pending") or "0")
+    rows = visibility.pending_rows(ledger, caller, name, first, _PENDING_SIZE + 1)
+    following = rows[_PENDING_SIZE].sequence if len(rows) > _PENDING_SIZE else None
+    rows, now = rows[:_PENDING_SIZE], datetime.now(UTC)
+    oldest = visibility.pending_rows(ledger, caller, name, 0, 1) if first else rows[:1]
+    return PendingListing(
+        visibility.pending_count(ledger, caller, name),
+        _age(oldest[0].time, now) if oldest else None,
+        rows,
+        [_age(row.time, now) for row in rows],
+        [row.expires is not None and datetime.fromisoformat(row.expires) < now for row in rows],
+        following,
+    )
+
+
+def _age(time: str, now: datetime) -> str:
+    """Return how long ago something was, in its largest unit."""
+    seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:,} {unit}"
+    return f"{seconds} s"
 
 
 def _read_integer(field: str, text: str) -> int:
@@ -377,7 +558,7 @@ def make_plan(ledger: Ledger, caller: Caller, name: str, query: Query) -> Plan |
     try:
         return _evaluate(ledger, caller, account, _read_question(query, size))
     except (AccountClosed, BadRequest, InvalidArgument, UnprovenComposition) as problem:
-        return Plan(name, problem=problem_of(problem, caller).detail)
+        return Plan(name, problem=page_wording(problem_of(problem, caller).detail))
 
 
 def _read_question(query: Query, size: str) -> _Question:
@@ -423,7 +604,7 @@ def _evaluate(ledger: Ledger, caller: Caller, account: LedgerAccount, question: 
         None if offer is None else offer.to_dict(),
         "" if unlimited else _least_noise(account, question),
         spent,
-        str(decision),
+        page_wording(str(decision)),
         decision.notes,
     )
 

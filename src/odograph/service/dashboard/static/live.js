@@ -2,18 +2,25 @@
 
 const POLL_INTERVAL = 1500; // milliseconds
 const MAX_POLL_INTERVAL = 15000; // milliseconds, while there is no connection
-const TYPING_DELAY = 200; // milliseconds after the last key before the planner asks
+const TYPING_DELAY = 200; // milliseconds after the last key before the planner or a filter asks
 const CONNECTION_LOST = "No connection to the service; the page may be out of date";
 const status = document.getElementById("live-status");
 const receivedHtml = new Map(); // by id: what the server last sent for a live element, before this script changed it
 let dataVersion = document.body.dataset.version;
 let pollDelay = POLL_INTERVAL;
+let lastRefresh = 0; // counts them: an answer that a later one has overtaken is not shown
 
 document.documentElement.classList.add("live");
 for (const element of document.querySelectorAll("[data-live]")) receivedHtml.set(element.id, element.innerHTML);
 
 function showStatus(text) {
   if (status.textContent !== text) status.textContent = text;
+}
+
+// The version of what this page shows: of one account and its relatives, or of all accounts.
+function versionAddress() {
+  const account = location.pathname.match(/^\/accounts\/([^/]+)$/);
+  return account ? `/data-version?account=${account[1]}` : "/data-version";
 }
 
 // Keeps the focus: it moves to the new element with the same id or the same link.
@@ -28,10 +35,12 @@ function replaceContent(element, html) {
 }
 
 async function refresh() {
+  const own = ++lastRefresh;
   const response = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (response.redirected) return location.reload(); // the session has ended
   if (!response.ok) throw new Error(`status ${response.status}`);
   const newPage = new DOMParser().parseFromString(await response.text(), "text/html");
+  if (own !== lastRefresh) return;
   dataVersion = newPage.body.dataset.version;
   let changed = false;
   for (const element of document.querySelectorAll("[data-live]")) {
@@ -45,7 +54,6 @@ async function refresh() {
     changed = true;
   }
   if (!changed) return;
-  applySearch?.();
   await Promise.all([drawChart(), updatePlan()]);
   showStatus(`Updated ${new Date().toLocaleTimeString()}`);
 }
@@ -53,7 +61,7 @@ async function refresh() {
 async function poll() {
   if (!document.hidden) {
     try {
-      const response = await fetch("/data-version");
+      const response = await fetch(versionAddress());
       if (response.status === 401) return location.reload();
       if (!response.ok) throw new Error(`status ${response.status}`);
       if (await response.text() !== dataVersion) await refresh();
@@ -67,17 +75,25 @@ async function poll() {
   setTimeout(poll, pollDelay);
 }
 
-// The search field of the overview.
-const searchInput = document.querySelector("[data-search]");
-const applySearch = searchInput && (() => {
-  const wanted = searchInput.value.trim().toLowerCase();
-  const list = document.getElementById(searchInput.dataset.search);
-  for (const item of list.querySelectorAll("li")) item.hidden = !item.textContent.toLowerCase().includes(wanted);
-  for (const section of list.querySelectorAll("section")) section.hidden = !section.querySelector("li:not([hidden])");
+// The filters of the overview: the address has what is chosen, and the service sends that page of the accounts.
+const filters = document.querySelector("[data-filter]");
+let filterTimer = 0;
+
+function applyFilters() {
+  clearTimeout(filterTimer);
+  const chosen = new URLSearchParams([...new FormData(filters)].filter(([, value]) => value.trim()));
+  history.replaceState(null, "", chosen.size ? `?${chosen}` : location.pathname);
+  refresh().catch(() => showStatus(CONNECTION_LOST));
+}
+
+filters?.addEventListener("input", () => {
+  clearTimeout(filterTimer);
+  filterTimer = setTimeout(applyFilters, TYPING_DELAY);
 });
-searchInput?.addEventListener("input", applySearch);
-searchInput?.form.addEventListener("submit", (event) => event.preventDefault());
-applySearch?.();
+filters?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  applyFilters();
+});
 
 // The chart of an account: BokehJS is loaded once, the chart again after every change.
 const chart = document.getElementById("chart");

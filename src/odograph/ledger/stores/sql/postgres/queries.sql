@@ -133,32 +133,33 @@ FROM odograph.accounts ORDER BY name;
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
 FROM odograph.entries WHERE account = %s AND sequence >= %s ORDER BY sequence LIMIT %s;
 
--- name: pending
+-- name: openings
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
-FROM odograph.entries
-WHERE account = %s AND verb = 'reserve' AND NOT EXISTS (
-    SELECT 1 FROM odograph.keys
-    WHERE keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
-)
-ORDER BY sequence;
+FROM odograph.entries WHERE account = ANY (%s::text[]) AND sequence = 0;
+
+-- name: pending
+SELECT
+    entries.version, entries.account, entries.sequence, entries.time, entries.principal, entries.verb, entries.legs,
+    entries.cost, entries.price, entries.key, entries.request, entries.note, entries.detail, entries.seal
+FROM odograph.pending
+JOIN odograph.entries ON entries.account = pending.account AND entries.sequence = pending.sequence
+WHERE pending.account = %s AND pending.sequence >= %s
+ORDER BY pending.sequence LIMIT %s;
 
 -- name: pending_counts
-SELECT account, count(DISTINCT split_part(split_part(entries.legs, ' ', 1), '/', 1))
-FROM odograph.entries
-WHERE verb = 'reserve' AND NOT EXISTS (
-    SELECT 1 FROM odograph.keys
-    WHERE keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
-)
-GROUP BY account;
+SELECT account, count(*) FROM odograph.pending GROUP BY account;
+
+-- name: pending_count
+SELECT count(*) FROM odograph.pending WHERE account = %s;
 
 -- name: voids
-SELECT count(*)
-FROM odograph.entries
-JOIN odograph.keys
-    ON keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
-JOIN odograph.entries AS done
-    ON done.account = keys.account AND done.sequence = keys.sequence AND done.verb = 'void'
-WHERE entries.account = %s AND entries.verb = 'reserve';
+SELECT count(*) FROM odograph.voids WHERE account = %s;
+
+-- name: void_counts
+SELECT account, count(*) FROM odograph.voids GROUP BY account;
+
+-- name: all_pending
+SELECT account, reservation, sequence FROM odograph.pending;
 
 -- name: notes
 SELECT account, sequence, salt, text FROM odograph.notes WHERE account = %s AND sequence >= %s AND sequence < %s;

@@ -1,4 +1,4 @@
--- The ledger in PostgreSQL, schema 2. Entries and keys are the record; accounts are derived from them;
+-- The ledger in PostgreSQL, schema 3. Entries and keys are the record; accounts are derived from them;
 -- notes and principals are stored separately and can be erased. Names sort by their bytes, as everywhere else.
 
 CREATE SCHEMA odograph;
@@ -42,7 +42,23 @@ CREATE TABLE odograph.entries (
     PRIMARY KEY (account, sequence)
 );
 
-CREATE INDEX entries_that_reserve ON odograph.entries (account, sequence) WHERE verb = 'reserve';
+-- The reservations that are neither committed nor voided, each with its first entry in the account. The triggers below
+-- keep it, so it follows from the entries whatever program writes them; `verify` checks that.
+CREATE TABLE odograph.pending (
+    account     text COLLATE "C" NOT NULL,
+    reservation text COLLATE "C" NOT NULL,
+    sequence    bigint NOT NULL,
+    PRIMARY KEY (account, reservation)
+);
+
+CREATE UNIQUE INDEX pending_by_age ON odograph.pending (account, sequence);
+
+-- The entries that voided a reservation, to be counted: they are far apart among all the others.
+CREATE TABLE odograph.voids (
+    account  text COLLATE "C" NOT NULL,
+    sequence bigint NOT NULL,
+    PRIMARY KEY (account, sequence)
+);
 
 -- The keys that were used, each with the first entry of the request that used it.
 CREATE TABLE odograph.keys (
@@ -83,3 +99,23 @@ FOR EACH STATEMENT EXECUTE FUNCTION odograph.refuse();
 CREATE TRIGGER accounts_stay BEFORE UPDATE OF name, parent, successor_of, dataset, unit, neighbours, origin
 OR DELETE OR TRUNCATE ON odograph.accounts
 FOR EACH STATEMENT EXECUTE FUNCTION odograph.refuse();
+
+-- With the rights of the owner: a role that may append entries needs none on these tables.
+CREATE FUNCTION odograph.pend() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+BEGIN
+    IF NEW.verb = 'reserve' THEN
+        INSERT INTO odograph.pending (account, reservation, sequence)
+        VALUES (NEW.account, split_part(split_part(NEW.legs, ' ', 1), '/', 1), NEW.sequence)
+        ON CONFLICT (account, reservation) DO NOTHING;
+    ELSE
+        DELETE FROM odograph.pending WHERE account = NEW.account AND reservation = NEW.key;
+    END IF;
+    IF NEW.verb = 'void' THEN
+        INSERT INTO odograph.voids (account, sequence) VALUES (NEW.account, NEW.sequence);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER entries_pend AFTER INSERT ON odograph.entries
+FOR EACH ROW WHEN (NEW.verb IN ('reserve', 'commit', 'void')) EXECUTE FUNCTION odograph.pend();

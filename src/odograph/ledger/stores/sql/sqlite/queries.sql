@@ -70,36 +70,26 @@ INSERT INTO notes (account, sequence, salt, text) VALUES (?, ?, ?, ?);
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
 FROM entries WHERE account = ? AND sequence >= ? ORDER BY sequence LIMIT ?;
 
--- name: pending
+-- name: openings
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
-FROM entries INDEXED BY entries_that_reserve
-WHERE account = ? AND verb = 'reserve' AND NOT EXISTS (
-    SELECT 1 FROM keys WHERE keys.owner = '' AND keys.key = substr(
-        entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
-    )
-)
-ORDER BY sequence;
+FROM (VALUES (?)) AS wanted CROSS JOIN entries ON entries.account = wanted.column1 AND entries.sequence = 0;
+
+-- name: pending
+SELECT
+    entries.version, entries.account, entries.sequence, entries.time, entries.principal, entries.verb, entries.legs,
+    entries.cost, entries.price, entries.key, entries.request, entries.note, entries.detail, entries.seal
+FROM pending CROSS JOIN entries ON entries.account = pending.account AND entries.sequence = pending.sequence
+WHERE pending.account = ? AND pending.sequence >= ?
+ORDER BY pending.sequence LIMIT ?;
 
 -- name: pending_counts
-SELECT account, count(DISTINCT substr(
-    entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
-))
-FROM entries INDEXED BY entries_that_reserve
-WHERE verb = 'reserve' AND NOT EXISTS (
-    SELECT 1 FROM keys WHERE keys.owner = '' AND keys.key = substr(
-        entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
-    )
-)
-GROUP BY account;
+SELECT account, count(*) FROM pending GROUP BY account;
+
+-- name: pending_count
+SELECT count(*) FROM pending WHERE account = ?;
 
 -- name: voids
-SELECT count(*)
-FROM entries INDEXED BY entries_that_reserve
-JOIN keys ON keys.owner = '' AND keys.key = substr(
-    entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
-)
-JOIN entries AS done ON done.account = keys.account AND done.sequence = keys.sequence AND done.verb = 'void'
-WHERE entries.account = ? AND entries.verb = 'reserve';
+SELECT count(*) FROM voids WHERE account = ?;
 
 -- name: notes
 SELECT account, sequence, salt, text FROM notes WHERE account = ? AND sequence >= ? AND sequence < ?;
@@ -118,11 +108,11 @@ FROM entries LEFT JOIN keys
 WHERE entries.account = ? AND entries.sequence BETWEEN ? AND ?
 ORDER BY entries.sequence LIMIT ?;
 
--- name: indexed_reservations
--- The reservations by the index that `pending` and `voids` read.
-SELECT sequence FROM entries INDEXED BY entries_that_reserve
-WHERE account = ? AND verb = 'reserve' AND sequence BETWEEN ? AND ?
-ORDER BY sequence;
+-- name: void_counts
+SELECT account, count(*) FROM voids GROUP BY account;
+
+-- name: all_pending
+SELECT account, reservation, sequence FROM pending;
 
 -- name: accounts_of_entries
 SELECT DISTINCT account FROM entries;

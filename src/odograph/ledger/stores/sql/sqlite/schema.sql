@@ -1,4 +1,4 @@
--- The ledger in SQLite, schema 2. Entries and keys are the record; accounts are derived from them;
+-- The ledger in SQLite, schema 3. Entries and keys are the record; accounts are derived from them;
 -- notes and principals are stored separately and can be erased.
 
 CREATE TABLE accounts (
@@ -38,7 +38,23 @@ CREATE TABLE entries (
     PRIMARY KEY (account, sequence)
 ) WITHOUT ROWID;
 
-CREATE INDEX entries_that_reserve ON entries (account, sequence) WHERE verb = 'reserve';
+-- The reservations that are neither committed nor voided, each with its first entry in the account. The triggers below
+-- keep it, so it follows from the entries whatever program writes them; `verify` checks that.
+CREATE TABLE pending (
+    account     TEXT NOT NULL,
+    reservation TEXT NOT NULL,
+    sequence    INTEGER NOT NULL,
+    PRIMARY KEY (account, reservation)
+) WITHOUT ROWID;
+
+CREATE UNIQUE INDEX pending_by_age ON pending (account, sequence);
+
+-- The entries that voided a reservation, to be counted: they are far apart among all the others.
+CREATE TABLE voids (
+    account  TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    PRIMARY KEY (account, sequence)
+) WITHOUT ROWID;
 
 -- The keys that were used, each with the first entry of the request that used it.
 CREATE TABLE keys (
@@ -81,3 +97,22 @@ BEGIN SELECT RAISE(ABORT, 'an account never changes its place'); END;
 
 CREATE TRIGGER accounts_remain BEFORE DELETE ON accounts
 BEGIN SELECT RAISE(ABORT, 'accounts are never deleted'); END;
+
+CREATE TRIGGER entries_pend AFTER INSERT ON entries WHEN NEW.verb = 'reserve'
+BEGIN
+    INSERT INTO pending (account, reservation, sequence)
+    VALUES (NEW.account, substr(
+        NEW.legs, 1, min(instr(NEW.legs || ' ', ' '), instr(NEW.legs || '/', '/')) - 1
+    ), NEW.sequence)
+    ON CONFLICT (account, reservation) DO NOTHING;
+END;
+
+CREATE TRIGGER entries_resolve AFTER INSERT ON entries WHEN NEW.verb IN ('commit', 'void')
+BEGIN
+    DELETE FROM pending WHERE account = NEW.account AND reservation = NEW.key;
+END;
+
+CREATE TRIGGER entries_void AFTER INSERT ON entries WHEN NEW.verb = 'void'
+BEGIN
+    INSERT INTO voids (account, sequence) VALUES (NEW.account, NEW.sequence);
+END;
