@@ -53,6 +53,8 @@ _SAFETY_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-opt
 _REQUEST_ID_PREFIX: Final = secrets.token_hex(6)
 _REQUEST_NUMBERS: Final = count(1)
 _BEARER: Final = "bearer "
+_QUOTED_STRING: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_ESCAPED: Final = re.compile(r'\\(["\\])')
 _ENCODER: Final = msgspec.json.Encoder()
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -72,10 +74,11 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A response with another status than the route's."""
+    """A response with another status than the route's, or with headers of its own."""
 
     status: int
     form: Json
+    headers: Headers = ()
 
 
 class Stream(NamedTuple):
@@ -132,17 +135,19 @@ class Endpoint:
             call = await self._read_call(scope, receive, headers, caller)
             response = await self._route.handler(call)
             if isinstance(response, Reply):
-                status, response = response
+                status, response, extra = response
         except OdographError as error:
             response = problem = await self._problem(error, caller, request_id)
             status, content_type, extra, code = problem.status, PROBLEM, headers_of(error), problem.code
         except Exception as error:  # noqa: BLE001  its text must not be sent
             logs.failure(error, request_id=request_id)
             response, status, content_type = unexpected_problem(request_id), 500, PROBLEM
+        receipt = status == _CREATED and self._route.repeatable
+        if caller is not None:
+            extra = (*extra, *self._state.limit.headers(caller.api_key_id, policy=not receipt))
         if isinstance(response, Stream):
-            await self._send_stream(send, response, request_id)
+            await self._send_stream(send, response, request_id, extra)
         else:
-            receipt = status == _CREATED and self._route.repeatable
             content = _ENCODER.encode(response)
             await send_response(send, status, content_type, content, request_id, extra, bare=receipt)
         took = perf_counter() - started
@@ -150,7 +155,7 @@ class Endpoint:
         self._state.metrics.count_response(self._route.path, status, took)
         logs.request_line(
             request_id=request_id,
-            method=self._route.method,
+            method=scope["method"],  # GET or HEAD for a route that reads
             route=self._route.path,
             status=status,
             milliseconds=1e3 * took,
@@ -177,7 +182,7 @@ class Endpoint:
         caller = await state.admit(value[len(_BEARER) :].strip())
         wait = state.limit.take(caller.api_key_id)
         if wait:
-            raise TooFast(wait)
+            raise TooFast(wait, state.limit.headers(caller.api_key_id))
         caller.require(route.verb)
         if route.needs_every_account:
             caller.require_every_account(route.verb)
@@ -245,9 +250,14 @@ class Endpoint:
         # The rest of the body would be parsed as the next request, so the connection is closed.
         return HttpProblem(413, f"the body is larger than {self._max_body} bytes", ((b"connection", b"close"),))
 
-    async def _send_stream(self, send: Send, response: Stream, request_id: str) -> None:
+    async def _send_stream(self, send: Send, response: Stream, request_id: str, extra: Headers) -> None:
         run, file = self._state.run, response.content
-        headers = [(b"content-type", response.content_type), (b"x-request-id", request_id.encode()), *_SAFETY_HEADERS]
+        headers = [
+            (b"content-type", response.content_type),
+            (b"x-request-id", request_id.encode()),
+            *_SAFETY_HEADERS,
+            *extra,
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             while chunk := await run(file.read, _CHUNK_SIZE):
@@ -268,18 +278,20 @@ async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
 async def send_response(  # noqa: PLR0913, PLR0917  the parts of a response
     send: Send,
     status: int,
-    content_type: bytes,
+    content_type: bytes | None,
     content: bytes,
     request_id: str,
     extra: Headers = (),
     *,
     bare: bool = False,
 ) -> None:
-    """Send a response; a bare one omits the headers meant for caches and browsers."""
+    """Send a response, without content if it has no content type; a bare one omits what caches and browsers read."""
     # Uvicorn processes each header. A receipt must be quick, holds no secret, and no cache keeps a 201.
+    described = (
+        () if content_type is None else ((b"content-type", content_type), (b"content-length", b"%d" % len(content)))
+    )
     headers = [
-        (b"content-type", content_type),
-        (b"content-length", b"%d" % len(content)),
+        *described,
         (b"x-request-id", request_id.encode()),
         *(() if bare else _SAFETY_HEADERS),
         *extra,
@@ -303,7 +315,7 @@ def headers_of(error: OdographError) -> Headers:
     if isinstance(error, NotAuthenticated):
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, TooFast):
-        return ((b"retry-after", b"%d" % max(1, math.ceil(error.seconds))),)
+        return ((b"retry-after", b"%d" % max(1, math.ceil(error.seconds))), *error.headers)
     if ERROR_TABLE[listed_as(error)].retryable:
         return ((b"retry-after", b"1"),)
     return ()
@@ -317,16 +329,33 @@ def _refuse_repeated_headers(scope: Scope, *names: bytes) -> None:
 
 
 def _read_idempotency_key(value: bytes | None) -> str:
-    """Read an idempotency key: any string, percent-encoded where it is not ASCII."""
+    """Read an idempotency key: a quoted string of RFC 9651, or the key itself, percent-encoded where it is not ASCII.
+
+    The quoted form is that of draft-ietf-httpapi-idempotency-key-header; nothing in it is percent-encoded.
+    """
     if not value:
         raise HttpProblem(
             400, "Idempotency-Key is missing: send a header with a string of your own, such as q-17, to retry safely"
         )
     try:
         text = value.decode("ascii")
+        if text.startswith('"'):
+            return _read_quoted_string(text)
         return unquote(text, errors="strict") if "%" in text else text
     except ValueError:
         raise HttpProblem(400, "Idempotency-Key must be ASCII; percent-encode other characters as UTF-8") from None
+
+
+def _read_quoted_string(text: str) -> str:
+    r"""Read a string of RFC 9651: printable ASCII in quotes, with a backslash before each quote and backslash."""
+    found = _QUOTED_STRING.fullmatch(text)
+    if found is None:
+        raise HttpProblem(
+            400,
+            'Idempotency-Key begins with a quote, but is not a string such as "q-17": end it with a quote, and write'
+            ' \\" and \\\\ for a quote and a backslash in it',
+        )
+    return _ESCAPED.sub(r"\1", found[1])
 
 
 def _read_query(route: Route, text: bytes) -> Any:  # noqa: ANN401  of the route's own type

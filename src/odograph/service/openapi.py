@@ -43,8 +43,14 @@ _IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": True,
-    "description": "A string of your own, percent-encoded UTF-8. Repeating a request with its key charges nothing.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
+    "description": "A string of your own: in quotes as RFC 9651 has it, or without, percent-encoded UTF-8. Repeating"
+    " a request with its key charges nothing.",
+    "schema": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 200,
+        "pattern": r'^([!#-~][!-~]*|"([ !#-\[\]-~]|\\["\\])+")$',
+    },
 }
 _DESCRIPTION: Final = (
     "Privacy budgets for fully adaptive analysis. Charge first, then run the mechanism: a receipt means that the"

@@ -91,9 +91,10 @@ class NotEmpty(LedgerError):
 class TooFast(RateLimited):
     """An API key exceeded its rate limit; `seconds` is when to try again."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(f"this API key exceeded its rate limit; try again in {seconds:.3g} seconds")
         self.seconds = seconds
+        self.headers = headers
 
 
 def problem_of(error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
