@@ -20,7 +20,7 @@ from odograph.errors import InvalidArgument
 from odograph.extras import load
 from odograph.ledger.entries import moment
 from odograph.service.auth import ApiKey, Role
-from odograph.service.key_store import KeyStore, connect_keys
+from odograph.service.key_store import KeyStore, connect_keys, require_existing
 
 __all__ = ["KeyStoreOptions", "keys_app", "list_", "make", "revoke", "serve"]
 
@@ -172,6 +172,8 @@ def make(  # noqa: PLR0913  each is an option
     ] = None,
 ) -> None:
     """Make a key and print its token, once: only a digest is stored."""
+    with connect(options.url) as ledger:
+        require_existing(ledger, account or ())
     # The file is made first: a token that cannot be written would be lost.
     with options.store() as store, nullcontext() if out is None else new_file(out) as file:
         token, key = store.make(

@@ -53,7 +53,16 @@ from odograph.ledger.entries import (
     text_of,
     totals_from_text,
 )
-from odograph.ledger.results import Checkpoint, HistoryEntry, Lifetime, Line, Receipt, Verification, history_entry
+from odograph.ledger.results import (
+    Checkpoint,
+    Events,
+    HistoryEntry,
+    Lifetime,
+    Line,
+    Receipt,
+    Verification,
+    history_entry,
+)
 from odograph.ledger.stores.base import Balance, Head
 from odograph.progress import Progress
 
@@ -183,8 +192,14 @@ class RemoteBackend:
 
     def pending(self, name: str) -> list[Receipt]:
         """Return the unresolved reservations of an account."""
-        form = self._transport.call("GET", f"{_path(name)}/reservations")
-        return [receipt_of(one) for one in part_of(form, "reservations", list)]
+        found: list[Receipt] = []
+        query: dict[str, int] | None = None  # which a service of version 0.1 would refuse
+        while True:
+            form = self._transport.call("GET", f"{_path(name)}/reservations", query=query)
+            found += map(receipt_of, part_of(form, "reservations", list))
+            if form.get("next") is None:
+                return found
+            query = {"first": part_of(form, "next", int)}
 
     def voids(self, name: str) -> int:
         """Count the reservations charged to an account that were voided."""
@@ -241,6 +256,12 @@ class RemoteBackend:
             if not page:
                 break
         return found
+
+    def events(self, after: str, count: int) -> Events:
+        """Return a page of the entries of all accounts that the key may see."""
+        form = self._transport.call("GET", "/v1/events", query={"after": after, "count": min(_PAGE, count)})
+        entries = [history_entry_of(one["account"], one) for one in part_of(form, "events", list)]
+        return Events(tuple(entries), part_of(form, "after", str), part_of(form, "more", bool))
 
     def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Have the service replay everything."""

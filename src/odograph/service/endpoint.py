@@ -11,11 +11,12 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
 from tempfile import SpooledTemporaryFile
 from time import perf_counter
 from typing import IO, Any, Final, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -37,6 +38,7 @@ __all__ = [
     "Route",
     "Stream",
     "headers_of",
+    "page_reply",
     "request_id_of",
     "send_response",
 ]
@@ -46,6 +48,7 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _UPLOAD_IN_MEMORY: Final = 1 << 20  # bytes; a larger upload goes to a temporary file
 _MAX_PARSE_MESSAGE: Final = 200  # characters: it may repeat a name that was sent
 _CREATED: Final = 201
+_MAX_LINK: Final = 2000  # characters: proxies accept no long headers
 _CHUNK_SIZE: Final = 1 << 16  # bytes of a stream
 _SAFETY_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 # Request ids are a random prefix and a counter: a random number each time would be a system call each time, during
@@ -107,6 +110,18 @@ class Route:
     needs_idempotency_key: bool = False
     needs_every_account: bool = False  # whether a key bound to some accounts is refused
     upload: bool = False
+
+
+def page_reply(call: Call, form: Json, **following: str | int | None) -> Reply:
+    """Return a page, with the next one as a link of RFC 8288, unless it is the last or the address is very long."""
+    ((name, value),) = following.items()
+    if value is None:
+        return Reply(200, form)
+    known = {field: getattr(call.query, field) for field in call.query.__struct_fields__}
+    known = {field: one for field, one in known.items() if one not in (None, "")} | {name: value}
+    texts = {field: one.isoformat() if isinstance(one, datetime) else str(one) for field, one in known.items()}
+    link = f'<?{urlencode(texts)}>; rel="next"'  # relative to the request, whatever path a proxy gives it
+    return Reply(200, form, ((b"link", link.encode()),) if len(link) <= _MAX_LINK else ())
 
 
 class Endpoint:

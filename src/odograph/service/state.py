@@ -107,6 +107,7 @@ KEY_LOOKUP_TTL: Final = (
 _MAX_KNOWN_KEYS: Final = 10_000
 _RECOVERY_INTERVAL: Final = 2.0  # seconds between two checks whether the ledger can be used again
 _READINESS_TIMEOUT: Final = 3.0  # seconds after which a ledger that does not answer is not ready
+_MAX_POLLS: Final = 100  # requests that may wait for events; each reads the ledger twice a second
 _SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # the principal that reads for the metrics; it writes nothing
 
@@ -150,6 +151,7 @@ class AppState:
         self._auditor = Threads("auditor", 1)
         self._key_readers = Threads("keys", _KEY_READERS)
         self._auditing = False
+        self._polls = 0  # requests that wait for events
         self._loop = asyncio.get_running_loop()
         self._checking: asyncio.Task[None] | None = None
         self._recovery: asyncio.Task[None] | None = None
@@ -222,6 +224,15 @@ class AppState:
             yield
         finally:
             self._auditing = False
+
+    @contextmanager
+    def long_poll(self, seconds: float) -> Iterator[float]:
+        """Yield until when a request may wait for events, on the clock `time.monotonic`; not at all if many do."""
+        self._polls += 1
+        try:
+            yield time.monotonic() + (seconds if self._polls <= _MAX_POLLS else 0.0)
+        finally:
+            self._polls -= 1
 
     async def readiness(self) -> str:
         """Return why charges cannot be written, "" if they can; checked at most once a second."""

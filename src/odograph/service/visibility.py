@@ -7,7 +7,8 @@ own account.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from msgspec import UNSET, Raw
@@ -19,19 +20,23 @@ from odograph.core.odometers import Reading
 from odograph.core.planning import NOTE_ABOUT, note_prefix
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, LedgerNotFound
-from odograph.ledger.backend import Backend
+from odograph.ledger.backend import Backend, LocalBackend
 from odograph.ledger.commands import Ask
-from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
+from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of, time_of
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import HistoryEntry, Lifetime, Receipt
-from odograph.ledger.stores.base import Balance
+from odograph.ledger.stores.base import EVERY, Balance
 from odograph.service.auth import Caller
 from odograph.service.schemas import (
     AccountForm,
     AccountRow,
     DecisionForm,
     EntriesForm,
+    EntriesQuery,
     EntryForm,
+    EventForm,
+    EventsForm,
+    EventsQuery,
     LifetimeForm,
     LineForm,
     MeterForm,
@@ -39,6 +44,7 @@ from odograph.service.schemas import (
     ReadingForm,
     ReadingsForm,
     ReceiptForm,
+    ReservationsForm,
 )
 
 __all__ = [
@@ -47,15 +53,17 @@ __all__ = [
     "decide_for",
     "decision_form",
     "entries_form",
+    "events_form",
+    "filtered_entries_form",
     "lifetime_form",
     "mask_refusal",
     "new_receipt_form",
     "readings_form",
     "receipt_form",
     "require_visible",
+    "reservations_form",
     "row_of",
     "visible_account",
-    "visible_reservations",
     "visible_rows",
 ]
 
@@ -63,6 +71,7 @@ __all__ = [
 NO_THEOREM: Final = "no theorem covers a guarantee of this kind here; ask the account's owner which kinds it takes"
 
 _FIRST_READ: Final = 50  # entries; later reads take more at once
+_MAX_SCANNED: Final = 2000  # entries of which a page is chosen
 _MAX_PAGE: Final = 1 << 19  # characters of costs and notes on a page of entries
 
 
@@ -86,15 +95,15 @@ def visible_account(ledger: Ledger, caller: Caller, name: str) -> LedgerAccount:
         raise AccountNotFound(f"no account {shown(name)}") from None
 
 
-def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
-    """Return the accounts that the caller may see, in the order of their names."""
+def visible_rows(ledger: Ledger, caller: Caller, after: str = "", count: int = EVERY) -> list[AccountRow]:
+    """Return accounts that the caller may see, in the order of their names: at most `count`, those after a name."""
     try:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
     except LedgerNotFound:  # no account was opened yet
         return []
     # What remains of a population is confidential.
-    own = [name for name in sorted(balances) if ledger.backend.opened(name).population is None]
-    return [row_of(ledger.backend, caller, balances[name]) for name in own]
+    own = (name for name in sorted(balances) if name > after and ledger.backend.opened(name).population is None)
+    return [row_of(ledger.backend, caller, balances[name]) for name in islice(own, count)]
 
 
 def row_of(backend: Backend, caller: Caller, balance: Balance) -> AccountRow:
@@ -143,26 +152,62 @@ def _sees_all(caller: Caller, names: Iterable[str]) -> bool:
 
 
 def entries_form(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> EntriesForm:
-    """Return a page of entries; a negative `first` counts from the end.
+    """Return a page of entries; a negative `first` counts from the end."""
+    return filtered_entries_form(ledger, caller, name, EntriesQuery(first, count))
 
-    A page of long entries ends early, but has at least one: continue with the next sequence.
+
+def filtered_entries_form(ledger: Ledger, caller: Caller, name: str, span: EntriesQuery) -> EntriesForm:
+    """Return a page of the entries that are wanted.
+
+    A page of long entries ends early, and so does one for which many entries were read that are not wanted; then it
+    may be empty. `next` is where to continue.
     """
     account = visible_account(ledger, caller, name)
     size = account.size
-    first = max(0, size + first) if first < 0 else first
+    first = max(0, size + span.first) if span.first < 0 else span.first
+    wanted = _wanted(span)
     page: list[EntryForm] = []
-    length, stride = 0, _FIRST_READ
-    while len(page) < count and length <= _MAX_PAGE:
-        pasts = account.history(first + len(page), min(stride, count - len(page)))
-        if not pasts:
-            break
-        for past in pasts:
+    at, length, stride = first, 0, _FIRST_READ
+    while len(page) < span.count and length <= _MAX_PAGE and at < min(size, first + _MAX_SCANNED):
+        for past in account.history(at, min(stride, _MAX_SCANNED if span.filters else span.count - len(page))):
+            at += 1
+            form = _entry(past, caller)
+            if not wanted(past, form):
+                continue
             length += len(past.entry.cost) + len(past.note)
-            page.append(_entry(past, caller))
-            if length > _MAX_PAGE:
+            page.append(form)
+            if length > _MAX_PAGE or len(page) == span.count:
                 break
         stride *= 2
-    return EntriesForm(name, size, page)
+    return EntriesForm(name, size, page, at if at < size else None)
+
+
+def _wanted(span: EntriesQuery) -> Callable[[HistoryEntry, EntryForm], bool]:
+    """Return whether an entry is wanted, judged by what the caller sees of it, which may lack its key."""
+    since = None if span.since is None else time_of(span.since)
+    until = None if span.until is None else time_of(span.until)
+    text = span.text.casefold()
+
+    def wanted(past: HistoryEntry, form: EntryForm) -> bool:
+        return (
+            (since is None or past.written >= since)
+            and (until is None or past.written < until)
+            and span.verb in (None, form.verb)
+            and span.principal in ("", form.principal)
+            and (text in form.note.casefold() or text in form.key.casefold())
+        )
+
+    return wanted
+
+
+def events_form(backend: LocalBackend, caller: Caller, query: EventsQuery) -> EventsForm:
+    """Return entries of the accounts that the caller may see, or of one of them, that follow a cursor."""
+    if query.account:
+        visible_account(Ledger(backend), caller, query.account)
+    names = [query.account] if query.account else caller.accounts
+    found = backend.events(query.after, query.count, names)
+    events = [EventForm(**_entry_fields(past, caller), account=past.entry.account) for past in found.entries]
+    return EventsForm(events, found.after, found.more)
 
 
 def readings_form(ledger: Ledger, caller: Caller, name: str, *, compare: bool) -> ReadingsForm:
@@ -264,14 +309,12 @@ def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
     )
 
 
-def visible_reservations(ledger: Ledger, caller: Caller, name: str) -> list[ReceiptForm]:
-    """Return the pending reservations of an account of which the caller may see every account."""
-    receipts = [reservation.receipt for reservation in visible_account(ledger, caller, name).pending]
-    return [
-        receipt_form(receipt, caller)
-        for receipt in receipts
-        if _sees_all(caller, [account for account, *_ in receipt.lines])
-    ]
+def reservations_form(backend: LocalBackend, caller: Caller, name: str, first: int, count: int) -> ReservationsForm:
+    """Return a page of an account's pending reservations, those of which the caller may see every account."""
+    visible_account(Ledger(backend), caller, name)
+    receipts, after = backend.pending_page(name, first, count)
+    seen = [one for one in receipts if _sees_all(caller, [account for account, *_ in one.lines])]
+    return ReservationsForm(name, [receipt_form(receipt, caller) for receipt in seen], after)
 
 
 def lifetime_form(lifetime: Lifetime | None, caller: Caller) -> LifetimeForm | None:
@@ -290,11 +333,15 @@ def _reading(reading: Reading) -> ReadingForm:
 
 
 def _entry(past: HistoryEntry, caller: Caller) -> EntryForm:
+    return EntryForm(**_entry_fields(past, caller))
+
+
+def _entry_fields(past: HistoryEntry, caller: Caller) -> dict[str, Any]:
     form = past.to_dict()
     if caller.accounts is not None and not _sees_all(caller, _names(past.entry)):
         # The key of a commit or void is its reservation's id, which may be that of another account.
         form |= {"key": "", "sealed": None}
-    return EntryForm(**form)
+    return form
 
 
 def _names(entry: Entry) -> set[str]:

@@ -38,6 +38,7 @@ from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, to
 
 __all__ = [
     "ERASED",
+    "EVERY",
     "OPENING",
     "SCHEMA",
     "Balance",
@@ -228,6 +229,8 @@ class Changes:
 Work = Callable[[State], Changes]
 
 
+EVERY: Final = 10**18  # a count that no account reaches
+
 # An entry, and the account and sequence that its key is stored with: None if the key is not stored.
 Record: TypeAlias = tuple[Entry, tuple[str, int] | None]
 
@@ -297,8 +300,8 @@ class Store(Protocol):
         """Read at most `count` entries of an account, from sequence `first` on."""
         ...
 
-    def pending(self, account: str) -> list[Entry]:
-        """Read the reservations that named this account and are neither committed nor voided."""
+    def pending(self, account: str, first: int = 0, count: int = EVERY) -> list[Entry]:
+        """Read the reservations charged here and neither committed nor voided, a page from a sequence on."""
         ...
 
     def pending_counts(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
 from odograph.ledger.entries import Entry, key_owner
 from odograph.ledger.stores.base import (
     ERASED,
+    EVERY,
     Balance,
     Changes,
     IdempotencyRecord,
@@ -116,11 +117,11 @@ class MemoryStore:
         with self._free():
             return self._entries.get(account, [])[first : first + count]
 
-    def pending(self, account: str) -> list[Entry]:
+    def pending(self, account: str, first: int = 0, count: int = EVERY) -> list[Entry]:
         """Read the open reservations of an account."""
         with self._free():
-            reserved = [entry for entry in self._entries.get(account, []) if entry.verb == "reserve"]
-            return [entry for entry in reserved if ("", entry.request_id) not in self._keys]
+            reserved = [entry for entry in self._entries.get(account, [])[first:] if entry.verb == "reserve"]
+            return [entry for entry in reserved if ("", entry.request_id) not in self._keys][:count]
 
     def pending_counts(self) -> dict[str, int]:
         """Count the open reservations of every account."""

@@ -34,6 +34,7 @@ from odograph.errors import (
 )
 from odograph.ledger.entries import Entry
 from odograph.ledger.stores.base import (
+    EVERY,
     OPENING,
     SCHEMA,
     Balance,
@@ -170,9 +171,9 @@ class PostgresStore:
         """Read some entries of an account."""
         return [Entry._make(row) for row in self._read("entries", account, first, count)]
 
-    def pending(self, account: str) -> list[Entry]:
+    def pending(self, account: str, first: int = 0, count: int = EVERY) -> list[Entry]:
         """Read the open reservations of an account."""
-        return [Entry._make(row) for row in self._read("pending", account)]
+        return [Entry._make(row) for row in self._read("pending", account, first, count)]
 
     def pending_counts(self) -> dict[str, int]:
         """Count the open reservations of every account."""

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 from odograph.errors import LedgerCorrupt, LedgerError, LedgerNotFound, OutcomeUnknown
 from odograph.ledger.entries import Entry
 from odograph.ledger.stores.base import (
+    EVERY,
     SCHEMA,
     Balance,
     Changes,
@@ -152,10 +153,10 @@ class SqliteStore:
         with self._reading() as connection:
             return [Entry(*row) for row in connection.execute(SQL["entries"], (account, first, count))]
 
-    def pending(self, account: str) -> list[Entry]:
+    def pending(self, account: str, first: int = 0, count: int = EVERY) -> list[Entry]:
         """Read the open reservations of an account."""
         with self._reading() as connection:
-            return [Entry(*row) for row in connection.execute(SQL["pending"], (account,))]
+            return [Entry(*row) for row in connection.execute(SQL["pending"], (account, first, count))]
 
     def pending_counts(self) -> dict[str, int]:
         """Count the open reservations of every account."""

@@ -19,7 +19,9 @@ FROM keys WHERE id = ?;
 
 -- name: keys
 SELECT id, digest, principal, role, accounts, every_account, made, made_by, expires, revoked, revoked_by
-FROM keys ORDER BY number DESC;
+FROM keys
+WHERE number < coalesce((SELECT number FROM keys WHERE id = ?), 9223372036854775807)
+ORDER BY number DESC LIMIT ?;
 
 -- name: other_owners
 SELECT id FROM keys

@@ -136,11 +136,11 @@ FROM odograph.entries WHERE account = %s AND sequence >= %s ORDER BY sequence LI
 -- name: pending
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
 FROM odograph.entries
-WHERE account = %s AND verb = 'reserve' AND NOT EXISTS (
+WHERE account = %s AND verb = 'reserve' AND sequence >= %s AND NOT EXISTS (
     SELECT 1 FROM odograph.keys
     WHERE keys.owner = '' AND keys.key = split_part(split_part(entries.legs, ' ', 1), '/', 1) COLLATE "C"
 )
-ORDER BY sequence;
+ORDER BY sequence LIMIT %s;
 
 -- name: pending_counts
 SELECT account, count(DISTINCT split_part(split_part(entries.legs, ' ', 1), '/', 1))

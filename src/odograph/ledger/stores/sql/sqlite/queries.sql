@@ -73,12 +73,12 @@ FROM entries WHERE account = ? AND sequence >= ? ORDER BY sequence LIMIT ?;
 -- name: pending
 SELECT version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal
 FROM entries INDEXED BY entries_that_reserve
-WHERE account = ? AND verb = 'reserve' AND NOT EXISTS (
+WHERE account = ? AND verb = 'reserve' AND sequence >= ? AND NOT EXISTS (
     SELECT 1 FROM keys WHERE keys.owner = '' AND keys.key = substr(
         entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
     )
 )
-ORDER BY sequence;
+ORDER BY sequence LIMIT ?;
 
 -- name: pending_counts
 SELECT account, count(DISTINCT substr(
