@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from odograph.cli.accounts import read_document
 from odograph.cli.options import DEFAULT_URL, AsJson, account_names, new_file, print_result, with_options
 from odograph.connection import connect
 from odograph.errors import InvalidArgument
@@ -72,6 +73,10 @@ def serve(  # noqa: PLR0913  each is one option
         str | None,
         typer.Option(metavar="NAME", help="Header in which the trusted proxy names the principal of a browser."),
     ] = None,
+    alerts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML or JSON with thresholds and a webhook for alerts on budgets."),
+    ] = None,
     accept_fsync_off: Annotated[
         bool,
         typer.Option(
@@ -104,8 +109,18 @@ def serve(  # noqa: PLR0913  each is one option
         trusted_proxy=trusted_proxy,
         proxy_header=proxy_header,
         accept_fsync_off=accept_fsync_off,
+        alerts=None if alerts is None else _read_alerts(alerts),
     )
     import_module("odograph.service.server").serve(settings, typer.echo)
+
+
+def _read_alerts(file: Path) -> dict[str, Any]:
+    """Return the rules of a file; the secret's file is beside it if its path is relative."""
+    content = read_document(file)
+    webhook = content.get("webhook")
+    if isinstance(webhook, dict) and isinstance(webhook.get("secret_file"), str):
+        webhook["secret_file"] = str(file.absolute().parent / webhook["secret_file"])
+    return content
 
 
 keys_app = typer.Typer(

@@ -21,6 +21,7 @@ from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, FairQ
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import RowLocked
 from odograph.service import logs
+from odograph.service.alerts import Alert, Alerts, Leader, Sender, rules_of
 from odograph.service.auth import ApiKey, Caller, RateLimit, digest_of_token, equal_in_constant_time, looks_like_token
 from odograph.service.key_store import KeyStore, connect_keys
 from odograph.service.metrics import Metrics
@@ -146,6 +147,7 @@ class AppState:
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
         self.proxy = settings.proxy
+        self.alerts = Alerts() if settings.alerts is None else Alerts(rules_of(settings.alerts))
         self._readers = Threads("readers", _READERS)
         self._computer = Threads("computer", 1)
         self._auditor = Threads("auditor", 1)
@@ -163,6 +165,12 @@ class AppState:
         self._location = _location_pattern(self._backend.url)
         self._known: dict[str, _KnownKey] = {}
         self._looking: dict[str, _Lookup] = {}
+        self._leader = Leader(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
+        self._alert_threads = Threads("alerts", 1)
+        self._sending: asyncio.Task[None] | None = None
+        if settings.alerts is not None:
+            sender = Sender(self.alerts, lambda: self.ledger, self._leader, self._alert_threads.run)
+            self._sending = self._loop.create_task(sender.run())
 
     @property
     def ledger(self) -> Ledger:
@@ -233,6 +241,10 @@ class AppState:
             yield time.monotonic() + (seconds if self._polls <= _MAX_POLLS else 0.0)
         finally:
             self._polls -= 1
+
+    async def active_alerts(self, caller: Caller) -> list[Alert]:
+        """Return the active alerts of the accounts that the caller may see."""
+        return await self.compute(self.alerts.active, self.ledger_of(caller), caller)
 
     async def readiness(self) -> str:
         """Return why charges cannot be written, "" if they can; checked at most once a second."""
@@ -370,11 +382,12 @@ class AppState:
     async def close(self) -> None:
         """Finish what was accepted, and close everything."""
         self._closing = True
-        for task in filter(None, (self._checking, self._recovery)):
+        for task in filter(None, (self._checking, self._recovery, self._sending)):
             task.cancel()
         await self.solver.close()
-        for threads in (self._readers, self._computer, self._auditor, self._key_readers):
+        for threads in (self._readers, self._computer, self._auditor, self._key_readers, self._alert_threads):
             await asyncio.to_thread(threads.shutdown)
+        self._leader.release()
         await self.writer.close()
         self.keys.close()
         self._backend.leave()
