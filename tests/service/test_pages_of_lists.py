@@ -167,7 +167,8 @@ def test_entries_are_chosen_by_time(owner: httpx.Client, written: list[dict[str,
     for one, other in pairwise(written):
         params = {"since": one["time"], "until": other["time"]}
         assert owner.get(ENTRIES, params=params).json()["entries"] == [one]
-    attacks.check_problem(owner.get(f"{ENTRIES}?since=yesterday"), 400)
+    for wrong in ("since=yesterday", "since=null", "until=null", "verb=null", "verb=", "first=null"):
+        attacks.check_problem(owner.get(f"{ENTRIES}?{wrong}"), 400)
     attacks.check_problem(owner.get(f"{ENTRIES}?since=2030-01-01T00:00:00"), 400)
 
 

@@ -102,7 +102,7 @@ def _operation(route: Route, known: dict[Any, Any], components: dict[str, Any]) 
         parameters.append({"name": name, "in": "path", "required": True, "description": text, "schema": schema})
     if route.query is not None:
         fields = components[route.query.__name__]["properties"]
-        parameters += [{"name": name, "in": "query", "schema": _without_null(one)} for name, one in fields.items()]
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
     if route.needs_idempotency_key:
         parameters.append(_IDEMPOTENCY_KEY)
     if route.response is bytes:
@@ -172,14 +172,6 @@ def _with_named_unions(schema: Any, name: str, unions: dict[tuple[str, ...], str
 def _kinds_of(refs: Iterable[str], components: _Schema) -> dict[str, str]:
     """Return the schema of each kind, by the value of its field `kind`."""
     return {components[ref.rpartition("/")[2]]["properties"]["kind"]["enum"][0]: ref for ref in refs}
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a parameter that is left out rather than null."""
-    others: list[dict[str, Any]] = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
-    if len(others) != 1:
-        return schema
-    return {name: one for name, one in schema.items() if name not in ("anyOf", "default")} | others[0]
 
 
 def _content(text: str, schema: dict[str, Any], content_type: str = "application/json") -> dict[str, Any]:

@@ -414,10 +414,10 @@ class EntriesQuery(Struct, forbid_unknown_fields=True):
 
     first: First = 0
     count: Count = 100
-    since: Moment | None = None
-    until: Annotated[Moment | None, Meta(description="The first moment that is not wanted.")] = None
+    since: Moment | UnsetType = UNSET
+    until: Annotated[Moment | UnsetType, Meta(description="The first moment that is not wanted.")] = UNSET
     principal: Annotated[str, Meta(max_length=200)] = ""
-    verb: EntryVerb | None = None
+    verb: EntryVerb | UnsetType = UNSET  # not None: `verb=null` would be read as no filter
     text: Annotated[str, Meta(max_length=200, description="Contained in the note or the key, in either case.")] = ""
 
     @property

@@ -184,15 +184,15 @@ def filtered_entries_form(ledger: Ledger, caller: Caller, name: str, span: Entri
 
 def _wanted(span: EntriesQuery) -> Callable[[HistoryEntry, EntryForm], bool]:
     """Return whether an entry is wanted, judged by what the caller sees of it, which may lack its key."""
-    since = None if span.since is None else time_of(span.since)
-    until = None if span.until is None else time_of(span.until)
+    since = time_of(span.since) if span.since else None
+    until = time_of(span.until) if span.until else None
     text = span.text.casefold()
 
     def wanted(past: HistoryEntry, form: EntryForm) -> bool:
         return (
             (since is None or past.written >= since)
             and (until is None or past.written < until)
-            and span.verb in (None, form.verb)
+            and span.verb in (UNSET, form.verb)
             and span.principal in ("", form.principal)
             and (text in form.note.casefold() or text in form.key.casefold())
         )
