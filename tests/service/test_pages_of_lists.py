@@ -167,9 +167,11 @@ def test_entries_are_chosen_by_time(owner: httpx.Client, written: list[dict[str,
     for one, other in pairwise(written):
         params = {"since": one["time"], "until": other["time"]}
         assert owner.get(ENTRIES, params=params).json()["entries"] == [one]
-    for wrong in ("since=yesterday", "since=null", "until=null", "verb=null", "verb=", "first=null"):
+    for wrong in ("since=yesterday", "since=null", "until=0.5", "verb=null", "verb=", "first=null"):
         attacks.check_problem(owner.get(f"{ENTRIES}?{wrong}"), 400)
     attacks.check_problem(owner.get(f"{ENTRIES}?since=2030-01-01T00:00:00"), 400)
+    attacks.check_problem(owner.get(f"{ENTRIES}?since=2030-13-01T00:00:00Z"), 400, 422)
+    assert owner.get(f"{ENTRIES}?since=2020-01-01T00:00:00%2B02:00&count=1").links["next"]["url"].count("%2B02") == 1
 
 
 def test_a_page_reads_a_bounded_number_of_entries_and_says_where_to_continue(

@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import count
 from tempfile import SpooledTemporaryFile
 from time import perf_counter
@@ -119,8 +118,7 @@ def page_reply(call: Call, form: Json, **following: str | int | None) -> Reply:
         return Reply(200, form)
     known = {field: getattr(call.query, field) for field in call.query.__struct_fields__}
     known = {field: one for field, one in known.items() if one not in (msgspec.UNSET, "")} | {name: value}
-    texts = {field: one.isoformat() if isinstance(one, datetime) else str(one) for field, one in known.items()}
-    link = f'<?{urlencode(texts)}>; rel="next"'  # relative to the request, whatever path a proxy gives it
+    link = f'<?{urlencode(known)}>; rel="next"'  # relative to the request, whatever path a proxy gives it
     return Reply(200, form, ((b"link", link.encode()),) if len(link) <= _MAX_LINK else ())
 
 

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, Union, get_type_hints
@@ -396,8 +395,13 @@ class MakeKeyForm(Struct, forbid_unknown_fields=True):
 
 First: TypeAlias = Annotated[int, Meta(ge=-(10**18), le=10**18, description="Counts from the end if negative.")]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=1000)]
+# Not a datetime, for which a number in a query would be seconds since 1970.
 Moment: TypeAlias = Annotated[
-    datetime, Meta(tz=True, description="As in 2030-01-15T09:30:00Z; the + of another time zone is written %2B.")
+    str,
+    Meta(
+        pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$",
+        description="As in 2030-01-15T09:30:00Z; the + of another time zone is written %2B.",
+    ),
 ]
 EntryVerb: TypeAlias = Literal["open", "spend", "reserve", "commit", "void", "refuse", "close"]
 
@@ -415,7 +419,7 @@ class EntriesQuery(Struct, forbid_unknown_fields=True):
     first: First = 0
     count: Count = 100
     since: Moment | UnsetType = UNSET
-    until: Annotated[Moment | UnsetType, Meta(description="The first moment that is not wanted.")] = UNSET
+    until: Moment | UnsetType = UNSET  # the first moment that is not wanted
     principal: Annotated[str, Meta(max_length=200)] = ""
     verb: EntryVerb | UnsetType = UNSET  # not None: `verb=null` would be read as no filter
     text: Annotated[str, Meta(max_length=200, description="Contained in the note or the key, in either case.")] = ""

@@ -8,6 +8,7 @@ own account.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.planning import NOTE_ABOUT, note_prefix
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound, LedgerNotFound
+from odograph.errors import AccountNotFound, InvalidArgument, LedgerNotFound
 from odograph.ledger.backend import Backend, LocalBackend
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of, time_of
@@ -184,8 +185,8 @@ def filtered_entries_form(ledger: Ledger, caller: Caller, name: str, span: Entri
 
 def _wanted(span: EntriesQuery) -> Callable[[HistoryEntry, EntryForm], bool]:
     """Return whether an entry is wanted, judged by what the caller sees of it, which may lack its key."""
-    since = time_of(span.since) if span.since else None
-    until = time_of(span.until) if span.until else None
+    since = _moment_of("since", span.since) if span.since else None
+    until = _moment_of("until", span.until) if span.until else None
     text = span.text.casefold()
 
     def wanted(past: HistoryEntry, form: EntryForm) -> bool:
@@ -198,6 +199,13 @@ def _wanted(span: EntriesQuery) -> Callable[[HistoryEntry, EntryForm], bool]:
         )
 
     return wanted
+
+
+def _moment_of(field: str, text: str) -> int:
+    try:
+        return time_of(datetime.fromisoformat(text))
+    except ValueError:
+        raise InvalidArgument(f"{field} must be a time that there is (got {shown(text)})") from None
 
 
 def events_form(backend: LocalBackend, caller: Caller, query: EventsQuery) -> EventsForm:
