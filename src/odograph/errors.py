@@ -276,7 +276,7 @@ ERROR_TABLE: dict[type[OdographError], ErrorRow] = {
     EntryNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
     ReservationNotFound: ErrorRow(status=404, exit_code=5, retryable=False),
     ReservationResolved: ErrorRow(status=409, exit_code=5, retryable=False),
-    IdempotencyConflict: ErrorRow(status=409, exit_code=5, retryable=False),
+    IdempotencyConflict: ErrorRow(status=422, exit_code=5, retryable=False),
     LedgerBusy: ErrorRow(status=503, exit_code=6, retryable=True),
     LedgerCorrupt: ErrorRow(status=500, exit_code=5, retryable=False),
     RemoteError: ErrorRow(status=502, exit_code=6, retryable=False),

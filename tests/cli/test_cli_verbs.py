@@ -6,6 +6,8 @@ import io
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -588,3 +590,42 @@ def test_an_account_is_opened_with_rho_mu_or_no_limit() -> None:
 )
 def test_an_account_with_no_promise_or_two_is_not_opened(options: list[str], message: str) -> None:
     assert message in failed(2, "open", "census", "--url", URL, *options)
+
+
+# The feed of events.
+
+
+def test_events_are_shown_once_and_continue_after_the_cursor(tmp_path: Path) -> None:
+    with odo.connect(URL, principal="ana") as ledger:
+        for name in ("jan", "feb"):
+            ledger.open_account(name, odo.Policy(1, 0, filter="basic"))
+        ledger.account("jan").spend(odo.PureDP("0.1"), key="q-1")
+    line = done("events").splitlines()[-1]
+    assert line.endswith("jan#1 spend PureDP(0.1) by ana")
+    follow = ("events", "--json", "--cursor", "audit.cursor")
+    first = [json.loads(line) for line in done(*follow).splitlines()]
+    assert sorted((form["account"], form["sequence"]) for form in first) == [("feb", 0), ("jan", 0), ("jan", 1)]
+    assert done(*follow) == ""
+    with odo.connect(URL, principal="ana") as ledger:
+        ledger.account("feb").spend(odo.PureDP("0.1"), key="q-2")
+    (form,) = [json.loads(line) for line in done(*follow).splitlines()]
+    assert (form["account"], form["key"]) == ("feb", "q-2")
+    assert [*tmp_path.glob("audit*")] == [tmp_path / "audit.cursor"]
+    Path("audit.cursor").write_text("no cursor", encoding="ascii")
+    assert "after must be a cursor" in failed(2, *follow[:1], "--cursor", "audit.cursor")
+
+
+def test_a_follower_that_is_killed_misses_nothing(tmp_path: Path) -> None:
+    program = str(Path(sys.executable).with_name("odograph"))
+    command = [program, "events", "--follow", "--json", "--cursor", "audit.cursor"]
+    found: list[int] = []
+    with odo.connect(f"sqlite:///{tmp_path}/privacy.db", principal="ana") as ledger:
+        account = ledger.open_account("jan", odo.Policy(1, 0, filter="basic"))
+        for number in range(1, 4):
+            account.spend(odo.PureDP("0.1"), key=f"q-{number}")
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:  # noqa: S603  our own
+                assert follower.stdout is not None
+                while not found or found[-1] < number:
+                    found.append(json.loads(follower.stdout.readline())["sequence"])
+                follower.kill()
+    assert sorted({*found}) == [0, 1, 2, 3]

@@ -32,6 +32,7 @@ from tls_proxy import TlsProxy
 import odograph as odo
 from odograph.errors import OdographError
 from odograph.service import server, writer_client
+from odograph.service.alerts import rules_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -343,7 +344,11 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_the_operator_s_page_runs(ledger_url: str, tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", (HOW_TO / "operate.md").read_text(), re.DOTALL)
+    example, rules = re.findall(r"```yaml\n(.*?)```", (HOW_TO / "operate.md").read_text(), re.DOTALL)
+    (tmp_path / "webhook-secret").write_text("0" * 64, encoding="ascii")
+    form = yaml.safe_load(rules)
+    form["webhook"]["secret_file"] = str(tmp_path / "webhook-secret")
+    assert rules_of(form).thresholds_of("census-2030") == (80, 95)
     (tmp_path / "accounts.yaml").write_text(example)
     said = shell(commands("operate.md"), tmp_path, ODOGRAPH_URL=ledger_url)
     assert "would open census-2030-maps below census-2030" in said

@@ -49,7 +49,7 @@ def check_repeats(owner: httpx.Client) -> None:
         ("/v1/spends", {"costs": {"census": SMALL, "income": SMALL}}),
     ):
         answer = attacks.post(owner, other_path, other, key="q-1")
-        attacks.check_problem(answer, 409)
+        attacks.check_problem(answer, 422)
         assert answer.json()["code"] == "IdempotencyConflict"
     assert (steps(owner), steps(owner, "income")) == (1, 0)
 
@@ -124,7 +124,7 @@ def check_batch(owner: httpx.Client, client: httpx.Client) -> None:
     asked = [
         (item("b-1", census=SMALL), 201, ""),
         (item("b-1", census=SMALL), 200, ""),
-        (item("b-1", census=attacks.pure("0.002")), 409, "IdempotencyConflict"),
+        (item("b-1", census=attacks.pure("0.002")), 422, "IdempotencyConflict"),
         (item("b-2", census=attacks.pure("7")), 409, "BudgetExceeded"),
         (item("b-3", nothing=SMALL), 404, "AccountNotFound"),
         (item("b-4", shut=SMALL), 409, "AccountClosed"),

@@ -849,6 +849,11 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
     token = told("make", "olga", "--role", "owner").removesuffix("\n")
     assert looks_like_token(token)
+    with odo.connect("sqlite:///privacy.db") as ledger:
+        for name in ("jan", "feb"):
+            ledger.open_account(name, odo.Policy(1, 0, filter="basic"))
+    with pytest.raises(BadRequest, match="did you mean 'jan'"):
+        told("make", "ana", "--role", "analyst", "--account", "jann")
     made = json.loads(
         told("make", "ana", "--role", "analyst", "--account", "jan", "--account", "feb", "--expires", "60", "--json")
     )

@@ -338,7 +338,7 @@ def test_a_key_cannot_be_made_by_anybody_but_an_owner_nor_more_widely_than_the_r
     made = attacks.post(owner, "/v1/keys", form, key="k")
     assert made.status_code == 201
     again = attacks.post(owner, "/v1/keys", form, key="k")
-    attacks.check_problem(again, 409)
+    attacks.check_problem(again, 422)
     assert made.json()["token"] not in again.text + owner.get("/v1/keys").text, "a token is shown once"
 
 

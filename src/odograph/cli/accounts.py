@@ -63,6 +63,7 @@ __all__ = [
     "largest",
     "open_",
     "read_accounts",
+    "read_document",
     "reserve",
     "show",
     "spend",
@@ -572,6 +573,14 @@ def declare(
     count = len(form["accounts"])  # type: ignore[arg-type]
     text = f"wrote {out}: {count} account{'s' * (count != 1)}; `odograph apply {out}` finds nothing to do"
     print_result(form | {"file": str(out)}, text, as_json=options.json)
+
+
+def read_document(file: Path) -> dict[str, Any]:
+    """Read a file in YAML or JSON that has named fields."""
+    content = _typed(_parse(file).content)
+    if not isinstance(content, dict):
+        raise InvalidArgument(f"{file} must have named fields (got {_brief(content)})")
+    return content
 
 
 def read_accounts(file: Path) -> list[Declared]:

@@ -33,6 +33,7 @@ from odograph.cli.records import (
     checkpoint,
     doctor,
     erase,
+    events,
     export,
     figures,
     history,
@@ -137,7 +138,7 @@ app = typer.Typer(
 _PANELS: Final = {
     "Accounts": (open_, show, accounts, close, apply, declare),
     "Charges": (decide, spend, reserve, commit, void, largest, calibrate, how_many),
-    "Records": (history, verify, checkpoint, doctor, plot, erase),
+    "Records": (history, events, verify, checkpoint, doctor, plot, erase),
     "Copies": (backup, restore, export, import_),
     "Service": (serve,),
     "Without a ledger": (demo, plan, budget, figures),

@@ -56,7 +56,7 @@ from odograph.figures import PANELS, blank_axes, draw_all
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import AHEAD, moment
 from odograph.ledger.ledger import Ledger, LedgerAccount, states
-from odograph.ledger.results import Checkpoint, Verification, write_csv
+from odograph.ledger.results import Checkpoint, HistoryEntry, Verification, write_csv
 from odograph.ledger.stores.base import SCHEMA, Balance, Store
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "checkpoint",
     "doctor",
     "erase",
+    "events",
     "examine",
     "examine_clock",
     "export",
@@ -139,6 +140,9 @@ class _Erasable(StrEnum):
 
     NOTE = "note"
     PRINCIPAL = "principal"
+
+
+_EVENTS_INTERVAL: Final = 1.0  # seconds between two looks for further entries
 
 
 @with_options
@@ -221,6 +225,53 @@ def _write_csv(  # noqa: PLR0913  of one command
     rows = end - begin
     text = f"wrote {out}: {rows:,} entr{'ies' if rows != 1 else 'y'} of {account}"
     print_result({"file": str(out), "account": account, "entries": rows}, text, as_json=options.json)
+
+
+@with_options
+def events(
+    *,
+    options: LedgerOptions,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for further entries, until interrupted.")] = False,
+    cursor: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Continue after the cursor in this file, and keep the new one there.",
+        ),
+    ] = None,
+) -> None:
+    """Show the entries of all accounts, each account's in their order; with --json one document per line.
+
+    The cursor is written after the entries: if the command is killed between the two, they come again.
+
+    odograph events --follow --json --cursor audit.cursor
+    """
+    after = cursor.read_text(encoding="ascii").strip() if cursor is not None and cursor.exists() else ""
+    with options.ledger() as ledger:
+        while True:
+            entries, after, more = ledger.events(after=after)
+            for past in entries:
+                form = {"account": past.entry.account} | past.to_dict()
+                typer.echo(json.dumps(form, allow_nan=False) if options.json else _event_line(past))
+            sys.stdout.flush()
+            if cursor is not None and entries:
+                _replace(cursor, after)
+            if not more and not follow:
+                return
+            if not more:
+                time.sleep(_EVENTS_INTERVAL)
+
+
+def _event_line(past: HistoryEntry) -> str:
+    cost = "" if past.cost is None else f" {past.cost.brief()}"
+    return f"{past.time:%Y-%m-%d %H:%M:%S} {past.entry.id} {past.verb}{cost} by {past.principal}"
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file anew, so that it has the old text or the new one whenever this program ends."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(f"{text}\n", encoding="ascii")
+    new.replace(file)
 
 
 @with_options

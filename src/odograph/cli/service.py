@@ -19,6 +19,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+from odograph.cli.accounts import read_document
 from odograph.cli.options import (
     DEFAULT_URL,
     AsJson,
@@ -40,7 +41,7 @@ from odograph.ledger.entries import moment
 from odograph.population.population import Round
 from odograph.population.prices import Prices
 from odograph.service.auth import ApiKey, Role
-from odograph.service.key_store import KeyStore, connect_keys
+from odograph.service.key_store import KeyStore, connect_keys, require_existing
 
 __all__ = [
     "KeyStoreOptions",
@@ -112,6 +113,10 @@ def serve(  # noqa: PLR0913  each is one option
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for the files of populations; as private as the data."),
     ] = None,
+    alerts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML or JSON with thresholds and a webhook for alerts on budgets."),
+    ] = None,
     accept_fsync_off: Annotated[
         bool,
         typer.Option(
@@ -145,8 +150,18 @@ def serve(  # noqa: PLR0913  each is one option
         proxy_header=proxy_header,
         population_root=population_root,
         accept_fsync_off=accept_fsync_off,
+        alerts=None if alerts is None else _read_alerts(alerts),
     )
     import_module("odograph.service.server").serve(settings, typer.echo)
+
+
+def _read_alerts(file: Path) -> dict[str, Any]:
+    """Return the rules of a file; the secret's file is beside it if its path is relative."""
+    content = read_document(file)
+    webhook = content.get("webhook")
+    if isinstance(webhook, dict) and isinstance(webhook.get("secret_file"), str):
+        webhook["secret_file"] = str(file.absolute().parent / webhook["secret_file"])
+    return content
 
 
 keys_app = typer.Typer(
@@ -213,6 +228,8 @@ def make(  # noqa: PLR0913  each is an option
     ] = None,
 ) -> None:
     """Make a key and print its token, once: only a digest is stored."""
+    with connect(options.url) as ledger:
+        require_existing(ledger, account or ())
 
     def new_key(store: KeyStore) -> tuple[str, ApiKey]:
         return store.make(

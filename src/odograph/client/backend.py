@@ -57,7 +57,16 @@ from odograph.ledger.entries import (
     text_of,
     totals_from_text,
 )
-from odograph.ledger.results import Checkpoint, HistoryEntry, Lifetime, Line, Receipt, Verification, history_entry
+from odograph.ledger.results import (
+    Checkpoint,
+    Events,
+    HistoryEntry,
+    Lifetime,
+    Line,
+    Receipt,
+    Verification,
+    history_entry,
+)
 from odograph.ledger.stores.base import Balance, Head
 from odograph.progress import Progress
 
@@ -188,8 +197,14 @@ class Operations:
 
     def pending(self, name: str) -> Steps[list[Receipt]]:
         """Return the unresolved reservations of an account."""
-        form = yield from self._call("GET", f"{_path(name)}/reservations")
-        return [receipt_of(one) for one in part_of(form, "reservations", list)]
+        found: list[Receipt] = []
+        query: dict[str, int] | None = None  # which a service of version 0.1 would refuse
+        while True:
+            form = yield from self._call("GET", f"{_path(name)}/reservations", query=query)
+            found += map(receipt_of, part_of(form, "reservations", list))
+            if form.get("next") is None:
+                return found
+            query = {"first": part_of(form, "next", int)}
 
     def voids(self, name: str) -> Steps[int]:
         """Count the reservations charged to an account that were voided."""
@@ -253,6 +268,12 @@ class Operations:
             if not page:
                 break
         return found
+
+    def events(self, after: str, count: int) -> Steps[Events]:
+        """Return a page of the entries of all accounts that the key may see."""
+        form = yield from self._call("GET", "/v1/events", query={"after": after, "count": min(_PAGE, count)})
+        entries = [history_entry_of(one["account"], one) for one in part_of(form, "events", list)]
+        return Events(tuple(entries), part_of(form, "after", str), part_of(form, "more", bool))
 
     def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Steps[Verification]:
         """Have the service replay everything."""
@@ -375,6 +396,7 @@ class RemoteBackend:
     how_many = _carried_out(Operations.how_many)
     lifetime = _carried_out(Operations.lifetime)
     history = _carried_out(Operations.history)
+    events = _carried_out(Operations.events)
     verify = _carried_out(Operations.verify)
     checkpoint = _carried_out(Operations.checkpoint)
     erase_note = _carried_out(Operations.erase_note)

@@ -8,6 +8,7 @@ commands to the engine and makes receipts of the results.
 from __future__ import annotations
 
 import getpass
+import heapq
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,7 @@ from odograph.errors import (
     InvalidGuarantee,
     LedgerCorrupt,
     LedgerError,
+    LedgerNotFound,
     OutcomeUnknown,
     ReservationNotFound,
     ReservationResolved,
@@ -80,17 +82,31 @@ from odograph.ledger.entries import (
     text_of,
 )
 from odograph.ledger.results import (
+    NOW,
     Checkpoint,
+    Events,
     HistoryEntry,
     Lifetime,
     Line,
     Receipt,
     Verification,
+    cursor_from_text,
+    cursor_to_text,
     history_entry,
     linked,
     together,
 )
-from odograph.ledger.stores.base import Balance, Changes, Head, IdempotencyRecord, Note, State, Store, Wants
+from odograph.ledger.stores.base import (
+    EVERY,
+    Balance,
+    Changes,
+    Head,
+    IdempotencyRecord,
+    Note,
+    State,
+    Store,
+    Wants,
+)
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.progress import Progress
 
@@ -108,7 +124,8 @@ __all__ = [
 _MAX_REMEMBERED: Final = 1024  # priced requests per account
 _MAX_REMEMBERED_LENGTH: Final = 16384  # characters of a guarantee that is remembered: longer ones fill the memory
 _ERASED: Final = "erased"
-_ALL: Final = 2**63 - 1  # as many as a store can count
+_MAX_TOGETHER: Final = 100  # accounts whose events are read at once
+_MAX_EVENTS_LENGTH: Final = 1 << 19  # characters of costs and notes of events that are read at once
 
 
 class Opened:
@@ -281,6 +298,10 @@ class Backend(Protocol):
 
     def history(self, name: str, first: int, count: int) -> Sequence[HistoryEntry]:
         """Return a page of entries, from a sequence on."""
+        ...
+
+    def events(self, after: str, count: int) -> Events:
+        """Return entries of all accounts that follow a cursor, at most `count`."""
         ...
 
     def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
@@ -573,7 +594,13 @@ class LocalBackend:
 
     def pending(self, name: str) -> list[Receipt]:
         """Return the reservations of an account that are neither committed nor voided."""
-        return [self.reservation(entry.request_id) for entry in self.store.pending(name, 0, _ALL)]
+        return self.reservations_page(name, 0, EVERY)[0]
+
+    def reservations_page(self, name: str, first: int, count: int) -> tuple[list[Receipt], int | None]:
+        """Return pending reservations charged from a sequence on, and where the next page begins, None if nowhere."""
+        found = self.store.pending(name, first, count)
+        receipts = [self.reservation(entry.request_id) for entry in found]
+        return receipts, found[-1].sequence + 1 if len(found) == count else None
 
     def pending_page(self, name: str, first: int, count: int) -> list[HistoryEntry]:
         """Return some pending reservations, oldest first, each by its first entry in the account."""
@@ -656,6 +683,44 @@ class LocalBackend:
         entries = self.store.entries(name, first, count)  # before what stands beside them, which is there by then
         notes, names = self.store.notes(name, first, count), self.store.principals()
         return [_history_entry(entry, names, notes) for entry in entries]
+
+    def events(self, after: str, count: int, names: Iterable[str] | None = None) -> Events:
+        """Return entries of all accounts, or of the named ones, that follow a cursor, at most `count`.
+
+        Populations have no events. Accounts that were quiet for longest come first, so a busy one keeps none waiting.
+        """
+        balances = self._event_balances(names)
+        if after == NOW:
+            return Events((), cursor_to_text({name: one.sequence + 1 for name, one in balances.items()}), more=False)
+        positions = cursor_from_text(after)
+        _require_behind(positions, balances, balances if names is not None else positions)
+        news = [balance for name, balance in balances.items() if positions.get(name, 0) <= balance.sequence]
+        news = sorted(news, key=lambda balance: (balance.time, balance.head.name))[: min(count, _MAX_TOGETHER)]
+        principals, parts = self.store.principals() if news else {}, []
+        for balance in news:
+            name, first = balance.head.name, positions.get(balance.head.name, 0)
+            share = min(max(1, count // len(news)), balance.sequence + 1 - first)
+            entries = self.store.entries(name, first, share)
+            notes = self.store.notes(name, first, share)
+            parts.append([_history_entry(entry, principals, notes) for entry in entries])
+        found: list[HistoryEntry] = []
+        length = 0
+        for past in heapq.merge(*parts, key=lambda past: past.written):
+            if length > _MAX_EVENTS_LENGTH:
+                break
+            found.append(past)
+            length += len(past.entry.cost) + len(past.note)
+            positions[past.entry.account] = past.sequence + 1
+        more = any(positions.get(name, 0) <= balance.sequence for name, balance in balances.items())
+        return Events(tuple(found), cursor_to_text(positions), more)
+
+    def _event_balances(self, names: Iterable[str] | None) -> dict[str, Balance]:
+        """Return the accounts that have events, at one moment."""
+        try:
+            balances = self.store.balances(names)
+        except LedgerNotFound:  # no account was opened yet
+            return {}
+        return {name: balance for name, balance in balances.items() if self.opened(name).population is None}
 
     def verify(self, checkpoint: Checkpoint | None, progress: Progress | None) -> Verification:
         """Replay everything, at one moment."""
@@ -750,6 +815,18 @@ def _guarantee_of(entry: Entry) -> Guarantee:
     if guarantee is None:
         raise LedgerCorrupt(f"entry {entry.id} charges for nothing")
     return guarantee
+
+
+def _require_behind(positions: Mapping[str, int], balances: Mapping[str, Balance], names: Iterable[str]) -> None:
+    """Raise if more entries of one of these accounts were read than there are."""
+    for name in names:
+        read, size = positions.get(name, 0), balances[name].sequence + 1 if name in balances else 0
+        if read > size:
+            raise InvalidArgument(
+                f"after is ahead of this ledger: {name!r} has {size} entries, and {read} were read. The ledger was"
+                " restored from an older copy, or the cursor is of another one; verify it against a checkpoint, and"
+                " begin without `after`"
+            )
 
 
 def _user() -> str:

@@ -14,7 +14,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -48,6 +48,7 @@ __all__ = [
     "shown",
     "stamp",
     "text_of",
+    "time_of",
     "totals_from_text",
     "totals_to_text",
 ]
@@ -59,6 +60,8 @@ CHARGES: Final = ("spend", "reserve")
 RESOLUTIONS: Final = ("commit", "void")
 KEYLESS: Final = ("refuse", "close")  # they use no key up
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 _NAME: Final = re.compile(r"\w[\w.:@+-]{0,99}")
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")  # no database keeps these in a text
 # Numbers have one written form. No account has more entries than 18 digits count, and the stores hold as many.
@@ -228,6 +231,11 @@ def stamp(now: int, before: Iterable[int]) -> int:
         if time < last <= time + AHEAD:
             time = last
     return time
+
+
+def time_of(moment: datetime) -> int:
+    """Return a date as a time of the store."""
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def moment(time: int) -> datetime:

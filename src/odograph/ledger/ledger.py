@@ -26,6 +26,7 @@ from odograph.display import badge, card, paragraph, table
 from odograph.errors import (
     AccountNotFound,
     EntryNotFound,
+    InvalidArgument,
     InvalidPolicy,
     LedgerError,
     ReservationNotFound,
@@ -34,7 +35,7 @@ from odograph.errors import (
 )
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, check_name, price_from_text
-from odograph.ledger.results import Checkpoint, History, Lifetime, Receipt, Reservation, Verification
+from odograph.ledger.results import Checkpoint, Events, History, Lifetime, Receipt, Reservation, Verification
 from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
 from odograph.progress import Progress
@@ -403,6 +404,17 @@ class Ledger:
     def reservation(self, reservation: str) -> Reservation:
         """Return a reservation by its id, such as `census#17`: to resolve it in another process."""
         return Reservation(self.backend.resolve, self.backend.reservation(reservation))
+
+    def events(self, *, after: str = "", count: int = 1000) -> Events:
+        """Return entries of all accounts that follow a cursor, at most `count`, and the cursor that follows them.
+
+        Begin without a cursor, or with "now" to leave out what there is, and go on with the `after` that was
+        returned: so each entry is read once, also where many processes write. `more` tells whether to ask at once.
+        """
+        check_page(0, count)
+        if not isinstance(after, str):
+            raise InvalidArgument(f"after must be a cursor that was returned with earlier events (got {after!r})")
+        return self.backend.events(after, count)
 
     def verify(self, *, checkpoint: Checkpoint | None = None, progress: Progress | None = None) -> Verification:
         """Replay every entry of every account, or raise `LedgerCorrupt` and name the first bad one."""

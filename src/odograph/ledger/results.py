@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +20,7 @@ from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee, exact_of, one_shot
 from odograph.core.policy import Policy
 from odograph.display import badge, card, facts, one_line, paragraph, table, utc
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, explain
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, ReservationNotFound, explain
 from odograph.extras import load
 from odograph.ledger.entries import (
     Entry,
@@ -26,15 +28,19 @@ from odograph.ledger.entries import (
     iso_time,
     legs_from_text,
     moment,
+    parse_entry_id,
     price_from_text,
+    shown,
     text_of,
 )
 from odograph.ledger.stores.base import Head
 
 __all__ = [
     "COLUMNS",
+    "NOW",
     "BaseReservation",
     "Checkpoint",
+    "Events",
     "History",
     "HistoryEntry",
     "Lifetime",
@@ -43,6 +49,8 @@ __all__ = [
     "Reservation",
     "Stated",
     "Verification",
+    "cursor_from_text",
+    "cursor_to_text",
     "history_entry",
     "linked",
     "together",
@@ -550,6 +558,48 @@ def history_entry(entry: Entry, principal: str, note: str) -> HistoryEntry:
     until = entry.expires if entry.verb == "reserve" else None
     return HistoryEntry(
         entry.sequence, entry.time, entry.verb, entry.key, note, until, principal, entry.seal, sealed=entry
+    )
+
+
+class Events(NamedTuple):
+    """Entries of many accounts that follow a cursor, and the cursor that follows them.
+
+    An account's entries come in their order and without a gap; those of different accounts roughly by time.
+    """
+
+    entries: tuple[HistoryEntry, ...]
+    after: str
+    more: bool  # whether there were more entries already
+
+
+NOW: Final = "now"  # in place of a cursor: after everything that there is
+_MAX_CURSOR: Final = 1 << 24  # characters of an unpacked cursor
+
+
+def cursor_to_text(positions: Mapping[str, int]) -> str:
+    """Return a cursor: for each account, how many of its entries were read.
+
+    One position for the whole ledger could not be sound: entries of different accounts are committed in another order
+    than they are numbered or timed, so a later one can appear behind a position that was passed. The entries of one
+    account are committed in the order of their sequence.
+    """
+    lines = "\n".join(f"{name} {count}" for name, count in sorted(positions.items()))
+    return urlsafe_b64encode(zlib.compress(lines.encode(), 9)).decode().rstrip("=")
+
+
+def cursor_from_text(text: str) -> dict[str, int]:
+    """Read what `cursor_to_text` wrote, or raise `InvalidArgument`; an empty text is before everything."""
+    try:
+        packed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        unpacking = zlib.decompressobj()
+        lines = unpacking.decompress(packed, _MAX_CURSOR).decode().split("\n") if text else []
+        if not text or unpacking.eof:
+            return dict(parse_entry_id(line.replace(" ", "#")) for line in lines if line)
+    except (ReservationNotFound, ValueError, zlib.error):
+        pass
+    raise InvalidArgument(
+        f"after must be a cursor that was returned with earlier events, or {NOW!r} (got {shown(text)}); leave it out"
+        " to begin with the first entry"
     )
 
 

@@ -129,18 +129,22 @@ class Connections:
 
 
 class PathMethods:
-    """The handlers of one path, by method."""
+    """The handlers of one path, by method. HEAD is answered as GET, whose body the server leaves out."""
 
     def __init__(self, methods: dict[str, ASGIApp]) -> None:
-        self._methods = methods
+        self._methods = methods | ({"HEAD": methods["GET"]} if "GET" in methods else {})
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Call the handler of the method, or respond with 405."""
-        found = self._methods.get(scope["method"])
+        """Call the handler of the method; respond to OPTIONS with the methods, and to any other with 405."""
+        method = scope["method"]
+        found = self._methods.get(method)
         if found is not None:
             return found(scope, receive, send)
-        allow = ", ".join(sorted(self._methods))
-        return _send_problem(scope, send, 405, f"this path takes {allow}", ((b"allow", allow.encode()),))
+        allow = ", ".join(sorted({*self._methods, "OPTIONS"}))
+        headers = ((b"allow", allow.encode()),)
+        if method == "OPTIONS":
+            return send_response(send, 204, None, b"", request_id_of(dict(scope["headers"])), headers)
+        return _send_problem(scope, send, 405, f"this path takes {allow}", headers)
 
 
 class RouteTable:

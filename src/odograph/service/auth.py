@@ -357,7 +357,7 @@ class RateLimit:
     """
 
     # A bucket is stored as the moment at which it is full again: one integer, so sums are exact.
-    __slots__ = ("_capacity", "_clock", "_full_at", "_sweep_at", "_token")
+    __slots__ = ("_capacity", "_clock", "_full_at", "_policy", "_sweep_at", "_token")
 
     def __init__(self, rate: float, burst: float | None = None, *, clock: Callable[[], int] = monotonic_ns) -> None:
         if not (rate == 0 or 1e-3 <= rate <= 1e9):
@@ -368,6 +368,8 @@ class RateLimit:
         self._clock = clock
         self._token = math.ceil(_NANOSECONDS / rate) if rate else 0  # nanoseconds in which one token is added
         self._capacity = math.floor(burst) * self._token
+        window = -(-self._capacity // _NANOSECONDS)  # seconds
+        self._policy = (b"ratelimit-policy", b'"key";q=%d;w=%d' % (math.floor(burst), window))
         self._full_at: dict[str, int] = {}
         self._sweep_at = _MIN_SWEEP_SIZE
 
@@ -388,6 +390,19 @@ class RateLimit:
         if len(self._full_at) > self._sweep_at:
             self._sweep(now)
         return 0.0
+
+    def headers(self, api_key_id: str, *, policy: bool = True) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the fields of draft-ietf-httpapi-ratelimit-headers for a key; none without a limit.
+
+        `r` requests may be made now, and `t` seconds from now as many as `q`, if none is made until then. A bucket
+        that is empty is full again after `w` seconds.
+        """
+        if not self._token:
+            return ()
+        missing = max(0, self._full_at.get(api_key_id, 0) - self._clock())
+        left = (self._capacity - missing) // self._token
+        state = (b"ratelimit", b'"key";r=%d;t=%d' % (max(0, left), -(-missing // _NANOSECONDS)))
+        return (state, self._policy) if policy else (state,)
 
     def __len__(self) -> int:
         return len(self._full_at)

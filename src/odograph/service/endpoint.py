@@ -15,7 +15,7 @@ from itertools import count
 from tempfile import SpooledTemporaryFile
 from time import perf_counter
 from typing import IO, Any, Final, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote, urlencode
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -38,6 +38,7 @@ __all__ = [
     "Route",
     "Stream",
     "headers_of",
+    "page_reply",
     "request_id_of",
     "send_response",
 ]
@@ -48,6 +49,7 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _UPLOAD_IN_MEMORY: Final = 1 << 20  # bytes; a larger upload goes to a temporary file
 _MAX_PARSE_MESSAGE: Final = 200  # characters: it may repeat a name that was sent
 _CREATED: Final = 201
+_MAX_LINK: Final = 2000  # characters: proxies accept no long headers
 _CHUNK_SIZE: Final = 1 << 16  # bytes of a stream
 _SAFETY_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 # Request ids are a random prefix and a counter: a random number each time would be a system call each time, during
@@ -55,6 +57,8 @@ _SAFETY_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-opt
 _REQUEST_ID_PREFIX: Final = secrets.token_hex(6)
 _REQUEST_NUMBERS: Final = count(1)
 _BEARER: Final = "bearer "
+_QUOTED_STRING: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
+_ESCAPED: Final = re.compile(r'\\(["\\])')
 _ENCODER: Final = msgspec.json.Encoder()
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -74,10 +78,11 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A response with another status than the route's."""
+    """A response with another status than the route's, or with headers of its own."""
 
     status: int
     form: Json
+    headers: Headers = ()
 
 
 class Stream(NamedTuple):
@@ -108,6 +113,17 @@ class Route:
     upload: bool = False  # whether it takes a long body; with a form too, that is a Parquet file instead of JSON
 
 
+def page_reply(call: Call, form: Json, **following: str | int | None) -> Reply:
+    """Return a page, with the next one as a link of RFC 8288, unless it is the last or the address is very long."""
+    ((name, value),) = following.items()
+    if value is None:
+        return Reply(200, form)
+    known = {field: getattr(call.query, field) for field in call.query.__struct_fields__}
+    known = {field: one for field, one in known.items() if one not in (msgspec.UNSET, "")} | {name: value}
+    link = f'<?{urlencode(known)}>; rel="next"'  # relative to the request, whatever path a proxy gives it
+    return Reply(200, form, ((b"link", link.encode()),) if len(link) <= _MAX_LINK else ())
+
+
 class Endpoint:
     """The ASGI application of one route."""
 
@@ -133,17 +149,19 @@ class Endpoint:
             call = await self._read_call(scope, receive, headers, caller)
             response = await self._route.handler(call)
             if isinstance(response, Reply):
-                status, response = response
+                status, response, extra = response
         except OdographError as error:
             response = problem = await self._problem(error, caller, request_id)
             status, content_type, extra, code = problem.status, PROBLEM, headers_of(error), problem.code
         except Exception as error:  # noqa: BLE001  its text must not be sent
             logs.failure(error, request_id=request_id)
             response, status, content_type = unexpected_problem(request_id), 500, PROBLEM
+        receipt = status == _CREATED and self._route.repeatable
+        if caller is not None:
+            extra = (*extra, *self._state.limit.headers(caller.api_key_id, policy=not receipt))
         if isinstance(response, Stream):
-            await self._send_stream(send, response, request_id)
+            await self._send_stream(send, response, request_id, extra)
         else:
-            receipt = status == _CREATED and self._route.repeatable
             content = _ENCODER.encode(response)
             await send_response(send, status, content_type, content, request_id, extra, bare=receipt)
         took = perf_counter() - started
@@ -151,7 +169,7 @@ class Endpoint:
         self._state.metrics.count_response(self._route.path, status, took)
         logs.request_line(
             request_id=request_id,
-            method=self._route.method,
+            method=scope["method"],  # GET or HEAD for a route that reads
             route=self._route.path,
             status=status,
             milliseconds=1e3 * took,
@@ -178,7 +196,7 @@ class Endpoint:
         caller = await state.admit(value[len(_BEARER) :].strip())
         wait = state.limit.take(caller.api_key_id)
         if wait:
-            raise TooFast(wait)
+            raise TooFast(wait, state.limit.headers(caller.api_key_id))
         caller.require(route.verb)
         if route.needs_every_account:
             caller.require_every_account(route.verb)
@@ -240,9 +258,14 @@ class Endpoint:
         file.seek(0)
         return file
 
-    async def _send_stream(self, send: Send, response: Stream, request_id: str) -> None:
+    async def _send_stream(self, send: Send, response: Stream, request_id: str, extra: Headers) -> None:
         run, file = self._state.run, response.content
-        headers = [(b"content-type", response.content_type), (b"x-request-id", request_id.encode()), *_SAFETY_HEADERS]
+        headers = [
+            (b"content-type", response.content_type),
+            (b"x-request-id", request_id.encode()),
+            *_SAFETY_HEADERS,
+            *extra,
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             while chunk := await run(file.read, _CHUNK_SIZE):
@@ -279,18 +302,20 @@ async def _receive_part(receive: Receive) -> tuple[bytes, bool]:
 async def send_response(  # noqa: PLR0913, PLR0917  the parts of a response
     send: Send,
     status: int,
-    content_type: bytes,
+    content_type: bytes | None,
     content: bytes,
     request_id: str,
     extra: Headers = (),
     *,
     bare: bool = False,
 ) -> None:
-    """Send a response; a bare one omits the headers meant for caches and browsers."""
+    """Send a response, without content if it has no content type; a bare one omits what caches and browsers read."""
     # Uvicorn processes each header. A receipt must be quick, holds no secret, and no cache keeps a 201.
+    described = (
+        () if content_type is None else ((b"content-type", content_type), (b"content-length", b"%d" % len(content)))
+    )
     headers = [
-        (b"content-type", content_type),
-        (b"content-length", b"%d" % len(content)),
+        *described,
         (b"x-request-id", request_id.encode()),
         *(() if bare else _SAFETY_HEADERS),
         *extra,
@@ -314,7 +339,7 @@ def headers_of(error: OdographError) -> Headers:
     if isinstance(error, NotAuthenticated):
         return ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, TooFast):
-        return ((b"retry-after", b"%d" % max(1, math.ceil(error.seconds))),)
+        return ((b"retry-after", b"%d" % max(1, math.ceil(error.seconds))), *error.headers)
     if ERROR_TABLE[listed_as(error)].retryable:
         return ((b"retry-after", b"1"),)
     return ()
@@ -328,16 +353,33 @@ def _refuse_repeated_headers(scope: Scope, *names: bytes) -> None:
 
 
 def _read_idempotency_key(value: bytes | None) -> str:
-    """Read an idempotency key: any string, percent-encoded where it is not ASCII."""
+    """Read an idempotency key: a quoted string of RFC 9651, or the key itself, percent-encoded where it is not ASCII.
+
+    The quoted form is that of draft-ietf-httpapi-idempotency-key-header; nothing in it is percent-encoded.
+    """
     if not value:
         raise HttpProblem(
             400, "Idempotency-Key is missing: send a header with a string of your own, such as q-17, to retry safely"
         )
     try:
         text = value.decode("ascii")
+        if text.startswith('"'):
+            return _read_quoted_string(text)
         return unquote(text, errors="strict") if "%" in text else text
     except ValueError:
         raise HttpProblem(400, "Idempotency-Key must be ASCII; percent-encode other characters as UTF-8") from None
+
+
+def _read_quoted_string(text: str) -> str:
+    r"""Read a string of RFC 9651: printable ASCII in quotes, with a backslash before each quote and backslash."""
+    found = _QUOTED_STRING.fullmatch(text)
+    if found is None:
+        raise HttpProblem(
+            400,
+            'Idempotency-Key begins with a quote, but is not a string such as "q-17": end it with a quote, and write'
+            ' \\" and \\\\ for a quote and a backslash in it',
+        )
+    return _ESCAPED.sub(r"\1", found[1])
 
 
 def _read_query(route: Route, text: bytes) -> Any:  # noqa: ANN401  of the route's own type

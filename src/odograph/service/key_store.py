@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -21,19 +22,23 @@ from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from odograph.connection import connect
 from odograph.errors import (
+    BadRequest,
     IdempotencyConflict,
     InvalidArgument,
     KeyNotFound,
     LedgerBusy,
     LedgerCorrupt,
     LedgerError,
+    LedgerNotFound,
     NotAuthenticated,
     NotPermitted,
     OutcomeUnknown,
 )
 from odograph.extras import load
 from odograph.ledger.entries import check_key, shown
+from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores import base
+from odograph.ledger.stores.base import EVERY
 from odograph.ledger.stores.sqlite import statements
 from odograph.ledger.stores.sqlite_files import NO_FILE, code_of, identity, make_file, open_file
 from odograph.reentrancy import leave_to_parent, renew_after_fork, suspend_for_forks
@@ -63,6 +68,7 @@ __all__ = [
     "connect_keys",
     "migration",
     "queries",
+    "require_existing",
     "schema",
 ]
 
@@ -202,9 +208,11 @@ class KeyStore:
         """Return a key by its id, or raise `KeyNotFound`."""
         return _one_key(key_id, self._database.read)
 
-    def keys(self) -> list[ApiKey]:
-        """Return every key that was ever made, the newest first."""
-        return [_key_from_row(row) for row in self._database.read("keys")]
+    def keys(self, after: str = "", count: int = EVERY) -> list[ApiKey]:
+        """Return the keys that were ever made, the newest first: at most `count`, those made before key `after`."""
+        if after:
+            self.key(after)  # raises if there is none
+        return [_key_from_row(row) for row in self._database.read("keys", after, count)]
 
     def revoke(self, key_id: str, by: str) -> ApiKey:
         """Revoke a key permanently, end its browser sessions and return it; a revoked key is returned unchanged.
@@ -307,6 +315,19 @@ class KeyStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def require_existing(ledger: Ledger, names: Iterable[str]) -> None:
+    """Raise for the first name that no account has, with the most similar one that has: for who sees all of them."""
+    try:
+        there = ledger.backend.balances()
+    except LedgerNotFound:  # no account was opened yet
+        there = {}
+    for name in names:
+        if name not in there:
+            near = get_close_matches(name, there, 1)
+            advice = f"did you mean {near[0]!r}?" if near else "open the account first"
+            raise BadRequest(f"accounts must exist when a key is made for them (got {shown(name)}); {advice}")
 
 
 def connect_keys(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> KeyStore:

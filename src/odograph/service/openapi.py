@@ -44,8 +44,14 @@ _IDEMPOTENCY_KEY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": True,
-    "description": "A string of your own, percent-encoded UTF-8. Repeating a request with its key charges nothing.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
+    "description": "A string of your own: in quotes as RFC 9651 has it, or without, percent-encoded UTF-8. Repeating"
+    " a request with its key charges nothing.",
+    "schema": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": 200,
+        "pattern": r'^([!#-~][!-~]*|"([ !#-\[\]-~]|\\["\\])+")$',
+    },
 }
 _DESCRIPTION: Final = (
     "Privacy budgets for fully adaptive analysis. Charge first, then run the mechanism: a receipt means that the"
@@ -62,6 +68,15 @@ def describe(routes: Iterable[Route]) -> dict[str, Any]:
     ]
     types = [*dict.fromkeys(types)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    components = {name: _without_tuples(form) for name, form in components.items()}
+    unions = {_union_of(schemas[types.index(CostForm)]): "Cost"}
+    components = {name: _with_named_unions(form, f"{name}Cost", unions) for name, form in components.items()}
+    for refs, union in unions.items():
+        kinds = [{"$ref": ref} for ref in refs]
+        components[union] = {
+            "oneOf": kinds,
+            "discriminator": {"propertyName": "kind", "mapping": _kinds_of(refs, components)},
+        }
     known = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in listed:
@@ -92,7 +107,9 @@ def _operation(route: Route, known: dict[Any, Any], components: dict[str, Any]) 
     if route.needs_idempotency_key:
         parameters.append(_IDEMPOTENCY_KEY)
     if route.response is bytes:
-        answers = {"200": {"description": "The document.", "content": {"text/plain": {}, "application/x-ndjson": {}}}}
+        content = {"schema": {"type": "string", "format": "binary"}}
+        content_type = "application/x-ndjson" if route.handler.__name__ == "export" else "text/plain"
+        answers = {"200": {"description": "The document.", "content": {content_type: content}}}
     else:
         answers = {str(route.status): _content("Done.", known[route.response])}
     if route.repeatable:
@@ -116,10 +133,48 @@ def _operation(route: Route, known: dict[Any, Any], components: dict[str, Any]) 
         content = {"application/json": {"schema": known[route.form]}}
         operation["requestBody"] = {"required": needed, "content": content}
     if route.upload and route.form is not None:
-        operation["requestBody"]["content"][PARQUET.decode()] = {}
+        operation["requestBody"]["content"][PARQUET.decode()] = {"schema": {"type": "string", "format": "binary"}}
     elif route.upload:
-        operation["requestBody"] = {"required": True, "content": {"application/x-ndjson": {}}}
+        schema = {"type": "string", "format": "binary", "description": "An export: a JSON document on each line."}
+        operation["requestBody"] = {"required": True, "content": {"application/x-ndjson": {"schema": schema}}}
     return operation
+
+
+def _without_tuples(schema: Any) -> Any:  # noqa: ANN401  any part of a schema
+    """Return a schema with arrays of one type in place of tuples, which generators of clients do not understand."""
+    if isinstance(schema, list):
+        return [_without_tuples(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    form = {name: _without_tuples(one) for name, one in schema.items()}
+    if "prefixItems" not in form:
+        return form | ({"items": {}} if form.get("type") == "array" and "items" not in form else {})
+    items = [json.loads(one) for one in dict.fromkeys(map(json.dumps, form.pop("prefixItems")))]
+    return form | {"items": items[0] if len(items) == 1 else {"anyOf": items}}
+
+
+def _union_of(schema: Any) -> tuple[str, ...]:  # noqa: ANN401  any part of a schema
+    """Return what a union of kinds refers to; nothing for another schema."""
+    if not isinstance(schema, dict) or "discriminator" not in schema:
+        return ()
+    return tuple(one["$ref"] for one in schema["anyOf"])
+
+
+def _with_named_unions(schema: Any, name: str, unions: dict[tuple[str, ...], str]) -> Any:  # noqa: ANN401  as above
+    """Return a schema with references in place of unions of kinds, which generators understand only by a name."""
+    if refs := _union_of(schema):
+        described = {"description": schema["description"]} if "description" in schema else {}
+        return {"$ref": _REF.format(name=unions.setdefault(refs, name))} | described
+    if isinstance(schema, list):
+        return [_with_named_unions(one, name, unions) for one in schema]
+    if isinstance(schema, dict):
+        return {key: _with_named_unions(one, name, unions) for key, one in schema.items()}
+    return schema
+
+
+def _kinds_of(refs: Iterable[str], components: _Schema) -> dict[str, str]:
+    """Return the schema of each kind, by the value of its field `kind`."""
+    return {components[ref.rpartition("/")[2]]["properties"]["kind"]["enum"][0]: ref for ref in refs}
 
 
 def _content(text: str, schema: dict[str, Any], content_type: str = "application/json") -> dict[str, Any]:
@@ -259,12 +314,12 @@ def _type_parts(schema: _Schema) -> tuple[TypePart, ...]:
     """Return a type in words, with links to the types on this page."""
     if name := _referenced_type(schema):
         return (TypePart(name, name),)
+    if "oneOf" in schema:
+        return _join_types(" or ", schema["oneOf"])
     if "enum" in schema:
         return (TypePart(" or ".join(json.dumps(value) for value in schema["enum"])),)
     if "anyOf" in schema:
         return _join_types(" or ", schema["anyOf"])
-    if "prefixItems" in schema:
-        return (TypePart("["), *_join_types(", ", schema["prefixItems"]), TypePart("]"))
     for inner, word in (("items", "list of "), ("additionalProperties", "by name: ")):
         if schema.get(inner):
             return (TypePart(word), *_type_parts(schema[inner]))
@@ -344,7 +399,7 @@ def _curl_command(method: str, path: str, operation: _Schema, schemas: _Schema) 
     body = []
     for media_type, content in operation.get("requestBody", {"content": {}})["content"].items():
         headers.append(f"Content-Type: {media_type}")
-        sent = json.dumps(_example_value(content["schema"], schemas)) if content else ""
+        sent = json.dumps(_example_value(content["schema"], schemas)) if media_type == "application/json" else ""
         body.append(f"  -d '{sent}'" if sent else "  --data-binary @export.jsonl")
     option = "" if method == "GET" else f"-X {method} "
     return " \\\n".join([f"curl {option}$ODOGRAPH_URL{path}", *(f'  -H "{header}"' for header in headers), *body])
@@ -358,13 +413,16 @@ def _example_value(schema: _Schema, schemas: _Schema, field: str = "") -> object
     if name := _referenced_type(schema):
         form = schemas[name]
         included = {*form.get("required", ()), *_EXAMPLE_OPTIONAL_FIELDS.get(name, ())}
-        fields = form["properties"].items()
-        return {key: _example_value(inner, schemas, f"{name}.{key}") for key, inner in fields if key in included}
+        fields = form.get("properties", {}).items()
+        if fields:
+            return {key: _example_value(inner, schemas, f"{name}.{key}") for key, inner in fields if key in included}
+        schema = form  # a union of kinds
     for values in ("enum", "examples"):
         if values in schema:
             return schema[values][0]
-    if "anyOf" in schema:
-        return _example_value(schema["anyOf"][0], schemas, field)
+    for choices in ("anyOf", "oneOf"):
+        if choices in schema:
+            return _example_value(schema[choices][0], schemas, field)
     if schema["type"] == "array":
         return [_example_value(schema["items"], schemas)]
     return {str(_EXAMPLE_VALUES["name"]): _example_value(schema["additionalProperties"], schemas)}

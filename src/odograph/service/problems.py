@@ -101,9 +101,10 @@ class PopulationUnusable(LedgerError):
 class TooFast(RateLimited):
     """An API key exceeded its rate limit; `seconds` is when to try again."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
         super().__init__(f"this API key exceeded its rate limit; try again in {seconds:.3g} seconds")
         self.seconds = seconds
+        self.headers = headers
 
 
 _OwnStatus: TypeAlias = HttpProblem | BadDocument | NotEmpty | PopulationUnusable

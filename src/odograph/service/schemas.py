@@ -32,6 +32,7 @@ __all__ = [
     "AccountForm",
     "AccountRow",
     "AccountsForm",
+    "AccountsQuery",
     "BatchForm",
     "BatchItem",
     "BatchResult",
@@ -50,13 +51,18 @@ __all__ = [
     "CreatePopulationForm",
     "DecisionForm",
     "EntriesForm",
+    "EntriesQuery",
     "EntryForm",
     "ErasedForm",
+    "EventForm",
+    "EventsForm",
+    "EventsQuery",
     "FilterForm",
     "HealthForm",
     "HowManyForm",
     "KeyForm",
     "KeysForm",
+    "KeysQuery",
     "LargestForm",
     "LifetimeForm",
     "LifetimesForm",
@@ -81,6 +87,7 @@ __all__ = [
     "ReadingsForm",
     "ReceiptForm",
     "ReservationsForm",
+    "ReservationsQuery",
     "ReserveAllForm",
     "ReserveForm",
     "RotateKeyForm",
@@ -454,6 +461,70 @@ class RotateKeyForm(Struct, forbid_unknown_fields=True):
     overlap: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 0.0
 
 
+# Queries: what a page begins with, how long it is, and which entries are wanted.
+
+First: TypeAlias = Annotated[int, Meta(ge=-(10**18), le=10**18, description="Counts from the end if negative.")]
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=1000)]
+# Not a datetime, for which a number in a query would be seconds since 1970.
+Moment: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})$",
+        description="As in 2030-01-15T09:30:00Z; the + of another time zone is written %2B.",
+    ),
+]
+EntryVerb: TypeAlias = Literal["open", "spend", "reserve", "commit", "void", "refuse", "close"]
+
+
+class AccountsQuery(Struct, forbid_unknown_fields=True):
+    """Which accounts to list: at most `limit`, those after a name."""
+
+    after: Annotated[str, Meta(max_length=100)] = ""
+    limit: Count = 100
+
+
+class EntriesQuery(Struct, forbid_unknown_fields=True):
+    """Which entries: `count` of them from the sequence `first`; and of these the wanted ones."""
+
+    first: First = 0
+    count: Count = 100
+    since: Moment | UnsetType = UNSET
+    until: Moment | UnsetType = UNSET  # the first moment that is not wanted
+    principal: Annotated[str, Meta(max_length=200)] = ""
+    verb: EntryVerb | UnsetType = UNSET  # not None: `verb=null` would be read as no filter
+    text: Annotated[str, Meta(max_length=200, description="Contained in the note or the key, in either case.")] = ""
+
+    @property
+    def filters(self) -> bool:
+        """Whether some entries may not be wanted."""
+        return any((self.since, self.until, self.principal, self.verb, self.text))
+
+
+class ReservationsQuery(Struct, forbid_unknown_fields=True):
+    """Which reservations: `count` of them, charged at the sequence `first` or later."""
+
+    first: Annotated[int, Meta(ge=0, le=10**18)] = 0
+    count: Count = 1000
+
+
+class KeysQuery(Struct, forbid_unknown_fields=True):
+    """Which keys: `count` of them, made before the key with the id `after`."""
+
+    after: Annotated[str, Meta(pattern="^([0-9a-f]{12})?$")] = ""
+    count: Count = 100
+
+
+class EventsQuery(Struct, forbid_unknown_fields=True):
+    """Which events: `count` of them, after a cursor; `wait` is how many seconds to wait for the first one."""
+
+    after: Annotated[
+        str, Meta(max_length=60_000, description="A cursor that was returned, or `now`; empty for the first entry.")
+    ] = ""
+    count: Count = 100
+    wait: Annotated[float, Meta(ge=0, le=20)] = 0
+    account: Annotated[str, Meta(max_length=100, description="Only the events of this account.")] = ""
+
+
 # A number with fewer digits and an exponent of at most two digits is its float's shortest decimal.
 _LONG_NUMBER: Final = re.compile(rb"[0-9.]{16}|[eE][+-]?[0-9]{3}")
 
@@ -735,6 +806,21 @@ class EntriesForm(Struct):
     account: str
     size: int
     entries: list[EntryForm]
+    next: int | None  # pass it as `first` for the next page
+
+
+class EventForm(EntryForm):
+    """An entry of one of the accounts."""
+
+    account: str
+
+
+class EventsForm(Struct):
+    """Entries of many accounts that follow a cursor, without a gap in any account."""
+
+    events: list[EventForm]
+    after: str  # the cursor that follows them
+    more: bool  # whether there are more already
 
 
 class ReservationsForm(Struct):
@@ -742,6 +828,7 @@ class ReservationsForm(Struct):
 
     account: str
     reservations: list[ReceiptForm]
+    next: int | None  # pass it as `first` for the next page
 
 
 class PopulationRow(Struct):
@@ -856,9 +943,10 @@ class KeyForm(Struct):
 
 
 class KeysForm(Struct):
-    """The API keys, newest first."""
+    """A page of API keys, newest first."""
 
     keys: list[KeyForm]
+    next: str | None  # pass it as `after` for the next page
 
 
 class NewKeyForm(Struct):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import ipaddress
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from odograph.errors import InvalidArgument
+from odograph.service.alerts import is_loopback, rules_of
 from odograph.service.auth import RateLimit, TrustedProxy
 
 __all__ = ["LEVELS", "VARIABLE", "Settings", "tune_garbage_collector"]
@@ -29,6 +29,7 @@ class Settings:
     rate). Sizes are bytes. `timeout` is seconds to wait for the ledger, `receive_timeout` seconds in which a request
     must have arrived. `connections` is the most that a worker accepts, `connections_per_address` the most from one
     address (0: no limit). `start_timeout` is seconds to wait for an unreachable ledger when the service starts.
+    `alerts` is a document with rules for alerts, of which none is sent without one.
     `trusted_proxy` is the address of a proxy that signs people in, and `proxy_header` where it names them.
     `population_root` is the folder in which the service keeps the files of populations.
     """
@@ -55,6 +56,7 @@ class Settings:
     trusted_proxy: str | None = None
     proxy_header: str | None = None
     population_root: Path | None = None
+    alerts: dict[str, Any] | None = field(default=None, repr=False)  # the address may hold a token
 
     @property
     def proxy(self) -> TrustedProxy | None:
@@ -72,6 +74,8 @@ class Settings:
         """Raise unless the service can run with these settings, and safely."""
         self._check_url()
         self._check_numbers()
+        if self.alerts is not None:
+            rules_of(self.alerts)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidArgument(
                 "TLS needs both a certificate and its key: pass --tls-cert and --tls-key, or neither"
@@ -87,7 +91,7 @@ class Settings:
             raise InvalidArgument(
                 "sign-in by a proxy needs a proxy in front that terminates TLS: pass --plain-http too"
             )
-        if not _is_loopback(self.host) and not self.secure_cookies:
+        if not is_loopback(self.host) and not self.secure_cookies:
             raise InvalidArgument(
                 f"host {self.host!r} is reachable from other machines, and keys would be sent unencrypted: put a TLS"
                 " proxy in front and pass --plain-http, or pass --tls-cert and --tls-key"
@@ -146,15 +150,6 @@ class Settings:
         RateLimit(self.rate, self.burst)
         if self.log_level not in LEVELS:
             raise InvalidArgument(f"log_level must be one of {', '.join(LEVELS)} (got {self.log_level!r})")
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a host name, or "", which means every address
-        return False
 
 
 def tune_garbage_collector() -> None:

@@ -21,6 +21,7 @@ from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, FairQ
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import RowLocked
 from odograph.service import logs
+from odograph.service.alerts import Alert, Alerts, Leader, Sender, rules_of
 from odograph.service.auth import ApiKey, Caller, RateLimit, digest_of_token, equal_in_constant_time, looks_like_token
 from odograph.service.key_store import KeyStore, connect_keys
 from odograph.service.metrics import Metrics
@@ -109,6 +110,7 @@ _ROUND_TIMEOUT: Final = 300.0  # seconds that a round waits for those before it
 _MAX_KNOWN_KEYS: Final = 10_000
 _RECOVERY_INTERVAL: Final = 2.0  # seconds between two checks whether the ledger can be used again
 _READINESS_TIMEOUT: Final = 3.0  # seconds after which a ledger that does not answer is not ready
+_MAX_POLLS: Final = 100  # requests that may wait for events; each reads the ledger twice a second
 _SQLITE: Final = "sqlite:///"
 _SERVICE: Final = "service"  # the principal that reads for the metrics; it writes nothing
 
@@ -147,12 +149,14 @@ class AppState:
         self.solver = Solver()
         self.limit = RateLimit(settings.rate, settings.burst)
         self.proxy = settings.proxy
+        self.alerts = Alerts() if settings.alerts is None else Alerts(rules_of(settings.alerts))
         self._readers = Threads("readers", _READERS)
         self._computer = Threads("computer", 1)
         self._auditor = Threads("auditor", 1)
         self._key_readers = Threads("keys", _KEY_READERS)
         self._populations = Threads("populations", 1, max_queued=_MAX_QUEUED_ROUNDS, timeout=_ROUND_TIMEOUT)
         self._auditing = False
+        self._polls = 0  # requests that wait for events
         self._loop = asyncio.get_running_loop()
         self._checking: asyncio.Task[None] | None = None
         self._recovery: asyncio.Task[None] | None = None
@@ -166,6 +170,12 @@ class AppState:
         self.key_uses: dict[str, int] = {}  # when a key was last used here, to about a second; by id
         self._known: dict[str, _KnownKey] = {}
         self._looking: dict[str, _Lookup] = {}
+        self._leader = Leader(settings.url, timeout=settings.timeout, accept_fsync_off=settings.accept_fsync_off)
+        self._alert_threads = Threads("alerts", 1)
+        self._sending: asyncio.Task[None] | None = None
+        if settings.alerts is not None:
+            sender = Sender(self.alerts, lambda: self.ledger, self._leader, self._alert_threads.run)
+            self._sending = self._loop.create_task(sender.run())
 
     @property
     def ledger(self) -> Ledger:
@@ -237,6 +247,19 @@ class AppState:
             yield
         finally:
             self._auditing = False
+
+    @contextmanager
+    def long_poll(self, seconds: float) -> Iterator[float]:
+        """Yield until when a request may wait for events, on the clock `time.monotonic`; not at all if many do."""
+        self._polls += 1
+        try:
+            yield time.monotonic() + (seconds if self._polls <= _MAX_POLLS else 0.0)
+        finally:
+            self._polls -= 1
+
+    async def active_alerts(self, caller: Caller) -> list[Alert]:
+        """Return the active alerts of the accounts that the caller may see."""
+        return await self.compute(self.alerts.active, self.ledger_of(caller), caller)
 
     async def readiness(self) -> str:
         """Return why charges cannot be written, "" if they can; checked at most once a second."""
@@ -379,11 +402,19 @@ class AppState:
     async def close(self) -> None:
         """Finish what was accepted, and close everything."""
         self._closing = True
-        for task in filter(None, (self._checking, self._recovery)):
+        for task in filter(None, (self._checking, self._recovery, self._sending)):
             task.cancel()
         await self.solver.close()
-        for threads in (self._readers, self._computer, self._auditor, self._key_readers, self._populations):
+        for threads in (
+            self._readers,
+            self._computer,
+            self._auditor,
+            self._key_readers,
+            self._populations,
+            self._alert_threads,
+        ):
             await asyncio.to_thread(threads.shutdown)
+        self._leader.release()
         await self.writer.close()
         self.keys.close()
         self._backend.leave()

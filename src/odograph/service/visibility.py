@@ -7,7 +7,9 @@ own account.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
 from typing import Any, Final
 
 from msgspec import UNSET, Raw, Struct
@@ -19,13 +21,13 @@ from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.planning import NOTE_ABOUT, note_prefix
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound, LedgerNotFound
+from odograph.errors import AccountNotFound, InvalidArgument, LedgerNotFound
 from odograph.ledger.backend import Backend, LocalBackend, Opened
 from odograph.ledger.commands import Ask
-from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of
+from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of, time_of
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import HistoryEntry, Lifetime, Receipt
-from odograph.ledger.stores.base import Balance
+from odograph.ledger.stores.base import EVERY, Balance
 from odograph.population.population import read_rounds
 from odograph.service.auth import Caller
 from odograph.service.schemas import (
@@ -33,7 +35,11 @@ from odograph.service.schemas import (
     AccountRow,
     DecisionForm,
     EntriesForm,
+    EntriesQuery,
     EntryForm,
+    EventForm,
+    EventsForm,
+    EventsQuery,
     LifetimeForm,
     LineForm,
     MeterForm,
@@ -43,6 +49,7 @@ from odograph.service.schemas import (
     ReadingForm,
     ReadingsForm,
     ReceiptForm,
+    ReservationsForm,
     RoundRow,
     RoundsForm,
 )
@@ -56,6 +63,8 @@ __all__ = [
     "decision_form",
     "entries_form",
     "entry_form",
+    "events_form",
+    "filtered_entries_form",
     "lifetime_form",
     "mask_refusal",
     "new_receipt_form",
@@ -66,6 +75,7 @@ __all__ = [
     "readings_form",
     "receipt_form",
     "require_visible",
+    "reservations_form",
     "rounds_form",
     "row_of",
     "visible_account",
@@ -79,6 +89,7 @@ __all__ = [
 NO_THEOREM: Final = "no theorem covers a guarantee of this kind here; ask the account's owner which kinds it takes"
 
 _FIRST_READ: Final = 50  # entries; later reads take more at once
+_MAX_SCANNED: Final = 2000  # entries of which a page is chosen
 _MAX_PAGE: Final = 1 << 19  # characters of costs and notes on a page of entries
 
 
@@ -114,9 +125,11 @@ def visible_population(ledger: Ledger, caller: Caller, name: str) -> Mapping[str
     return about
 
 
-def visible_rows(ledger: Ledger, caller: Caller) -> list[AccountRow]:
-    """Return the accounts that the caller may see, in the order of their names."""
-    return [row_of(ledger.backend, caller, balance) for balance in visible_balances(ledger, caller).values()]
+def visible_rows(ledger: Ledger, caller: Caller, after: str = "", count: int = EVERY) -> list[AccountRow]:
+    """Return accounts that the caller may see, in the order of their names: at most `count`, those after a name."""
+    balances = visible_balances(ledger, caller)
+    chosen = islice((balance for name, balance in balances.items() if name > after), count)
+    return [row_of(ledger.backend, caller, balance) for balance in chosen]
 
 
 def visible_balances(ledger: Ledger, caller: Caller, *, populations: bool = False) -> dict[str, Balance]:
@@ -221,26 +234,69 @@ def _sees_all(caller: Caller, names: Iterable[str]) -> bool:
 
 
 def entries_form(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> EntriesForm:
-    """Return a page of entries; a negative `first` counts from the end.
+    """Return a page of entries; a negative `first` counts from the end."""
+    return filtered_entries_form(ledger, caller, name, EntriesQuery(first, count))
 
-    A page of long entries ends early, but has at least one: continue with the next sequence.
+
+def filtered_entries_form(ledger: Ledger, caller: Caller, name: str, span: EntriesQuery) -> EntriesForm:
+    """Return a page of the entries that are wanted.
+
+    A page of long entries ends early, and so does one for which many entries were read that are not wanted; then it
+    may be empty. `next` is where to continue.
     """
     account = visible_account(ledger, caller, name)
     size = account.size
-    first = max(0, size + first) if first < 0 else first
+    first = max(0, size + span.first) if span.first < 0 else span.first
+    wanted = _wanted(span)
     page: list[EntryForm] = []
-    length, stride = 0, _FIRST_READ
-    while len(page) < count and length <= _MAX_PAGE:
-        pasts = account.history(first + len(page), min(stride, count - len(page)))
-        if not pasts:
-            break
-        for past in pasts:
+    at, length, stride = first, 0, _FIRST_READ
+    while len(page) < span.count and length <= _MAX_PAGE and at < min(size, first + _MAX_SCANNED):
+        for past in account.history(at, min(stride, _MAX_SCANNED if span.filters else span.count - len(page))):
+            at += 1
+            form = entry_form(past, caller)
+            if not wanted(past, form):
+                continue
             length += len(past.entry.cost) + len(past.note)
-            page.append(entry_form(past, caller))
-            if length > _MAX_PAGE:
+            page.append(form)
+            if length > _MAX_PAGE or len(page) == span.count:
                 break
         stride *= 2
-    return EntriesForm(name, size, page)
+    return EntriesForm(name, size, page, at if at < size else None)
+
+
+def _wanted(span: EntriesQuery) -> Callable[[HistoryEntry, EntryForm], bool]:
+    """Return whether an entry is wanted, judged by what the caller sees of it, which may lack its key."""
+    since = _moment_of("since", span.since) if span.since else None
+    until = _moment_of("until", span.until) if span.until else None
+    text = span.text.casefold()
+
+    def wanted(past: HistoryEntry, form: EntryForm) -> bool:
+        return (
+            (since is None or past.written >= since)
+            and (until is None or past.written < until)
+            and span.verb in (UNSET, form.verb)
+            and span.principal in ("", form.principal)
+            and (text in form.note.casefold() or text in form.key.casefold())
+        )
+
+    return wanted
+
+
+def _moment_of(field: str, text: str) -> int:
+    try:
+        return time_of(datetime.fromisoformat(text))
+    except ValueError:
+        raise InvalidArgument(f"{field} must be a time that there is (got {shown(text)})") from None
+
+
+def events_form(backend: LocalBackend, caller: Caller, query: EventsQuery) -> EventsForm:
+    """Return entries of the accounts that the caller may see, or of one of them, that follow a cursor."""
+    if query.account:
+        visible_account(Ledger(backend), caller, query.account)
+    names = [query.account] if query.account else caller.accounts
+    found = backend.events(query.after, query.count, names)
+    events = [EventForm(**_entry_fields(past, caller), account=past.entry.account) for past in found.entries]
+    return EventsForm(events, found.after, found.more)
 
 
 def readings_form(ledger: Ledger, caller: Caller, name: str, *, compare: bool) -> ReadingsForm:
@@ -342,14 +398,17 @@ def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
     )
 
 
+def reservations_form(backend: LocalBackend, caller: Caller, name: str, first: int, count: int) -> ReservationsForm:
+    """Return a page of an account's pending reservations, those of which the caller may see every account."""
+    visible_account(Ledger(backend), caller, name)
+    receipts, after = backend.reservations_page(name, first, count)
+    seen = [one for one in receipts if _sees_all(caller, [account for account, *_ in one.lines])]
+    return ReservationsForm(name, [receipt_form(receipt, caller) for receipt in seen], after)
+
+
 def visible_reservations(ledger: Ledger, caller: Caller, name: str) -> list[ReceiptForm]:
     """Return the pending reservations of an account of which the caller may see every account."""
-    receipts = [reservation.receipt for reservation in visible_account(ledger, caller, name).pending]
-    return [
-        receipt_form(receipt, caller)
-        for receipt in receipts
-        if _sees_all(caller, [account for account, *_ in receipt.lines])
-    ]
+    return reservations_form(_local(ledger), caller, name, 0, EVERY).reservations
 
 
 class PendingRow(Struct):
@@ -427,11 +486,15 @@ def _reading(reading: Reading) -> ReadingForm:
 
 def entry_form(past: HistoryEntry, caller: Caller) -> EntryForm:
     """Return an entry, without what names an account that the caller may not see."""
+    return EntryForm(**_entry_fields(past, caller))
+
+
+def _entry_fields(past: HistoryEntry, caller: Caller) -> dict[str, Any]:
     form = past.to_dict()
     if caller.accounts is not None and not _sees_all(caller, _names(past.entry)):
         # The key of a commit or void is its reservation's id, which may be that of another account.
         form |= {"key": "", "sealed": None}
-    return EntryForm(**form)
+    return form
 
 
 def _names(entry: Entry) -> set[str]:

@@ -38,6 +38,7 @@ from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, to
 
 __all__ = [
     "ERASED",
+    "EVERY",
     "OPENING",
     "SCHEMA",
     "Balance",
@@ -228,6 +229,8 @@ class Changes:
 
 Work = Callable[[State], Changes]
 
+
+EVERY: Final = 10**18  # a count that no account reaches
 
 # An entry, and the account and sequence that its key is stored with: None if the key is not stored.
 Record: TypeAlias = tuple[Entry, tuple[str, int] | None]

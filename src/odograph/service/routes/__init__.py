@@ -94,7 +94,7 @@ ROUTES: Final = (
         schemas.DecisionForm,
         form=schemas.CostsForm,
     ),
-    Route("GET", "/v1/accounts", accounts.list_accounts, "read", schemas.AccountsForm, query=accounts.Page),
+    Route("GET", "/v1/accounts", accounts.list_accounts, "read", schemas.AccountsForm, query=schemas.AccountsQuery),
     Route(
         "POST",
         "/v1/accounts",
@@ -109,8 +109,16 @@ ROUTES: Final = (
     Route("GET", f"{_ACCOUNT}/terms", accounts.terms, "read", schemas.OpenedForm),
     Route("GET", f"{_ACCOUNT}/lifetime", accounts.lifetime, "read", schemas.LifetimesForm),
     Route("GET", f"{_ACCOUNT}/reading", accounts.reading, "read", schemas.ReadingsForm, query=accounts.Compare),
-    Route("GET", f"{_ACCOUNT}/entries", accounts.entries, "read", schemas.EntriesForm, query=accounts.Span),
-    Route("GET", f"{_ACCOUNT}/reservations", accounts.pending, "read", schemas.ReservationsForm),
+    Route("GET", f"{_ACCOUNT}/entries", accounts.entries, "read", schemas.EntriesForm, query=schemas.EntriesQuery),
+    Route(
+        "GET",
+        f"{_ACCOUNT}/reservations",
+        accounts.pending,
+        "read",
+        schemas.ReservationsForm,
+        query=schemas.ReservationsQuery,
+    ),
+    Route("GET", "/v1/events", accounts.events, "read", schemas.EventsForm, query=schemas.EventsQuery),
     Route(
         "POST",
         f"{_ACCOUNT}/largest",
@@ -168,7 +176,7 @@ ROUTES: Final = (
         populations.list_populations,
         "read",
         schemas.PopulationsForm,
-        query=accounts.Page,
+        query=schemas.AccountsQuery,
     ),
     Route("GET", _POPULATION, populations.show_population, "read", schemas.PopulationForm),
     Route(
@@ -189,7 +197,7 @@ ROUTES: Final = (
         populations.list_rounds,
         "read",
         schemas.RoundsForm,
-        query=accounts.Span,
+        query=schemas.EntriesQuery,
     ),
     Route(
         "GET",
@@ -268,7 +276,7 @@ ROUTES: Final = (
     ),
     Route("DELETE", "/v1/notes/{entry}", admin.erase_note, "erase", schemas.ErasedForm),
     Route("DELETE", "/v1/principals/{principal}", admin.erase_principal, "erase", schemas.ErasedForm),
-    Route("GET", "/v1/keys", admin.list_keys, "administer", schemas.KeysForm),
+    Route("GET", "/v1/keys", admin.list_keys, "administer", schemas.KeysForm, query=schemas.KeysQuery),
     Route(
         "POST",
         "/v1/keys",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from types import EllipsisType
-from typing import Annotated, Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from msgspec import Meta, Struct, UnsetType
+from msgspec import Struct, UnsetType
 
 from odograph.core.filters import FILTERS, TOTALS, Filter
 from odograph.core.fixed_point import Numeric
@@ -19,9 +21,10 @@ from odograph.core.policy import Compiled, Policy
 from odograph.errors import InvalidPolicy
 from odograph.ledger.entries import check_name
 from odograph.ledger.ledger import Ledger
+from odograph.ledger.results import NOW
 from odograph.service import schemas
 from odograph.service.auth import Caller
-from odograph.service.endpoint import Call, Json
+from odograph.service.endpoint import Call, Json, Reply, page_reply
 from odograph.service.schemas import (
     AccountForm,
     AccountRow,
@@ -30,14 +33,12 @@ from odograph.service.schemas import (
     CalibrationForm,
     ClosedForm,
     DecisionForm,
-    EntriesForm,
     HowManyForm,
     LifetimesForm,
     OfferForm,
     OpenedForm,
     PopulationRow,
     ReadingsForm,
-    ReservationsForm,
     costs_of,
     guarantee_of,
 )
@@ -45,20 +46,19 @@ from odograph.service.visibility import (
     account_form,
     decide_for,
     decision_form,
-    entries_form,
+    events_form,
+    filtered_entries_form,
     lifetime_form,
     mask_refusal,
     readings_form,
+    reservations_form,
     row_of,
     visible_account,
-    visible_reservations,
     visible_rows,
 )
 
 __all__ = [
     "Compare",
-    "Page",
-    "Span",
     "balance",
     "calibrate",
     "close",
@@ -66,6 +66,7 @@ __all__ = [
     "decide",
     "decide_all",
     "entries",
+    "events",
     "how_many",
     "largest",
     "lifetime",
@@ -84,24 +85,13 @@ __all__ = [
 _Row = TypeVar("_Row", AccountRow, PopulationRow)
 
 
-class Page(Struct, forbid_unknown_fields=True):
-    """Which accounts to list: at most `limit`, those after a name."""
-
-    after: Annotated[str, Meta(max_length=100)] = ""
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+_EVENTS_INTERVAL: Final = 0.5  # seconds between two looks for new events
 
 
 class Compare(Struct, forbid_unknown_fields=True):
     """Whether to read other odometers too; they are informational, not covered by the guarantee."""
 
     compare: bool = False
-
-
-class Span(Struct, forbid_unknown_fields=True):
-    """Which entries: `count` of them from the sequence `first`, which counts from the end if negative."""
-
-    first: Annotated[int, Meta(ge=-(10**18), le=10**18)] = 0
-    count: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
 def _filters_of(given: str | list[tuple[str, Any] | schemas.FilterForm] | None) -> Any:  # noqa: ANN401  as a policy takes it
@@ -179,17 +169,20 @@ async def open_account(call: Call) -> OpenedForm:
     return await call.state.run(_terms, ledger, call.caller, form.name)
 
 
-def page_of(rows: Sequence[_Row], query: Page) -> tuple[list[_Row], str | None]:
+def page_of(rows: Sequence[_Row], query: schemas.AccountsQuery) -> tuple[list[_Row], str | None]:
     """Return a page of rows that are in the order of their names, and after which name the next page begins."""
     after = [row for row in rows if row.name > query.after]
     page = after[: query.limit]
     return page, page[-1].name if len(page) < len(after) else None
 
 
-async def list_accounts(call: Call) -> AccountsForm:
+async def list_accounts(call: Call) -> Reply:
     """List the accounts that the key may see, by name."""
-    found = await call.state.compute(visible_rows, call.state.ledger_of(call.caller), call.caller)
-    return AccountsForm(*page_of(found, call.query))
+    query: schemas.AccountsQuery = call.query
+    ledger = call.state.ledger_of(call.caller)
+    found = await call.state.compute(visible_rows, ledger, call.caller, query.after, query.limit + 1)
+    page, following = page_of(found, query)
+    return page_reply(call, AccountsForm(page, following), after=following)
 
 
 async def show(call: Call) -> AccountForm:
@@ -262,16 +255,39 @@ async def reading(call: Call) -> ReadingsForm:
     return await call.state.run(readings_form, ledger, call.caller, call.path["name"], compare=compare)
 
 
-async def entries(call: Call) -> EntriesForm:
-    """Show a page of an account's entries: charges, refusals, reservations and their outcomes."""
+async def entries(call: Call) -> Reply:
+    """Show a page of an account's entries: charges, refusals, reservations and their outcomes.
+
+    At most 2000 entries are read for one page. If few of them are wanted, the page is short or empty: continue with
+    `next` until it is null.
+    """
     ledger, span = call.state.ledger_of(call.caller), call.query
-    return await call.state.compute(entries_form, ledger, call.caller, call.path["name"], span.first, span.count)
+    form = await call.state.compute(filtered_entries_form, ledger, call.caller, call.path["name"], span)
+    return page_reply(call, form, first=form.next)
 
 
-async def pending(call: Call) -> ReservationsForm:
-    """Show the pending reservations of an account."""
-    ledger, name = call.state.ledger_of(call.caller), call.path["name"]
-    return ReservationsForm(name, await call.state.run(visible_reservations, ledger, call.caller, name))
+async def pending(call: Call) -> Reply:
+    """Show a page of the pending reservations of an account."""
+    backend, query = call.state.backend_of(call.caller), call.query
+    name = call.path["name"]
+    form = await call.state.run(reservations_form, backend, call.caller, name, query.first, query.count)
+    return page_reply(call, form, first=form.next)
+
+
+async def events(call: Call) -> Reply:
+    """Show what was written in all accounts that the key may see, after a cursor: a feed for an audit system.
+
+    Begin without a cursor and continue with the `after` of each response. Every entry comes once, and the entries of
+    an account in their order. With `wait`, a response without events is sent after that time.
+    """
+    state, query = call.state, call.query
+    backend = state.backend_of(call.caller)
+    form = await state.compute(events_form, backend, call.caller, query)
+    with state.long_poll(query.wait) as end:
+        while not form.events and query.after != NOW and (left := end - monotonic()) > 0:
+            await asyncio.sleep(min(left, _EVENTS_INTERVAL))
+            form = await state.compute(events_form, backend, call.caller, query)
+    return page_reply(call, form, after=form.after if form.more else None)
 
 
 def _balance(ledger: Ledger, caller: Caller, name: str) -> AccountRow:

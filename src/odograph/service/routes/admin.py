@@ -13,7 +13,8 @@ from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.transfer import check_checkpoint
 from odograph.service import schemas
-from odograph.service.endpoint import Call, Json, Stream
+from odograph.service.endpoint import Call, Json, Reply, Stream, page_reply
+from odograph.service.key_store import require_existing
 from odograph.service.metrics import CONTENT_TYPE
 from odograph.service.problems import BadDocument, NotEmpty
 from odograph.service.schemas import ErasedForm, HealthForm
@@ -94,6 +95,7 @@ async def who(call: Call) -> Json:
 async def make_key(call: Call) -> Json:
     """Make an API key. Its token is shown only this once; a principal may have several keys over time."""
     form: schemas.MakeKeyForm = call.form
+    await call.state.run(require_existing, call.state.ledger_of(call.caller), form.accounts)
     token, key = await call.state.run(
         call.state.keys.make,
         form.principal,
@@ -107,9 +109,13 @@ async def make_key(call: Call) -> Json:
     return {"token": token, "key": key.to_dict()}
 
 
-async def list_keys(call: Call) -> Json:
+async def list_keys(call: Call) -> Reply:
     """List the API keys, newest first, including revoked and expired ones."""
-    return {"keys": [key.to_dict() for key in await call.state.run(call.state.keys.keys)]}
+    query: schemas.KeysQuery = call.query
+    found = await call.state.run(call.state.keys.keys, query.after, query.count + 1)
+    page = found[: query.count]
+    following = page[-1].id if len(page) < len(found) else None
+    return page_reply(call, {"keys": [key.to_dict() for key in page], "next": following}, after=following)
 
 
 async def show_key(call: Call) -> Json:

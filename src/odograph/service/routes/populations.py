@@ -27,7 +27,7 @@ from odograph.population.population import Population, RoundReceipt
 from odograph.population.prices import Prices
 from odograph.population.version_store import pin
 from odograph.service import logs, schemas
-from odograph.service.endpoint import Call, Reply, Stream
+from odograph.service.endpoint import Call, Reply, Stream, page_reply
 from odograph.service.problems import HttpProblem, PopulationUnusable
 from odograph.service.routes.accounts import compile_form, page_of
 from odograph.service.schemas import (
@@ -95,10 +95,11 @@ async def create_population(call: Call) -> Reply:
     return Reply(_OK if repeated else _CREATED, form)
 
 
-async def list_populations(call: Call) -> PopulationsForm:
+async def list_populations(call: Call) -> Reply:
     """List the populations that the key may see, by name."""
     found = await call.state.compute(population_rows, call.state.ledger_of(call.caller), call.caller)
-    return PopulationsForm(*page_of(found, call.query))
+    page, following = page_of(found, call.query)
+    return page_reply(call, PopulationsForm(page, following), after=following)
 
 
 async def show_population(call: Call) -> PopulationForm:

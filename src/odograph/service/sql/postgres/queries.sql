@@ -49,7 +49,9 @@ FROM odograph_access.keys WHERE id = %s;
 SELECT
     id, digest, principal, role, accounts, every_account, made, made_by,
     least(expires, retires), revoked, revoked_by
-FROM odograph_access.keys ORDER BY number DESC;
+FROM odograph_access.keys
+WHERE number < coalesce((SELECT number FROM odograph_access.keys WHERE id = %s), 9223372036854775807)
+ORDER BY number DESC LIMIT %s;
 
 -- name: other_owners
 SELECT id FROM odograph_access.keys

@@ -25,7 +25,9 @@ FROM keys WHERE id = ?;
 SELECT
     id, digest, principal, role, accounts, every_account, made, made_by,
     coalesce(min(expires, retires), expires, retires), revoked, revoked_by
-FROM keys ORDER BY number DESC;
+FROM keys
+WHERE number < coalesce((SELECT number FROM keys WHERE id = ?), 9223372036854775807)
+ORDER BY number DESC LIMIT ?;
 
 -- name: other_owners
 SELECT id FROM keys
