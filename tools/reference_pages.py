@@ -141,13 +141,18 @@ def _field_table(listed: Sequence[FieldDescription]) -> Iterator[str]:
         yield from _table(("name", "type", "limits", "meaning"), [_field(one) for one in listed])
 
 
+def _pattern_as_code(found: re.Match[str]) -> str:
+    """Return a pattern as code in a cell of a table, in which a bar ends the cell also in code."""
+    return f"matches `{found[1].replace('|', chr(92) + '|')}`"
+
+
 def _field(one: FieldDescription) -> tuple[str, str, str, str]:
     where = f" ({one.location})" if one.location else ""
     kind = "".join(_type_link(part.link) if part.link else markdown(part.text) for part in one.type_parts)
     return (
         f"`{one.name}`{where}{'' if one.required else ', optional'}",
         kind,
-        markdown(re.sub(r"matches (\^\S+\$)", r"matches `\1`", one.limits)),  # a pattern is code
+        markdown(re.sub(r"matches (\^.+\$)(?=;|$)", _pattern_as_code, one.limits)),
         markdown(one.text),
     )
 

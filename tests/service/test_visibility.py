@@ -223,7 +223,7 @@ def test_a_key_that_was_used_for_an_account_that_cannot_be_seen_does_not_name_it
         assert attacks.post(before, f"/v1/accounts/{grove.hidden[3]}/spends", form, key=used).status_code == 201
     with attacks.reach(grown, grown.token(principal, "analyst", grove.seen[0])) as now:
         answer = attacks.post(now, f"/v1/accounts/{grove.seen[0]}/spends", {"cost": SMALL}, key=used)
-        attacks.check_problem(answer, 409)
+        attacks.check_problem(answer, 422)
         search(answer, grove.hidden)
         item = {"key": used, "costs": {grove.seen[0]: SMALL}}
         search(attacks.post(now, "/v1/batches", {"spends": [item]}), grove.hidden)
