@@ -21,6 +21,7 @@ from odograph.account import (
     warn_of_large_delta,
 )
 from odograph.compile import Certification, compile_policy
+from odograph.concurrency import reentry_error, renew_after_fork
 from odograph.core.fixed_point import Numeric
 from odograph.core.gate import Decision, Price, Totals, decide
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
@@ -56,7 +57,6 @@ from odograph.errors import (
 from odograph.ledger.entries import CHARGES, check_key, moment, stamp, text_of
 from odograph.ledger.results import History, HistoryEntry, Line, Receipt, Reservation, Stated
 from odograph.ledger.stores.base import Balance, Head
-from odograph.reentrancy import reentry_error, renew_after_fork
 from odograph.sessions import running
 
 __all__ = ["Accountant", "document_digest"]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from odograph.errors import InvalidArgument, with_usage
-from odograph.extras import load
+from odograph.errors import InvalidArgument, load_extra, with_usage
 from odograph.ledger.backend import Backend, LocalBackend
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import Store
@@ -94,7 +93,7 @@ def _is_service(url: object) -> bool:
 
 
 def _client(module: str) -> Any:  # noqa: ANN401  a module that needs an extra
-    load("httpx")
+    load_extra("httpx")
     return import_module(f"odograph.client.{module}")
 
 
@@ -109,7 +108,7 @@ def store_at(url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False)
     if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1 and "\0" not in unquote(rest):
         return SqliteStore(Path(unquote(rest[1:])), timeout=timeout)
     if scheme in ("postgresql", "postgres"):
-        load("psycopg")
+        load_extra("psycopg")
         postgres = import_module("odograph.ledger.stores.postgres")
         store: Store = postgres.PostgresStore(url, timeout=timeout, accept_fsync_off=accept_fsync_off)
         return store

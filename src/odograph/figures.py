@@ -30,8 +30,7 @@ from odograph.core.planning import AccountState, how_many, standing, used
 from odograph.core.policy import Compiled, Policy, other_odometers
 from odograph.core.theory import kov_steps
 from odograph.display import card, gauge, meters, paragraph, table
-from odograph.errors import InvalidArgument
-from odograph.extras import load
+from odograph.errors import InvalidArgument, load_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +87,7 @@ def account_card(
 
 def blank_axes() -> Axes:
     """Return Matplotlib axes for a file: pyplot does not know their figure, so no display backend is chosen."""
-    axes: Axes = load("matplotlib.figure").Figure(figsize=_SIZE, layout="constrained").subplots()
+    axes: Axes = load_extra("matplotlib.figure").Figure(figsize=_SIZE, layout="constrained").subplots()
     return axes
 
 
@@ -100,7 +99,9 @@ def draw_account(compiled: Compiled, history: Sequence[Totals], ax: Any = None) 
     """
     policy = compiled.policy
     # Through pyplot, so that a notebook shows the plot.
-    axes: Axes = load("matplotlib.pyplot").subplots(figsize=_SIZE, layout="constrained")[1] if ax is None else ax
+    if ax is None:
+        ax = load_extra("matplotlib.pyplot").subplots(figsize=_SIZE, layout="constrained")[1]
+    axes: Axes = ax
     states = _thin(history)
     time = compiled.index(IntrinsicMeter)
     timed = not history[-1].unpriced[time]
@@ -425,11 +426,11 @@ def draw_all(folder: Path | str, names: Iterable[str] | None = None) -> list[Pat
 
 def draw(panel: Panel, folder: Path) -> list[Path]:
     """Write one panel as PNG, SVG and CSV, and return the files."""
-    mpl = load("matplotlib")
+    mpl = load_extra("matplotlib")
     folder.mkdir(parents=True, exist_ok=True)
     png, svg, table = (folder / f"{panel.name}.{ending}" for ending in ("png", "svg", "csv"))
     with mpl.rc_context({**mpl.rcParamsDefault, **_STYLE}):
-        figure = load("matplotlib.figure").Figure(figsize=_SIZE, layout="constrained")
+        figure = load_extra("matplotlib.figure").Figure(figsize=_SIZE, layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(panel.title)
         if panel.note:
@@ -474,7 +475,7 @@ def _draw_curves(axes: Axes, panel: Panel) -> None:
     else:
         axes.set_ylim(0.0, panel.top)
     if panel.percent:
-        axes.yaxis.set_major_formatter(load("matplotlib.ticker").PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(load_extra("matplotlib.ticker").PercentFormatter(1.0))
     axes.set_xlim(panel.x[0], panel.x[-1])
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -483,7 +484,7 @@ def _draw_curves(axes: Axes, panel: Panel) -> None:
 
 def _make_logarithmic(set_scale: Callable[[str], object], axis: Axis) -> None:
     """Make an axis logarithmic, with plain numbers at 1, 2 and 5."""
-    ticker = load("matplotlib.ticker")
+    ticker = load_extra("matplotlib.ticker")
     set_scale("log")
     axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))

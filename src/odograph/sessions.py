@@ -16,6 +16,7 @@ from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
+from odograph.concurrency import refuse_reentry
 from odograph.core.guarantees import ZCDP, ApproxDP, DiscreteGaussian, Guarantee, Interactive, PureDP, one_shot
 from odograph.display import badge, card, facts
 from odograph.errors import (
@@ -28,7 +29,6 @@ from odograph.errors import (
 )
 from odograph.integrations import cost_of, guarded, is_interactive, name_of, states_cost
 from odograph.ledger.results import BaseReservation, Reservation
-from odograph.reentrancy import refuse_reentry
 
 if TYPE_CHECKING:
     from odograph.account import Account
@@ -613,7 +613,7 @@ def _again(key: str | None) -> str:
 
 def check_account(account: object, who: str) -> None:
     """Raise unless it can be charged: otherwise only the first mechanism would show that it cannot."""
-    if inspect.iscoroutinefunction(getattr(type(account), "spend", None)):
+    if inspect.iscoroutinefunction(inspect.unwrap(getattr(type(account), "spend", lambda: None))):
         raise InvalidArgument(
             f"{who} needs an account of odograph.connect (got an async account). In a coroutine run it in a thread:"
             " await asyncio.to_thread(s.run, mechanism, ...)"

@@ -23,14 +23,13 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A module may import from its own layer and from the layers below it.
 LAYERS = {
+    "concurrency": 1,
     "errors": 1,
     "core": 1,
     "compile": 2,
     "display": 1,
-    "extras": 1,
     "figures": 2,
     "progress": 1,
-    "reentrancy": 1,
     "training": 3,
     "account": 4,
     "accountant": 4,
@@ -58,7 +57,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "opacus": "integrations/opacus.py",
     "opendp": "integrations/opendp.py",
     "pandas": "ledger/results.py",
-    "prometheus_client": "service/metrics.py",
+    "prometheus_client": "service/monitoring.py",
     "psycopg": ("connection.py", "ledger/stores/postgres.py", "service/key_store.py"),
     "pyarrow": ("ledger/results.py", "population/tables.py"),
     "pyspark": "population/engines/spark",

@@ -24,7 +24,7 @@ from odograph.core.meters import Meter
 from odograph.errors import BudgetExceeded
 from odograph.service import visibility
 from odograph.service.auth import Caller, Role
-from odograph.service.dashboard import sessions, view_models
+from odograph.service.dashboard import pages, view_models
 
 SEER: Final = Caller("ana", Role.OWNER, "0" * 12, None)
 BOUND: Final = Caller("ana", Role.ANALYST, "0" * 12, frozenset({"census"}))
@@ -162,7 +162,7 @@ def request_of(body: bytes, kind: bytes = b"application/x-www-form-urlencoded") 
 )
 def test_every_form_of_a_page_is_read_or_refused(body: bytes) -> None:
     with attacks.refused_by_us():
-        found = asyncio.run(sessions.read_form(request_of(body)))
+        found = asyncio.run(pages.read_form(request_of(body)))
         assert all(isinstance(value, str) for value in found.values())
 
 
@@ -198,7 +198,7 @@ def test_whatever_is_asked_of_the_planner_has_an_answer_and_spends_nothing(query
     | st.sampled_from(["//evil", "/\\evil", "https://evil", "/\tevil", "/%2F/evil", "\\\\evil", "/a//b"])
 )
 def test_after_signing_in_nobody_is_sent_to_another_site(path: str) -> None:
-    found = sessions._local_path(path)  # noqa: SLF001  a parser
+    found = pages._local_path(path)  # noqa: SLF001  a parser
     split = urlsplit(found)
     assert (split.scheme, split.netloc) == ("", "")
     assert found.startswith("/")

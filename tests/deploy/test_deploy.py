@@ -31,8 +31,8 @@ from tls_proxy import TlsProxy
 
 import odograph as odo
 from odograph.errors import OdographError
-from odograph.service import server, writer_client
-from odograph.service.alerts import rules_of
+from odograph.service import server, writer
+from odograph.service.monitoring import rules_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -46,7 +46,7 @@ FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 def unit() -> dict[str, list[str]]:
     """Return the settings of the unit; comments and continued lines are read as systemd reads them."""
     found: dict[str, list[str]] = {}
-    for line in (DEPLOY / "odograph.service").read_text().splitlines():
+    for line in (DEPLOY / "odograph.service").read_text().replace("\\\n", " ").splitlines():
         if "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
             found.setdefault(name, []).append(value)
@@ -77,12 +77,12 @@ def test_systemd_accepts_the_unit_and_finds_it_little_exposed(tmp_path: Path) ->
 
 def test_the_unit_s_command_serves_and_has_time_to_finish(tmp_path: Path) -> None:
     (command,) = unit()["ExecStart"]
-    _, verb, *options = shlex.split(command)
+    _, verb, *options = shlex.split(command.replace("/var/lib/odograph", str(tmp_path)))
     assert verb == "serve"
     with Service(f"sqlite:///{tmp_path}/privacy.db", tmp_path, *options) as service:
         assert service.is_ready()
         assert service.end(signal.SIGTERM) == 0
-    needed = server._SHUTDOWN_TIMEOUT + writer_client._SHUTDOWN_TIMEOUT  # noqa: SLF001  not to be set otherwise
+    needed = server._SHUTDOWN_TIMEOUT + writer._SHUTDOWN_TIMEOUT  # noqa: SLF001  not to be set otherwise
     assert int(unit()["TimeoutStopSec"][0]) > needed
     assert unit()["Environment"][0] == "ODOGRAPH_URL=sqlite:////var/lib/odograph/privacy.db"
 

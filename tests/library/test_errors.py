@@ -15,7 +15,7 @@ import odograph as odo
 from odograph import errors
 from odograph.client.transport import Refusal
 from odograph.errors import ERROR_TABLE, BudgetExceeded, LedgerBusy, OdographError, OutcomeUnknown, listed_as
-from odograph.service.problems import HttpProblem, TooFast
+from odograph.service.visibility import HttpProblem, TooFast
 
 SOURCE = Path(odo.__file__).parent
 

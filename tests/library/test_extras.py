@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from odograph.errors import MissingExtra
-from odograph.extras import load
+from odograph.errors import MissingExtra, load_extra
 
 LIBRARIES = [
     "diffprivlib",
@@ -26,8 +25,8 @@ LIBRARIES = [
 def test_a_missing_library_is_named_with_what_installs_it(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtra, match=r"pip install 'odograph\[\w+\]'"):
-        load(library)
+        load_extra(library)
 
 
 def test_what_is_installed_is_imported() -> None:
-    assert load("matplotlib.ticker").__name__ == "matplotlib.ticker"
+    assert load_extra("matplotlib.ticker").__name__ == "matplotlib.ticker"

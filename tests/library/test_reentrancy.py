@@ -10,7 +10,7 @@ import pytest
 # Another thread holds the lock at the fork. The child reports what it can use, and the parent what it still has.
 PROGRAM = """
 import gc, os, sys, threading
-from odograph import reentrancy
+from odograph import concurrency
 
 class Connection:
     def __del__(self):
@@ -19,15 +19,15 @@ class Connection:
 class Holder:
     def __init__(self):
         self.lock, self.connection = threading.Lock(), Connection()
-        reentrancy.renew_after_fork(self)
+        concurrency.renew_after_fork(self)
     def after_fork(self):
-        reentrancy.leave_to_parent(self.connection)
+        concurrency.leave_to_parent(self.connection)
         self.lock, self.connection = threading.Lock(), None
 
 class Suspended:
     def __init__(self):
         self.events = []
-        reentrancy.suspend_for_forks(self)
+        concurrency.suspend_for_forks(self)
     def forking(self):
         self.events.append("closed")
         yield
@@ -38,20 +38,20 @@ defect = sys.argv[1]
 if defect == "shares":
     Holder.after_fork = lambda self: None
 if defect == "drops":
-    reentrancy.leave_to_parent = lambda *_: None
+    concurrency.leave_to_parent = lambda *_: None
 holder, suspended, dropped = Holder(), Suspended(), Suspended()
 del dropped
 gc.collect()
-assert len(reentrancy._SUSPENDED) == 1  # registering keeps nothing alive
+assert len(concurrency._SUSPENDED) == 1  # registering keeps nothing alive
 holder.lock.acquire()
 pid = os.fork()
 if not pid:
     free = holder.lock.acquire(timeout=0.2)
     gc.collect()
-    os.write(1, f"{free} {suspended.reported()} {len(reentrancy._FORKING)}".encode())
+    os.write(1, f"{free} {suspended.reported()} {len(concurrency._FORKING)}".encode())
     os._exit(0)
 os.waitpid(pid, 0)
-assert holder.lock.locked() and holder.connection is not None and not reentrancy._FORKING
+assert holder.lock.locked() and holder.connection is not None and not concurrency._FORKING
 os._exit(0)
 """
 

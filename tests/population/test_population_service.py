@@ -29,7 +29,7 @@ from odograph.service import auth
 from odograph.service.auth import PERMISSIONS, Role
 from odograph.service.routes import populations
 from odograph.service.state import AppState
-from odograph.service.writer_client import WriterClient
+from odograph.service.writer import WriterClient
 
 BASIC: Final = odo.Policy(1, 0, filter="basic")
 PARQUET: Final = {"Content-Type": "application/vnd.apache.parquet"}

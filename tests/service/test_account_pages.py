@@ -19,9 +19,9 @@ from odograph.errors import BadRequest, OdographError
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.ledger import Ledger
 from odograph.service.auth import Caller, Role
-from odograph.service.dashboard import templating, view_models
+from odograph.service.dashboard import pages, view_models
 from odograph.service.dashboard.charts import reading_at_limit
-from odograph.service.dashboard.templating import page_wording
+from odograph.service.dashboard.pages import page_wording
 from odograph.service.dashboard.view_models import (
     account_page,
     list_entries,
@@ -30,7 +30,7 @@ from odograph.service.dashboard.view_models import (
     open_account_arguments,
     policy_from_form,
 )
-from odograph.service.problems import problem_of
+from odograph.service.visibility import problem_of
 
 ROOMY = odo.Policy(1000, 0, filter="basic")
 COST = odo.PureDP("0.01")
@@ -318,7 +318,7 @@ def test_no_message_of_a_page_advises_in_python(ledger: Ledger) -> None:
 
 def test_messages_that_are_not_reworded_are_caught(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     stock(ledger)
-    monkeypatch.setattr(templating, "_WORDING", ())
+    monkeypatch.setattr(pages, "_WORDING", ())
     assert sum(bool(PYTHON.search(one)) for one in messages(ledger)) > 30
 
 

@@ -25,10 +25,10 @@ import odograph as odo
 from odograph.errors import InvalidArgument
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores import memory
-from odograph.service import alerts
-from odograph.service.alerts import Alert, Alerts, Leader, Rules, Sender, Webhook, rules_of
+from odograph.service import monitoring
 from odograph.service.auth import Caller, Role
-from odograph.service.dashboard.templating import render_fragment
+from odograph.service.dashboard.pages import render_fragment
+from odograph.service.monitoring import Alert, Alerts, Leader, Rules, Sender, Webhook, rules_of
 
 SECRET: Final = "0123456789abcdef0123456789abcdef"  # noqa: S105  of a receiver on this machine
 POLICY: Final = odo.Policy(1, 0, filter="basic")
@@ -182,8 +182,8 @@ def test_few_charges_or_a_burst_are_no_pace(
         account = ledger.open_account("maps", POLICY)
         clock.spend(account, times, epsilon, every=every)
         assert forecast(ledger, clock) is None
-        monkeypatch.setattr(alerts, "_MIN_CHARGES", 1)
-        monkeypatch.setattr(alerts, "_MIN_SPAN", 0)
+        monkeypatch.setattr(monitoring, "_MIN_CHARGES", 1)
+        monkeypatch.setattr(monitoring, "_MIN_SPAN", 0)
         assert forecast(ledger, clock) is not None, "the control: two points make an alarm"
 
 
@@ -223,8 +223,8 @@ def test_each_alert_is_sent_once_signed_and_logged(tmp_path: Path, receiver: Rec
 def test_a_receiver_that_fails_gets_it_later_and_no_spend_waits(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    monkeypatch.setattr(alerts, "_TIMEOUT", 0.2)
-    monkeypatch.setattr(alerts, "_LONGEST_BACKOFF", 0.1)
+    monkeypatch.setattr(monitoring, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(monitoring, "_LONGEST_BACKOFF", 0.1)
     receiver.status = int(failing) if failing.isdecimal() else 200
     if failing == "hangs":
         receiver.hangs.set()
@@ -252,7 +252,7 @@ def test_a_sender_that_does_not_wait_for_the_answer_would_be_caught(
         self._sent |= {alert.id for alert in found}
 
     monkeypatch.setattr(Sender, "_send", careless)
-    monkeypatch.setattr(alerts, "_LONGEST_BACKOFF", 0.1)
+    monkeypatch.setattr(monitoring, "_LONGEST_BACKOFF", 0.1)
     receiver.status = 500
     with served(tmp_path, receiver) as service, odo.connect(service.url, token=service.token()) as ledger:
         ledger.open_account("maps", POLICY)

@@ -16,7 +16,7 @@ from service_process import Service
 from service_server import ServiceThread
 
 from odograph.service import server
-from odograph.service.app import Connections
+from odograph.service.server import Connections
 
 HEAD = b"POST /v1/decide HTTP/1.1\r\nHost: here\r\n"
 BODY = b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"

@@ -17,7 +17,7 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry
-from odograph.service import writer_process
+from odograph.service import writer as writer_module
 from odograph.service.routes import charges
 from odograph.service.schemas import ReceiptForm
 from odograph.service.state import AppState
@@ -137,7 +137,7 @@ def test_a_writer_that_writes_its_receipts_in_another_way_is_caught(
     def reversed_form(own: tuple[Entry, ...], asks: tuple[Ask, ...]) -> ReceiptForm:
         return new_receipt_form(own[::-1], asks)
 
-    monkeypatch.setattr(writer_process, "new_receipt_form", reversed_form)
+    monkeypatch.setattr(writer_module, "new_receipt_form", reversed_form)
     with pytest.raises(AssertionError):
         compare(tmp_path, monkeypatch)
 

@@ -22,8 +22,8 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph.core.planning import used
 from odograph.ledger.backend import LocalBackend
-from odograph.service import metrics as module
-from odograph.service.metrics import MAX_ACCOUNT_LABELS, OTHER_ACCOUNTS, Metrics
+from odograph.service import monitoring as module
+from odograph.service.monitoring import MAX_ACCOUNT_LABELS, OTHER_ACCOUNTS, Metrics
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -217,7 +217,7 @@ def test_a_writer_that_ended_is_counted(tmp_path: Path) -> None:
 WORKER = """
 import sys
 import odograph as odo
-from odograph.service.metrics import Metrics
+from odograph.service.monitoring import Metrics
 metrics = Metrics()
 for _ in range(int(sys.argv[1])):
     metrics.count_charge("spend")

@@ -19,7 +19,7 @@ from service_process import Service, wait_until
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.service import problems, state
+from odograph.service import state, visibility
 from odograph.service.auth import new_token
 
 SMALL = attacks.pure("0.00001")
@@ -114,9 +114,9 @@ def test_a_problem_that_is_told_as_it_is_would_be_caught(
         pytest.raises(odo.OdographError) as found,
     ):
         ledger.accounts()
-    assert not [word for word in telltale(killable_server) if word in problems.problem_of(found.value, None).detail]
-    monkeypatch.setattr(problems, "is_unusable", lambda _: False)
-    assert [word for word in telltale(killable_server) if word in problems.problem_of(found.value, None).detail]
+    assert not [word for word in telltale(killable_server) if word in visibility.problem_of(found.value, None).detail]
+    monkeypatch.setattr(visibility, "is_unusable", lambda _: False)
+    assert [word for word in telltale(killable_server) if word in visibility.problem_of(found.value, None).detail]
 
 
 def test_a_service_that_starts_while_the_database_is_away_says_so_and_waits(

@@ -19,7 +19,7 @@ from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import Changes, Head, State
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.service.auth import Caller, Role
-from odograph.service.dashboard.templating import Page, page_response
+from odograph.service.dashboard.pages import Page, page_response
 from odograph.service.dashboard.view_models import Overview, data_version, overview_page
 
 PLAIN = odo.compile_policy(odo.Policy(1, 0, filter="basic"))

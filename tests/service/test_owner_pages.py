@@ -23,7 +23,7 @@ from odograph.ledger.ledger import Ledger
 from odograph.population.population import Population
 from odograph.service import logs, visibility
 from odograph.service.auth import Caller, Role
-from odograph.service.dashboard import owners, routes, templating
+from odograph.service.dashboard import owners, pages, routes
 from odograph.service.key_store import connect_keys
 from odograph.service.routes import charges
 
@@ -95,7 +95,7 @@ def test_a_key_is_made_with_the_owners_own_key_and_its_token_is_shown_once(
         assert ledger.account("census").spend(odo.PureDP("0.125")).id == "census#2"
     assert census.history(2, 1)[0].principal == "carl"
     again = visitor.send("/keys", form | {"confirmed": "1", "token": own})
-    assert (again.status_code, "already made key" in words_of(again.text)) == (409, True)
+    assert (again.status_code, "already made key" in words_of(again.text)) == (422, True)
     assert made_keys(service) == sorted([*before, ("carl", True)])
     pages = ("/keys", "/keys?format=json", "/principal?name=carl", "/principal?name=carl&format=json")
     for text in (again.text, *(visitor.get(path).text for path in pages)):
@@ -178,6 +178,7 @@ def test_the_page_of_keys_says_when_they_were_used_as_far_as_is_known(service: S
     assert "digest" not in visitor.get("/keys", format="json").text
 
 
+@pytest.mark.usefixtures("census")
 def test_no_token_is_in_the_log(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
     log = io.BytesIO()
     monkeypatch.setattr("odograph.service.logs._Output.file", log)
@@ -354,7 +355,7 @@ def test_what_people_typed_is_never_markup_on_the_pages_of_owners(
         account.spend(odo.PureDP("0.125"), key="k", note=MARKUP)
     assert leaks(service) == []
     assert remote.account("census").history(1, 1)[0].note == MARKUP
-    environment = templating._ENVIRONMENT  # noqa: SLF001  what is broken on purpose
+    environment = pages._ENVIRONMENT  # noqa: SLF001  what is broken on purpose
     monkeypatch.setattr(environment, "autoescape", False)
     environment.cache = {}
     try:

@@ -16,8 +16,8 @@ from service_server import ServiceThread
 
 from odograph import GDP, Policy
 from odograph.ledger.ledger import Ledger
-from odograph.service.dashboard import routes, sessions
-from odograph.service.dashboard.sessions import COOKIE
+from odograph.service.dashboard import pages, routes
+from odograph.service.dashboard.pages import COOKIE
 from odograph.service.key_store import connect_keys
 
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -162,7 +162,7 @@ def test_pages_that_take_forms_from_everywhere_would_be_caught(
     service: ServiceThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "check_origin", lambda _: None)
-    monkeypatch.setattr(sessions, "check_origin", lambda _: None)
+    monkeypatch.setattr(pages, "check_origin", lambda _: None)
     assert taken_from_elsewhere(service).count("null") == 2
 
 
@@ -213,7 +213,7 @@ def test_signing_in_leads_to_no_other_site(service: ServiceThread) -> None:
 
 
 def test_a_sign_in_that_led_anywhere_would_be_caught(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_local_path", lambda path: path if path.startswith("https:") else "/")
+    monkeypatch.setattr(pages, "_local_path", lambda path: path if path.startswith("https:") else "/")
     assert "https://evil.test/" in strays(service)
 
 

@@ -16,10 +16,8 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph.ledger.ledger import Ledger
 from odograph.population.population import Population
-from odograph.service.dashboard import routes as pages
-from odograph.service.dashboard import templating
-from odograph.service.dashboard.sessions import COOKIE
-from odograph.service.dashboard.templating import static_url
+from odograph.service.dashboard import pages, routes
+from odograph.service.dashboard.pages import COOKIE, static_url
 from odograph.service.key_store import connect_keys
 from odograph.service.state import AppState
 
@@ -249,7 +247,7 @@ def test_what_people_typed_is_never_markup(service: ServiceThread, remote: Ledge
 def test_pages_that_do_not_escape_would_be_caught(
     service: ServiceThread, remote: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = templating._ENVIRONMENT  # noqa: SLF001  what is broken on purpose
+    environment = pages._ENVIRONMENT  # noqa: SLF001  what is broken on purpose
     monkeypatch.setattr(environment, "autoescape", False)
     environment.cache = {}
     try:
@@ -264,7 +262,7 @@ def test_pages_that_do_not_escape_would_be_caught(
 async def routes_of(service: ServiceThread) -> list[tuple[str, str]]:
     """Return every method and path of the dashboard."""
     state = AppState(service.settings)
-    found = [(method, route.path) for route in pages.routes(state) for method in sorted(route.methods or ())]
+    found = [(method, route.path) for route in routes.routes(state) for method in sorted(route.methods or ())]
     await state.close()
     return found
 

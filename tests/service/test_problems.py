@@ -10,10 +10,10 @@ import pytest
 import odograph as odo
 from odograph import errors
 from odograph.errors import ERROR_TABLE, BudgetExceeded, OdographError, OutcomeUnknown
-from odograph.service import problems
+from odograph.service import visibility
 from odograph.service.auth import Caller, Role
-from odograph.service.problems import operator_message, problem_of, unexpected_problem
 from odograph.service.schemas import Problem
+from odograph.service.visibility import operator_message, problem_of, unexpected_problem
 
 SECRET = "of /srv/ledger.db, account payroll"  # noqa: S105  what messages of the library may contain
 BOUND = Caller("ana", Role.ANALYST, "0" * 12, frozenset({"census"}))
@@ -71,7 +71,7 @@ def test_what_a_caller_may_not_see_is_not_in_the_detail(monkeypatch: pytest.Monk
     bound = {"AccountClosed", "IdempotencyConflict", "LedgerCorrupt", "UnprovenComposition"}
     assert leaks(None) >= bound
     assert not leaks(BOUND) & (hidden | bound)
-    monkeypatch.setattr(problems, "LEDGER_MESSAGES", {})  # the broken version passes messages on
+    monkeypatch.setattr(visibility, "LEDGER_MESSAGES", {})  # the broken version passes messages on
     assert leaks(BOUND) & hidden == {"LedgerBusy", "LedgerError", "OutcomeUnknown", "ServiceUnavailable"}
 
 
@@ -81,4 +81,4 @@ def test_the_log_does_not_get_the_key() -> None:
 
 
 def test_no_text_repeats_what_the_field_tells() -> None:
-    assert "nothing was" not in inspect.getsource(problems)
+    assert "nothing was" not in inspect.getsource(visibility)

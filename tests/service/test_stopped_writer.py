@@ -24,11 +24,10 @@ from service_server import ServiceThread
 from syscalls import build_shim, preload
 
 import odograph as odo
-from odograph.service import writer_client
+from odograph.service import writer as writer_module
 from odograph.service.settings import Settings
 from odograph.service.state import AppState
-from odograph.service.writer_client import Wait
-from odograph.service.writer_process import LENGTH, PROBE, READY, Answers, decode_messages, encode_batch
+from odograph.service.writer import LENGTH, PROBE, READY, Answers, Wait, decode_messages, encode_batch
 
 SMALL = attacks.pure("0.00001")
 PATH = "/v1/accounts/a/spends"
@@ -198,8 +197,8 @@ def test_many_readiness_checks_at_once_are_one_write(service: ServiceThread) -> 
 
 def test_a_writer_that_is_slow_and_answers_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame that was sent ahead waits for the one before it; that is not the time in which it has no answer."""
-    monkeypatch.setattr(writer_client, "_ANSWER_MARGIN", 0.4)
-    monkeypatch.setattr(writer_client, "_CHECK_INTERVAL", 0.02)
+    monkeypatch.setattr(writer_module, "_ANSWER_MARGIN", 0.4)
+    monkeypatch.setattr(writer_module, "_CHECK_INTERVAL", 0.02)
     settings = Settings(url="memory://", timeout=0.1)  # given up after a second without an answer
     started: list[threading.Thread] = []
 
@@ -217,12 +216,12 @@ def test_a_writer_that_is_slow_and_answers_is_not_replaced(monkeypatch: pytest.M
         started[-1].start()
         return partial(asyncio.to_thread, started[-1].join)
 
-    async def write(writer: writer_client.WriterClient, after: float) -> None:
+    async def write(writer: writer_module.WriterClient, after: float) -> None:
         await asyncio.sleep(after)
         await writer.write("", (PROBE,))
 
     async def ask() -> None:
-        writer = writer_client.WriterClient(settings, lambda *_: None, lambda _: None, start)
+        writer = writer_module.WriterClient(settings, lambda *_: None, lambda _: None, start)
         try:
             await asyncio.gather(*(write(writer, after) for after in (0.1, 0.2)), asyncio.sleep(2.5))
             assert not writer.unanswered

@@ -17,7 +17,7 @@ from service_server import ServiceThread
 import odograph as odo
 from odograph import account as account_module
 from odograph.errors import AccountClosed, AccountNotFound
-from odograph.service import problems, schemas, visibility
+from odograph.service import schemas, visibility
 from odograph.service.auth import Caller, Role, digest_of_token
 from odograph.service.endpoint import Route
 from odograph.service.key_store import connect_keys
@@ -317,9 +317,9 @@ def test_a_service_that_shows_too_much_would_be_caught(
         for module in (charges, accounts, visibility):
             monkeypatch.setattr(module, "mask_refusal", lambda _backend, _caller, _costs, decision: decision)
     if broken == "closed":
-        monkeypatch.delitem(problems.BOUND_MESSAGES, AccountClosed)
+        monkeypatch.delitem(visibility.BOUND_MESSAGES, AccountClosed)
     if broken == "missing":
-        monkeypatch.delitem(problems.BOUND_MESSAGES, AccountNotFound)
+        monkeypatch.delitem(visibility.BOUND_MESSAGES, AccountNotFound)
     with (
         attacks.reach(grown, grown.token("ana", "analyst", *grove.seen)) as client,
         pytest.raises(AssertionError, match=r"told|tells"),

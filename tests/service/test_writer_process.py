@@ -24,7 +24,7 @@ from odograph.connection import store_at
 from odograph.errors import LedgerBusy
 from odograph.ledger.engine import FairQueue
 from odograph.ledger.stores.base import Store, Wants, Work
-from odograph.service.writer_client import WriterClient
+from odograph.service.writer import WriterClient
 
 SMALL = attacks.pure("0.00001")
 SLOW = {"kind": "parallel", "parts": [SMALL, SMALL]}  # to price, perhaps: the worker does that

@@ -18,7 +18,7 @@ import odograph as odo
 from odograph.connection import store_at
 from odograph.errors import LedgerBusy
 from odograph.ledger.backend import LocalBackend
-from odograph.service import writer_process
+from odograph.service import writer as writer_module
 from odograph.service.routes import charges
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
@@ -87,7 +87,7 @@ def test_a_name_that_one_worker_erased_is_forgotten_by_the_others_and_a_key_is_c
         assert [past.principal for past in ledger.account("a").history(1, 10)] == ["erased", "erased", "ana"]
 
 
-@pytest.mark.parametrize("part", [b"\0\0", writer_process.LENGTH.pack(1000) + b"\x93"])
+@pytest.mark.parametrize("part", [b"\0\0", writer_module.LENGTH.pack(1000) + b"\x93"])
 def test_a_writer_whose_worker_ended_in_the_middle_of_a_batch_ends_without_a_word(
     tmp_path: Path, part: bytes
 ) -> None:
@@ -95,10 +95,10 @@ def test_a_writer_whose_worker_ended_in_the_middle_of_a_batch_ends_without_a_wor
     with odo.connect(url) as ledger:
         ledger.open_account("a", POLICY)
     ours, its_end = socket.socketpair()
-    thread = threading.Thread(target=writer_process.serve_worker, args=(its_end, store_at(url)))
+    thread = threading.Thread(target=writer_module.serve_worker, args=(its_end, store_at(url)))
     thread.start()
     with ours:
-        assert ours.recv(100) == writer_process.READY
+        assert ours.recv(100) == writer_module.READY
         ours.sendall(part)
     thread.join(60)
     assert not thread.is_alive()

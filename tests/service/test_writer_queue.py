@@ -22,9 +22,9 @@ from odograph.core.guarantees import Guarantee, Parallel
 from odograph.errors import ERROR_TABLE, LedgerBusy, OdographError
 from odograph.ledger.commands import Author
 from odograph.ledger.engine import GROUP_SIZE, FairQueue
-from odograph.service import writer_client, writer_process
+from odograph.service import writer as writer_module
 from odograph.service.schemas import CostForm
-from odograph.service.writer_process import LENGTH, Answers, ChargeRequest
+from odograph.service.writer import LENGTH, Answers, ChargeRequest
 
 SMALL = attacks.pure("0.00001")
 POLICY = odo.Policy(1, 1e-6, filter="basic")
@@ -130,14 +130,14 @@ def test_good_and_bad_orders_of_one_frame_become_what_each_becomes_alone_and_in_
 def test_a_writer_that_lets_one_order_spoil_a_batch_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    carry_out = writer_process._carry_out_batch  # noqa: SLF001  broken on purpose
+    carry_out = writer_module._carry_out_batch  # noqa: SLF001  broken on purpose
 
     def spoilt(*args: Any) -> Answers:
         found = carry_out(*args)
         bad = next((answer for answer in found.answers if isinstance(answer, tuple)), None)
         return found if bad is None else Answers(found.seconds, [bad for _ in found.answers])
 
-    monkeypatch.setattr(writer_process, "_carry_out_batch", spoilt)
+    monkeypatch.setattr(writer_module, "_carry_out_batch", spoilt)
     with pytest.raises(AssertionError):
         compare(tmp_path)
 
@@ -174,16 +174,16 @@ HALF = (
 def writing(url: str) -> Iterator[Callable[[list[msgspec.Raw]], Answers]]:
     """Run a writer at the other end of a socket: yield how to send it a batch and read the answers."""
     ours, its_end = socket.socketpair()
-    thread = threading.Thread(target=writer_process.serve_worker, args=(its_end, store_at(url)))
+    thread = threading.Thread(target=writer_module.serve_worker, args=(its_end, store_at(url)))
     thread.start()
     with ours, ours.makefile("rb") as answers:
-        assert answers.read(4) == writer_process.READY
+        assert answers.read(4) == writer_module.READY
 
         def ask(messages: list[msgspec.Raw]) -> Answers:
-            content = writer_process.encode_batch(messages)
+            content = writer_module.encode_batch(messages)
             ours.sendall(LENGTH.pack(len(content)) + content)
             (size,) = LENGTH.unpack(answers.read(4))
-            return writer_process.decode_answers(answers.read(size))
+            return writer_module.decode_answers(answers.read(size))
 
         yield ask
         ours.shutdown(socket.SHUT_WR)
@@ -193,7 +193,7 @@ def writing(url: str) -> Iterator[Callable[[list[msgspec.Raw]], Answers]]:
 
 def good(key: str) -> msgspec.Raw:
     cost = msgspec.convert(attacks.pure("0.00001"), CostForm)
-    message = writer_process.encode_quick_charge(ChargeRequest(Author("somebody", key), "spend", {"a": cost}, None))
+    message = writer_module.encode_quick_charge(ChargeRequest(Author("somebody", key), "spend", {"a": cost}, None))
     assert message is not None
     return message
 
@@ -204,7 +204,7 @@ def test_orders_that_cannot_be_read_hurt_no_other_of_their_frame(tmp_path: Path)
     messages = [one for number, garbage in enumerate(bad) for one in (good(f"k-{number}"), garbage)]
     with writing(url_in(tmp_path)) as ask:
         answers = ask(messages).answers
-        found = [writer_process.decode_outcome(one) if isinstance(one, tuple) else one for one in answers]
+        found = [writer_module.decode_outcome(one) if isinstance(one, tuple) else one for one in answers]
         assert all(isinstance(one, bytes) for one in found[::2])
         assert all(isinstance(one, OdographError) for one in found[1::2]), found[1::2]
         assert all(str(one) for one in found[1::2])
@@ -235,7 +235,7 @@ class WholeQueue(Recorded):
 
 def written_before_a_single(folder: Path, monkeypatch: pytest.MonkeyPatch, queue: type[Recorded]) -> int:
     """Let one principal wait with thousands, and then another with one; say how many were written before that one."""
-    monkeypatch.setattr(writer_client, "FairQueue", queue)
+    monkeypatch.setattr(writer_module, "FairQueue", queue)
     open_accounts(url_in(folder))
     with ServiceThread(url_in(folder)) as service:
         tokens = [service.token(name) for name in ("greedy", "modest")]
@@ -279,8 +279,8 @@ def test_a_writer_client_that_takes_the_whole_queue_of_one_client_is_caught(
 
 def fill_up(folder: Path, monkeypatch: pytest.MonkeyPatch, queue: type[FairQueue[Any]]) -> None:
     """Send more than there are places for: those without one are told so, one by one, and nothing else is charged."""
-    monkeypatch.setattr(writer_client, "_CAPACITY", 20)
-    monkeypatch.setattr(writer_client, "FairQueue", queue)
+    monkeypatch.setattr(writer_module, "_CAPACITY", 20)
+    monkeypatch.setattr(writer_module, "FairQueue", queue)
     open_accounts(url_in(folder))
     keys = [f"k-{number}" for number in range(50)]
     with ServiceThread(url_in(folder)) as service, attacks.owner_of(service) as client:

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import httpx
 from service_server import ServiceThread
 
-from odograph.service.dashboard.sessions import COOKIE
+from odograph.service.dashboard.pages import COOKIE
 
 
 class _Words(HTMLParser):

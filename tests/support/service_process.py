@@ -150,7 +150,7 @@ def _is_writer(pid: int) -> bool:
     return (
         bool(told)
         and told[-1].isdigit()
-        and any(b"writer_process" in one or b"service_process" in one for one in told)
+        and any(b"odograph.service.writer" in one or b"service_process" in one for one in told)
     )
 
 
@@ -189,16 +189,16 @@ def has_ended(pid: int) -> bool:
 def break_service(defect: str) -> None:
     """Give the service of this process, and its writers, a defect; writers are started by this file."""
     from odograph.connection import store_at  # noqa: PLC0415  for the program alone
-    from odograph.service import server, state, writer_client, writer_process  # noqa: PLC0415  as above
+    from odograph.service import server, state, writer  # noqa: PLC0415  as above
 
-    writer_client.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]
+    writer.PROGRAM = (sys.executable, __file__)  # type: ignore[misc]
     if defect == "blocked":
         return
     if defect == "impatient":
-        writer_client._SHUTDOWN_TIMEOUT = 1.0  # type: ignore[misc]  # noqa: SLF001  not to be set otherwise
+        writer._SHUTDOWN_TIMEOUT = 1.0  # type: ignore[misc]  # noqa: SLF001  not to be set otherwise
         return
     if defect == "prompt":  # a second and a half for a charge, and for a writer to end
-        writer_client._ANSWER_MARGIN, writer_client._SHUTDOWN_TIMEOUT = -8.5, 1.5  # type: ignore[misc]  # noqa: SLF001  as above
+        writer._ANSWER_MARGIN, writer._SHUTDOWN_TIMEOUT = -8.5, 1.5  # type: ignore[misc]  # noqa: SLF001  as above
         return
     if defect == "crowded":  # as many threads compute as there are requests
         state._READERS = 8  # type: ignore[misc]  # noqa: SLF001  as above
@@ -221,7 +221,7 @@ def break_service(defect: str) -> None:
     from broken_stores import AnswersEarly, DecidesOutside  # noqa: PLC0415  found by the program alone
 
     broken = {"early": AnswersEarly, "outside": DecidesOutside}[defect]
-    for user in (state, writer_process):
+    for user in (state, writer):
         user.store_at = lambda *args, **kwargs: broken(store_at(*args, **kwargs))  # type: ignore[attr-defined]
 
 
@@ -229,7 +229,7 @@ def die_in_round(defect: str) -> None:
     """Let this process be killed at a point of the round that begins now."""
     from odograph.population.engines.numpy import NumpyEngine  # noqa: PLC0415  for the program alone
     from odograph.population.version_store import Versions  # noqa: PLC0415  as above
-    from odograph.service.writer_client import WriterClient  # noqa: PLC0415  as above
+    from odograph.service.writer import WriterClient  # noqa: PLC0415  as above
 
     if defect == "dies in place":  # half of the totals are written over those of the version before
 
@@ -262,6 +262,6 @@ if __name__ == "__main__":
     elif Path(os.environ.get(BLOCK_FILE, "/nowhere")).exists():
         sys.exit(1)
     else:  # a writer gets the number of its file
-        from odograph.service.writer_process import main
+        from odograph.service.writer import main
 
     main()

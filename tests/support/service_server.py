@@ -13,12 +13,10 @@ from typing import Self
 import uvicorn
 
 from odograph.connection import store_at
-from odograph.service.app import App
 from odograph.service.key_store import connect_keys
-from odograph.service.server import HttpProtocol
+from odograph.service.server import App, HttpProtocol
 from odograph.service.settings import Settings
-from odograph.service.writer_client import Wait
-from odograph.service.writer_process import serve_worker
+from odograph.service.writer import Wait, serve_worker
 
 
 async def start_thread(settings: Settings, its_end: socket.socket) -> Wait:

@@ -41,8 +41,7 @@ from odograph.core.mechanisms import NOISES
 from odograph.core.odometers import ODOMETER_NAMES, odometer_from_dict
 from odograph.core.planning import used
 from odograph.core.policy import Compiled, Policy
-from odograph.errors import AccountExists, InvalidArgument, InvalidPolicy, LedgerNotFound, OdographError
-from odograph.extras import load
+from odograph.errors import AccountExists, InvalidArgument, InvalidPolicy, LedgerNotFound, OdographError, load_extra
 from odograph.ledger.entries import check_name, check_note
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import Receipt
@@ -742,7 +741,7 @@ def _parse_json(name: str, text: str) -> Any:  # noqa: ANN401  any document
 
 
 def _parse_yaml(name: str, text: str) -> _Document:
-    yaml = load("yaml")
+    yaml = load_extra("yaml")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as problem:

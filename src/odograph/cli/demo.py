@@ -47,8 +47,8 @@ from odograph.errors import (
     LedgerCorrupt,
     LedgerError,
     OdographError,
+    load_extra,
 )
-from odograph.extras import load
 from odograph.integrations.opendp import noisy
 from odograph.ledger.ledger import LedgerAccount
 
@@ -149,7 +149,7 @@ def demo(
     No charge is lost and none is made twice. The ledger, the answers and a plot remain in the folder.
     """
     for library in ("statsmodels", "opendp", "matplotlib"):  # fail before a folder is made
-        load(library)
+        load_extra(library)
     report = Report(_new_folder(folder))
     console = Console(highlight=False, markup=False, emoji=False, quiet=json)
     console.print("Who sees a doctor most often? Asked of the RAND Health Insurance Experiment.")
@@ -337,7 +337,7 @@ class Rows:
     @classmethod
     def load(cls) -> Rows:
         """Read the table that ships with statsmodels."""
-        raw = load("statsmodels.datasets.randhie").load_pandas().data
+        raw = load_extra("statsmodels.datasets.randhie").load_pandas().data
         percent = np.expm1(raw.lncoins)  # of each bill that the person pays
         tests = {
             "health": [raw.hlthg + raw.hlthf + raw.hlthp == 0, raw.hlthg == 1, raw.hlthf == 1],

@@ -35,8 +35,7 @@ from odograph.cli.options import (
 from odograph.connection import connect
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.core.policy import Policy
-from odograph.errors import InvalidArgument
-from odograph.extras import load
+from odograph.errors import InvalidArgument, load_extra
 from odograph.ledger.entries import moment
 from odograph.population.population import Round
 from odograph.population.prices import Prices
@@ -130,7 +129,7 @@ def serve(  # noqa: PLR0913  each is one option
 
     odograph serve --url postgresql://odograph@db/budgets --workers 4
     """
-    load("starlette")
+    load_extra("starlette")
     settings = import_module("odograph.service.settings").Settings(
         url=url,
         host=host,

@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import httpx
 
+from odograph.concurrency import leave_to_parent, renew_after_fork
 from odograph.errors import (
     ERROR_TABLE,
     InvalidArgument,
@@ -35,7 +36,6 @@ from odograph.errors import (
     ServiceUnavailable,
 )
 from odograph.ledger.stores.base import closed_error
-from odograph.reentrancy import leave_to_parent, renew_after_fork
 
 __all__ = ["CONNECTIONS", "Attempt", "Caller", "Pause", "Pool", "Refusal", "Steps", "Transport", "quoted"]
 

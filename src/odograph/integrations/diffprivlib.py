@@ -32,9 +32,9 @@ from odograph.errors import (
     InvalidGuarantee,
     OdographError,
     UnprovenComposition,
+    load_extra,
     with_usage,
 )
-from odograph.extras import load
 from odograph.sessions import check_account
 
 __all__ = ["SETTINGS", "BudgetAccountant", "BudgetRefused", "cost_of"]
@@ -99,10 +99,10 @@ _ADVICE: Final = (
     " accountant=diffprivlib.BudgetAccountant()"
 )
 
-_library = load("diffprivlib")
-_transforms = load("diffprivlib.mechanisms.transforms")
-_utils = load("diffprivlib.utils")
-_validation = load("diffprivlib.validation")
+_library = load_extra("diffprivlib")
+_transforms = load_extra("diffprivlib.mechanisms.transforms")
+_utils = load_extra("diffprivlib.utils")
+_validation = load_extra("diffprivlib.validation")
 
 
 class BudgetRefused(BudgetExceeded, _utils.BudgetError):  # type: ignore[misc, name-defined]  # untyped library

@@ -24,16 +24,15 @@ from odograph.core.fixed_point import Number, exact_of, exactly, read, up, writt
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP
 from odograph.core.mechanisms import ORDERS, subsampled_gaussian
 from odograph.core.policy import Policy
-from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, UnprovenComposition
-from odograph.extras import load
+from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, UnprovenComposition, load_extra
 
 __all__ = ["PrivacyAccountant", "cost_of", "heterogeneous_epsilon"]
 
 SETTINGS: Final = ()
 
-dpa = load("dp_accounting")
-dpe = load("dp_accounting.dp_event")
-RdpAccountant = load("dp_accounting.rdp").RdpAccountant
+dpa = load_extra("dp_accounting")
+dpe = load_extra("dp_accounting.dp_event")
+RdpAccountant = load_extra("dp_accounting.rdp").RdpAccountant
 
 _RELATIONS: Final = {
     "add-remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
@@ -423,8 +422,8 @@ def heterogeneous_epsilon(epsilons: Iterable[float], delta: float) -> float:
         distributions of randomized response.
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance: a baseline, never a filter.
     """
-    distributions = load("dp_accounting.pld.privacy_loss_distribution")
-    masses = load("dp_accounting.pld.pld_pmf")
+    distributions = load_extra("dp_accounting.pld.privacy_loss_distribution")
+    masses = load_extra("dp_accounting.pld.pld_pmf")
     groups = Counter(float(read(epsilon, "epsilons")) for epsilon in epsilons)
     del groups[0.0]  # such a step reveals nothing
     level = float(read(delta, "delta"))

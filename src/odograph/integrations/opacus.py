@@ -16,8 +16,7 @@ from odograph.core.filters import ExactMeter
 from odograph.core.fixed_point import Numeric, read
 from odograph.core.guarantees import Mechanism
 from odograph.core.mechanisms import subsampled_gaussian
-from odograph.errors import InvalidArgument, UnprovenComposition
-from odograph.extras import load
+from odograph.errors import InvalidArgument, UnprovenComposition, load_extra
 
 __all__ = ["SETTINGS", "FilterAccountant", "charge_before_step", "cost_of", "sampling_rate"]
 
@@ -27,11 +26,11 @@ _RAND_STEPS: Final = 2**24  # torch draws uniform numbers as multiples of 2^-24
 _ROUNDING: Final = 1e-6  # relative, of a norm that torch computed in single precision
 
 
-_accountants = load("opacus.accountants.accountant")
-_loaders = load("opacus.data_loader")
-_optimizers = load("opacus.optimizers")
-_samplers = load("opacus.utils.uniform_sampler")
-_torch = load("torch")
+_accountants = load_extra("opacus.accountants.accountant")
+_loaders = load_extra("opacus.data_loader")
+_optimizers = load_extra("opacus.optimizers")
+_samplers = load_extra("opacus.utils.uniform_sampler")
+_torch = load_extra("torch")
 
 
 def charge_before_step(

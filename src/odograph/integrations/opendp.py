@@ -31,8 +31,7 @@ from odograph.account import Account
 from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read, up
 from odograph.core.guarantees import RDP, ZCDP, ApproxDP, DiscreteGaussian, Guarantee, Interactive, PureDP, one_shot
 from odograph.core.mechanisms import ORDERS
-from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
-from odograph.extras import load
+from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition, load_extra
 from odograph.sessions import check_account, session
 
 __all__ = ["AccountContext", "Collected", "context", "cost_of", "guarded", "noisy", "queryable"]
@@ -125,7 +124,7 @@ def cost_of(
 
 def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped library
     """Raise for what is not a measurement, and for one whose map is known not to hold for one record."""
-    opendp = load("opendp.mod")
+    opendp = load_extra("opendp.mod")
     if isinstance(measurement, opendp.Odometer):
         raise UnprovenComposition(
             "an OpenDP odometer has no cost before its queries are known. Charge each of them by its own map, with"
@@ -168,7 +167,7 @@ def _records(measurement: Any, *, released: bool = False) -> Iterator[dict[str, 
     `released`, only measurements whose answers are released unchanged: postprocessing a queryable may well give a
     finished answer, and the session checks that.
     """
-    opendp = load("opendp.mod")
+    opendp = load_extra("opendp.mod")
     made = getattr(measurement, "__opendp_dict__", {})
     if released and made.get("__function__") == "make_chain_pm":
         return
@@ -353,7 +352,7 @@ def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guaran
     """Return the guarantee by the measurement's map at a distance; an OpenDP error is the cause of the one raised."""
     try:
         loss = measurement.map(distance)
-    except (load("opendp.mod").OpenDPException, TypeError, ValueError) as problem:
+    except (load_extra("opendp.mod").OpenDPException, TypeError, ValueError) as problem:
         raise InvalidGuarantee(f"OpenDP has no cost for d_in={distance!r}: {str(problem).strip()}") from problem
     measure = str(measurement.output_measure.type)
     if measure == "SmoothedMaxDivergence":
@@ -478,7 +477,7 @@ def queryable(
     Assumes: the maps of the queries are right, for the account's neighbors.
     """
     check_account(account, "a queryable")
-    if not isinstance(odometer, load("opendp.mod").Odometer):
+    if not isinstance(odometer, load_extra("opendp.mod").Odometer):
         raise InvalidArgument(
             f"odometer must be an OpenDP Odometer (got a {type(odometer).__name__}); open compositors and filters"
             " with account.interact(measurement, data)"
@@ -540,7 +539,7 @@ def guarded(answer: Any, ask: Callable[[Any], Any] | None = None, lock: Any = No
     """
     if not any(kind.__name__ in _QUERYABLES for kind in type(answer).__mro__):
         return answer
-    opendp = load("opendp.mod")
+    opendp = load_extra("opendp.mod")
     lock = lock or threading.RLock()
 
     # Still of the type that OpenDP's own code looks for.
@@ -593,10 +592,10 @@ def context(
         if given := sorted(name for name in settings if name.startswith("split_")):
             raise InvalidArgument(f"{given[0]} divides a privacy_loss, which must be given too (got none)")
         return AccountContext(account, data, privacy_unit, **settings)
-    compositor = load("opendp.context").Context.compositor
+    compositor = load_extra("opendp.context").Context.compositor
     made = compositor(data=data, privacy_unit=privacy_unit, privacy_loss=privacy_loss, **settings)
     neighbors, spawned = account.policy.neighbors, made.queryable
-    if isinstance(made.accountant, load("opendp.mod").Odometer):
+    if isinstance(made.accountant, load_extra("opendp.mod").Odometer):
         made.queryable = _charged_queries(account, spawned, _distance(made.accountant, neighbors, made.d_in))
         return made
 
@@ -644,14 +643,14 @@ class AccountContext:
         self._settings = {"data": data, "privacy_unit": privacy_unit, "domain": domain, "margins": margins}
         # One of OpenDP's contexts for each measure: a context of OpenDP has one.
         self._contexts: dict[str, Any] = {}
-        self._space = self._in(load("opendp.measures").max_divergence()).accountant.input_space
+        self._space = self._in(load_extra("opendp.measures").max_divergence()).accountant.input_space
 
     def query(self, **loss: float) -> Any:  # noqa: ANN401  untyped library
         """Begin a query; `epsilon`, `rho` and `delta` are its loss, from which missing noise is found.
 
         Without a loss the noise has to be given (`.laplace(scale=10.0)`), and the cost follows from it.
         """
-        library = load("opendp.context")
+        library = load_extra("opendp.context")
         if loss:
             measure, _ = library.loss_of(**loss)
             return self._in(measure).query(**loss)
@@ -673,7 +672,7 @@ class AccountContext:
     def _in(self, measure: Any) -> Any:  # noqa: ANN401  untyped library
         """Return the context whose odometer takes measurements of a measure, each charged to the account."""
         if str(measure) not in self._contexts:
-            made = load("opendp.context").Context.compositor(**self._settings, privacy_loss=(measure, math.inf))
+            made = load_extra("opendp.context").Context.compositor(**self._settings, privacy_loss=(measure, math.inf))
             distance = _distance(made.accountant, self.account.policy.neighbors, made.d_in)
             made.queryable = _charged_queries(self.account, made.queryable, distance)
             self._contexts[str(measure)] = made
@@ -682,8 +681,8 @@ class AccountContext:
 
 def noisy(truths: Sequence[int], sensitivity: int, epsilon: float) -> list[int]:
     """Add OpenDP's Laplace noise: epsilon-DP if a row moves the truths by at most `sensitivity` in all."""
-    load("opendp.mod").enable_features("contrib")  # its prelude would take a second to import
-    domains, metrics, measurements = (load(f"opendp.{name}") for name in ("domains", "metrics", "measurements"))
+    load_extra("opendp.mod").enable_features("contrib")  # its prelude would take a second to import
+    domains, metrics, measurements = (load_extra(f"opendp.{name}") for name in ("domains", "metrics", "measurements"))
     space = domains.vector_domain(domains.atom_domain(T=int)), metrics.l1_distance(T=int)
     # A little more noise than necessary, so that OpenDP's own bound, rounded up, is still within the cost.
     mechanism = measurements.make_laplace(*space, scale=sensitivity * (1 + 2**-40) / epsilon)

@@ -14,8 +14,7 @@ from typing import Any, Final
 from odograph.account import Account
 from odograph.core.fixed_point import Numeric, exactly, read
 from odograph.core.guarantees import ZCDP, ApproxDP, Guarantee, Interactive, PureDP, exact_of
-from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition
-from odograph.extras import load
+from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition, load_extra
 
 __all__ = ["cost_of", "evaluate", "largest_budget"]
 
@@ -44,7 +43,7 @@ def cost_of(
         ones against every strategy of asking.
     Assumes: the session's protected change is the policy's privacy unit.
     """
-    analytics, core = load("tmlt.analytics"), load("tmlt.core.measurements.base")
+    analytics, core = load_extra("tmlt.analytics"), load_extra("tmlt.core.measurements.base")
     if isinstance(thing, analytics.Session):
         return Interactive(cost_of(thing.remaining_privacy_budget, neighbors=neighbors))
     if isinstance(thing, analytics.PrivacyBudget):
@@ -126,7 +125,7 @@ def _loss(measurement: Any, neighbors: str, d_in: Numeric | None) -> Any:  # noq
 
 def _exact(number: Any) -> Fraction:  # noqa: ANN401  untyped library
     """Return an exact number of Tumult's as a fraction: exact if it is rational, else rounded up."""
-    number = load("tmlt.core.utils.exact_number").ExactNumber(number)
+    number = load_extra("tmlt.core.utils.exact_number").ExactNumber(number)
     if not number.is_finite:
         raise InvalidGuarantee(f"a Tumult budget must be finite (got {number}): otherwise there is no privacy")
     if number.expr.is_Rational:
@@ -136,5 +135,5 @@ def _exact(number: Any) -> Fraction:  # noqa: ANN401  untyped library
 
 def _exact_number(value: Numeric) -> Any:  # noqa: ANN401  untyped library
     exact = exact_of(value)
-    number = load("tmlt.core.utils.exact_number").ExactNumber
+    number = load_extra("tmlt.core.utils.exact_number").ExactNumber
     return number(exact.numerator) / number(exact.denominator)

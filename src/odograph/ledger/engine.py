@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from odograph.concurrency import is_reentry, reentry_error, renew_after_fork
 from odograph.errors import LedgerBusy, OdographError, OutcomeUnknown
 from odograph.ledger.commands import Command, Outcome, Result
 from odograph.ledger.stores.base import OPENING, Changes, RowLocked, State, Store, Wants, together
-from odograph.reentrancy import is_reentry, reentry_error, renew_after_fork
 
 __all__ = [
     "FIRST_RETRY_DELAY",

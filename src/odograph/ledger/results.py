@@ -20,8 +20,7 @@ from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee, exact_of, one_shot
 from odograph.core.policy import Policy
 from odograph.display import badge, card, facts, one_line, paragraph, table, utc
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, ReservationNotFound, explain
-from odograph.extras import load
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, ReservationNotFound, explain, load_extra
 from odograph.ledger.entries import (
     Entry,
     checkpoint_of,
@@ -470,7 +469,7 @@ class History(tuple[HistoryEntry, ...]):
 
     def to_pandas(self) -> Any:  # noqa: ANN401  a data frame; pandas is optional
         """Return a pandas data frame: times in UTC, a missing number as NaN."""
-        pandas = load("pandas")
+        pandas = load_extra("pandas")
         types = {"integer": "int64", "time": "Int64", "text": "object", "number": "float64", "truth": "boolean"}
         frame = {}
         for name, (kind, values) in self._columns().items():
@@ -481,7 +480,7 @@ class History(tuple[HistoryEntry, ...]):
 
     def to_arrow(self) -> Any:  # noqa: ANN401  a table; pyarrow is optional
         """Return a PyArrow table: times in UTC, what is missing as null."""
-        arrow = load("pyarrow")
+        arrow = load_extra("pyarrow")
         types = {
             "integer": arrow.int64(),
             "time": arrow.timestamp("us", tz="UTC"),

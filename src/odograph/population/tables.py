@@ -16,8 +16,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from odograph.errors import InvalidArgument
-from odograph.extras import load
+from odograph.errors import InvalidArgument, load_extra
 
 __all__ = [
     "Column",
@@ -124,7 +123,7 @@ def columns_of(table: Any, names: Sequence[str], field: str = "table") -> dict[s
 
 def read_parquet(path: str | Path, field: str, names: Sequence[str] | None = None) -> Any:  # noqa: ANN401  Arrow
     """Return some or all columns of Parquet files as an Arrow table."""
-    pa, dataset = load("pyarrow"), load("pyarrow.dataset")
+    pa, dataset = load_extra("pyarrow"), load_extra("pyarrow.dataset")
     try:
         found = dataset.dataset(parquet_files(path, field), format="parquet")
         if names is not None:
@@ -178,7 +177,7 @@ def repeated_rows(rows: NDArray[Any]) -> tuple[int, int] | None:
 
 def arrow_column(values: Column, field: str) -> tuple[str, Any]:
     """Return which kind of ids a column has, integer, string or uuid, as int64, large_string or 16 bytes each."""
-    pa = load("pyarrow")
+    pa = load_extra("pyarrow")
     if isinstance(values, np.ndarray) and values.dtype.kind == "T":
         values = values.astype(object)
     found = _arrow_array(values, field)
@@ -198,7 +197,7 @@ def arrow_column(values: Column, field: str) -> tuple[str, Any]:
 
 def _uuid_text(found: Any) -> Any:  # noqa: ANN401  a ChunkedArray of 16 bytes each
     """Return UUIDs as text, in lower case with dashes."""
-    pa = load("pyarrow")
+    pa = load_extra("pyarrow")
     storage = pa.concat_arrays([pa.array([], pa.binary(_UUID_SIZE)), *found.chunks])
     first, last = storage.offset * _UUID_SIZE, (storage.offset + len(storage)) * _UUID_SIZE
     digits = np.frombuffer(storage.buffers()[1] or b"", dtype=np.uint8)[first:last].reshape(-1, _UUID_SIZE)
@@ -211,7 +210,7 @@ def _uuid_text(found: Any) -> Any:  # noqa: ANN401  a ChunkedArray of 16 bytes e
 
 def id_bytes(kind: str, ids: Any, which: NDArray[Any] | None) -> Iterator[memoryview]:  # noqa: ANN401  a ChunkedArray
     """Yield bytes that are the same for the same ids in any order; with `which`, for the same pairs of both."""
-    pa, pc = load("pyarrow"), load("pyarrow.compute")
+    pa, pc = load_extra("pyarrow"), load_extra("pyarrow.compute")
     rows = pa.table({"id": _sort_key(kind, ids), "which": np.zeros(len(ids), np.int8) if which is None else which})
     if which is None:
         rows = rows.group_by("id").aggregate([("which", "max")]).rename_columns(["id", "which"])
@@ -223,18 +222,18 @@ def id_bytes(kind: str, ids: Any, which: NDArray[Any] | None) -> Iterator[memory
 
 def write_parquet(columns: Mapping[str, Column], file: BinaryIO) -> None:
     """Write columns as one Parquet file that Spark reads, which knows bytes of any length only."""
-    pa = load("pyarrow")
+    pa = load_extra("pyarrow")
     fixed = pa.binary(_UUID_SIZE)
     plain = {
         name: column.cast(pa.binary()) if getattr(column, "type", None) == fixed else column
         for name, column in columns.items()
     }
-    load("pyarrow.parquet").write_table(pa.table(plain), file)
+    load_extra("pyarrow.parquet").write_table(pa.table(plain), file)
 
 
 def _sort_key(kind: str, found: Any) -> Any:  # noqa: ANN401  a ChunkedArray of ids
     """Return ids in the form in which equal ids are equal: text that spells a UUID is spelled in one way."""
-    pa, pc = load("pyarrow"), load("pyarrow.compute")
+    pa, pc = load_extra("pyarrow"), load_extra("pyarrow.compute")
     if kind != "string":
         return _uuid_text(found) if kind == "uuid" else found
     digits = pc.replace_substring_regex(pc.utf8_lower(found), "^urn:uuid:|[{}-]", "")
@@ -259,7 +258,7 @@ def _numpy_array(values: Any, field: str) -> NDArray[Any]:  # noqa: ANN401  what
 
 
 def _arrow_array(values: Any, field: str) -> Any:  # noqa: ANN401  a ChunkedArray
-    pa = load("pyarrow")
+    pa = load_extra("pyarrow")
     try:
         if isinstance(values, pa.ChunkedArray):
             return values
@@ -282,7 +281,7 @@ def _check_no_null(found: Any, field: str) -> None:  # noqa: ANN401  a ChunkedAr
 
 
 def _from_arrow(found: Any, field: str) -> Column:  # noqa: ANN401  a ChunkedArray
-    pa = load("pyarrow")
+    pa = load_extra("pyarrow")
     if pa.types.is_null(found.type) and not len(found):
         return np.zeros(0)
     _check_no_null(found, field)
@@ -295,7 +294,7 @@ def _from_arrow(found: Any, field: str) -> Column:  # noqa: ANN401  a ChunkedArr
 
 def arrow_table(table: Any, field: str) -> Any:  # noqa: ANN401  what callers pass
     """Return a table of Arrow, of the same memory where possible."""
-    pa = load("pyarrow")
+    pa = load_extra("pyarrow")
     try:
         return pa.table(table)
     except (pa.ArrowException, TypeError, ValueError):

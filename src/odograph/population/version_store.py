@@ -33,8 +33,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import unquote
 
 from odograph.compile import cache_folder
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, OdographError
-from odograph.extras import load
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, OdographError, load_extra
 from odograph.ledger.stores.sqlite_files import sync
 
 try:
@@ -596,8 +595,8 @@ class ObjectVersions(Versions):
     @contextmanager
     def _reach(self) -> Iterator[Any]:
         """Yield the file system of the store, and replace its errors by our own, which contain no credentials."""
-        fsspec = load("fsspec")
-        load("s3fs")
+        fsspec = load_extra("fsspec")
+        load_extra("s3fs")
         try:
             # A listing that was kept in memory would not show what other programs write.
             yield fsspec.filesystem("s3", use_listings_cache=False)

@@ -24,9 +24,9 @@ from odograph.core.guarantees import Parallel, one_shot
 from odograph.errors import ERROR_TABLE, BudgetExceeded, NotAuthenticated, OdographError, listed_as
 from odograph.service import logs
 from odograph.service.auth import Caller, Verb
-from odograph.service.problems import PROBLEM, HttpProblem, TooFast, unexpected_problem
 from odograph.service.schemas import MAX_TERMS, Problem, count_terms, decoder
 from odograph.service.state import CLIENT, AppState
+from odograph.service.visibility import PROBLEM, HttpProblem, TooFast, unexpected_problem
 
 __all__ = [
     "PARQUET",

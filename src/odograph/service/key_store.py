@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
+from odograph.concurrency import leave_to_parent, renew_after_fork, suspend_for_forks
 from odograph.connection import connect
 from odograph.errors import (
     BadRequest,
@@ -33,15 +34,14 @@ from odograph.errors import (
     NotAuthenticated,
     NotPermitted,
     OutcomeUnknown,
+    load_extra,
 )
-from odograph.extras import load
 from odograph.ledger.entries import check_key, shown
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores import base
 from odograph.ledger.stores.base import EVERY
 from odograph.ledger.stores.sqlite import statements
 from odograph.ledger.stores.sqlite_files import NO_FILE, code_of, identity, make_file, open_file
-from odograph.reentrancy import leave_to_parent, renew_after_fork, suspend_for_forks
 from odograph.service.auth import (
     ApiKey,
     BrowserSession,
@@ -559,7 +559,7 @@ class PostgresDatabase:
     _created: bool  # whether the tables were seen; once created, they stay
 
     def __init__(self, conninfo: str, url: str, *, timeout: float = 10.0, accept_fsync_off: bool = False) -> None:
-        load("psycopg")
+        load_extra("psycopg")
         from odograph.ledger.stores import postgres  # noqa: PLC0415  it imports psycopg, which is optional
 
         self.url = url

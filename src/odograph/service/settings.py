@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from odograph.errors import InvalidArgument
-from odograph.service.alerts import is_loopback, rules_of
 from odograph.service.auth import RateLimit, TrustedProxy
+from odograph.service.monitoring import is_loopback, rules_of
 
 __all__ = ["LEVELS", "VARIABLE", "Settings", "tune_garbage_collector"]
 

@@ -21,15 +21,14 @@ from odograph.ledger.engine import FIRST_RETRY_DELAY, LONGEST_RETRY_DELAY, FairQ
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import RowLocked
 from odograph.service import logs
-from odograph.service.alerts import Alert, Alerts, Leader, Sender, rules_of
 from odograph.service.auth import ApiKey, Caller, RateLimit, digest_of_token, equal_in_constant_time, looks_like_token
 from odograph.service.key_store import KeyStore, connect_keys
-from odograph.service.metrics import Metrics
-from odograph.service.problems import is_unusable, operator_message, problem_of
+from odograph.service.monitoring import Alert, Alerts, Leader, Metrics, Sender, rules_of
 from odograph.service.schemas import Problem
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
-from odograph.service.writer_client import RetryingEngine, Start, WriterClient, start_process
+from odograph.service.visibility import is_unusable, operator_message, problem_of
+from odograph.service.writer import RetryingEngine, Start, WriterClient, start_process
 
 __all__ = ["CLIENT", "AppState", "Threads"]
 

@@ -1,16 +1,18 @@
-"""What a caller may see of accounts, entries, receipts and decisions. It is decided here and nowhere else.
+"""What a caller may see of accounts, entries, receipts, decisions and errors. It is decided here and nowhere else.
 
 A caller bound to accounts cannot see that others exist. An account that it may not see is not found, like one that
 does not exist; the names of its relatives are left out; a refusal by an account above appears as one by the caller's
-own account.
+own account. Errors become problem+json, with status and code from the error table, and messages that disclose
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from http import HTTPStatus
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import UNSET, Raw, Struct
 
@@ -21,7 +23,27 @@ from odograph.core.guarantees import Guarantee
 from odograph.core.odometers import Reading
 from odograph.core.planning import NOTE_ABOUT, note_prefix
 from odograph.core.policy import Policy
-from odograph.errors import AccountNotFound, InvalidArgument, LedgerNotFound
+from odograph.errors import (
+    ERROR_TABLE,
+    AccountClosed,
+    AccountNotFound,
+    BadRequest,
+    BudgetExceeded,
+    EntryNotFound,
+    IdempotencyConflict,
+    InvalidArgument,
+    LedgerBusy,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerNotFound,
+    OdographError,
+    OutcomeUnknown,
+    RateLimited,
+    ReservationNotFound,
+    ServiceUnavailable,
+    UnprovenComposition,
+    listed_as,
+)
 from odograph.ledger.backend import Backend, LocalBackend, Opened
 from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of, time_of
@@ -45,6 +67,7 @@ from odograph.service.schemas import (
     MeterForm,
     PopulationForm,
     PopulationRow,
+    Problem,
     PromiseForm,
     ReadingForm,
     ReadingsForm,
@@ -55,8 +78,15 @@ from odograph.service.schemas import (
 )
 
 __all__ = [
+    "BOUND_MESSAGES",
     "NO_THEOREM",
+    "PROBLEM",
+    "BadDocument",
+    "HttpProblem",
+    "NotEmpty",
     "PendingRow",
+    "PopulationUnusable",
+    "TooFast",
     "account_form",
     "asked_account",
     "decide_for",
@@ -65,19 +95,23 @@ __all__ = [
     "entry_form",
     "events_form",
     "filtered_entries_form",
+    "is_unusable",
     "lifetime_form",
     "mask_refusal",
     "new_receipt_form",
+    "operator_message",
     "pending_count",
     "pending_rows",
     "population_form",
     "population_rows",
+    "problem_of",
     "readings_form",
     "receipt_form",
     "require_visible",
     "reservations_form",
     "rounds_form",
     "row_of",
+    "unexpected_problem",
     "visible_account",
     "visible_balances",
     "visible_population",
@@ -180,7 +214,7 @@ def population_rows(ledger: Ledger, caller: Caller) -> list[PopulationRow]:
     """Return the populations that the caller may see, in the order of their names."""
     try:
         balances = ledger.backend.balances(None if caller.accounts is None else sorted(caller.accounts))
-    except LedgerNotFound:  # nothing was opened yet
+    except LedgerNotFound:  # no account was opened yet
         return []
     opened = {name: ledger.backend.opened(name) for name in sorted(balances)}
     return [_population_row(one, balances[name]) for name, one in opened.items() if one.population is not None]
@@ -502,3 +536,121 @@ def _names(entry: Entry) -> set[str]:
     details = entry.details
     named = {str(details.get(field) or "") for field in ("parent", "successor_of", "refused_by")} - {""}
     return named | {name for leg in legs_from_text(entry.legs) for name, _ in leg.entries}
+
+
+PROBLEM: Final = b"application/problem+json"
+_MAX_DETAIL: Final = 2000  # characters
+# For a caller bound to some accounts: the original messages could name another account or disclose its policy.
+BOUND_MESSAGES: Final[dict[type[OdographError], str]] = {
+    LedgerNotFound: "no such account, or this key has no access to it",
+    AccountNotFound: "no such account, or this key has no access to it",
+    EntryNotFound: "no such entry, or this key has no access to its account",
+    ReservationNotFound: "no such reservation, or this key has no access to its accounts",
+    AccountClosed: "one of the accounts is closed and takes no new charges",
+    IdempotencyConflict: (
+        "the idempotency key was used before for another request, perhaps of another account: all accounts of a"
+        " principal share its keys; use another key"
+    ),
+    LedgerCorrupt: "the ledger is damaged; report it to its owner",
+    UnprovenComposition: NO_THEOREM,
+}
+# Used for every caller: what does not exist and what the caller may not see must be indistinguishable.
+_FOR_EVERY_CALLER: Final = (LedgerNotFound, AccountNotFound, EntryNotFound, ReservationNotFound)
+# The original messages are for the operator: they may quote a database, a disk or a file.
+LEDGER_MESSAGES: Final[dict[type[OdographError], str]] = {
+    LedgerBusy: "the ledger is busy, or cannot be reached or written at the moment; try again",
+    OutcomeUnknown: "the ledger did not respond; ask again with the same key to know the outcome",
+    ServiceUnavailable: "the ledger cannot be reached; try again",
+    LedgerError: "the ledger cannot be used; the service's log has the reason",
+}
+_UNEXPECTED_DETAIL: Final = "an unexpected error occurred in the service; its log has details under the request id"
+
+
+class HttpProblem(BadRequest):
+    """A request refused with an HTTP status of its own, and perhaps headers."""
+
+    def __init__(self, status: int, detail: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = headers
+
+
+class BadDocument(LedgerCorrupt):
+    """An uploaded checkpoint or export is invalid; the ledger of this service is not affected."""
+
+    status = 422
+
+
+class NotEmpty(LedgerError):
+    """An export can only be imported into an empty ledger."""
+
+    status = 409
+
+
+class PopulationUnusable(LedgerError):
+    """The files of a population cannot be used; the ledger and all accounts are not affected."""
+
+    status = 500
+
+
+class TooFast(RateLimited):
+    """An API key exceeded its rate limit; `seconds` is when to try again."""
+
+    def __init__(self, seconds: float, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(f"this API key exceeded its rate limit; try again in {seconds:.3g} seconds")
+        self.seconds = seconds
+        self.headers = headers
+
+
+_OwnStatus: TypeAlias = HttpProblem | BadDocument | NotEmpty | PopulationUnusable
+
+
+def problem_of(error: OdographError, caller: Caller | None, request_id: str = "") -> Problem:
+    """Return the problem that this caller may see for an error."""
+    listed = listed_as(error)
+    row = ERROR_TABLE[listed]
+    status = error.status if isinstance(error, _OwnStatus) else row.status
+    decision = decision_form(error.decision) if isinstance(error, BudgetExceeded) else None
+    bound = caller is not None and caller.accounts is not None
+    general = [
+        text for cls, text in BOUND_MESSAGES.items() if isinstance(error, cls) and (bound or cls in _FOR_EVERY_CALLER)
+    ]
+    if general:
+        detail = general[0]
+    elif is_unusable(error):
+        repeat = f" (key {error.key!r})" if isinstance(error, OutcomeUnknown) and error.key else ""
+        detail = LEDGER_MESSAGES[listed] + repeat
+    else:
+        detail = str(error)[:_MAX_DETAIL]
+    return Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        code=listed.__name__,
+        detail=detail,
+        charged=error.charged,
+        retryable=row.retryable,
+        request_id=request_id,
+        decision=decision,
+    )
+
+
+def is_unusable(error: OdographError) -> bool:
+    """Return whether an error concerns the ledger as a whole rather than the request."""
+    return listed_as(error) in LEDGER_MESSAGES and not isinstance(error, _OwnStatus)
+
+
+def operator_message(error: OdographError) -> str:
+    """Return the message of an error for the service's log, which never has an idempotency key."""
+    return error.message if isinstance(error, OutcomeUnknown) else str(error)
+
+
+def unexpected_problem(request_id: str) -> Problem:
+    """Return the problem for an unexpected exception, without details."""
+    return Problem(
+        title="Internal Server Error",
+        status=500,
+        code="OdographError",
+        detail=_UNEXPECTED_DETAIL,
+        charged=None,  # it may have happened after the commit
+        request_id=request_id,
+    )

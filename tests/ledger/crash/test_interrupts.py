@@ -20,10 +20,10 @@ from broken_stores import ledger_at
 from racer import ACCOUNT
 from workload import COST, policy
 
+from odograph.concurrency import FairFileLock
 from odograph.errors import LedgerCorrupt
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores.base import Changes
-from odograph.ledger.stores.fair_file_lock import FairFileLock
 from odograph.ledger.stores.memory import MemoryStore
 
 STORE: Final = MemoryStore._store  # noqa: SLF001  where a part may be stored

@@ -23,7 +23,7 @@ from odograph.ledger.commands import Command, Result
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores import postgres
 from odograph.ledger.stores.base import OPENING, RowLocked, queries
-from odograph.service.writer_client import WriterClient
+from odograph.service.writer import WriterClient
 
 TIMEOUT = 1.0  # seconds until a spend on the locked row gives up
 SUBMIT = WriterClient.submit

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from odograph.concurrency import refuse_reentry, renew_after_fork
 from odograph.errors import AccountClosed, LedgerCorrupt, LedgerError
 from odograph.ledger.entries import RESOLUTIONS, Entry, key_owner
 from odograph.ledger.stores.base import (
@@ -25,7 +26,6 @@ from odograph.ledger.stores.base import (
     Work,
     closed_error,
 )
-from odograph.reentrancy import refuse_reentry, renew_after_fork
 
 __all__ = ["MemorySnapshot", "MemoryStore"]
 

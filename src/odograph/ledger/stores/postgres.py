@@ -23,6 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import errors as pg
 
+from odograph.concurrency import leave_to_parent, refuse_reentry, renew_after_fork
 from odograph.errors import (
     InvalidArgument,
     LedgerBusy,
@@ -50,7 +51,6 @@ from odograph.ledger.stores.base import (
     migrations,
     queries,
 )
-from odograph.reentrancy import leave_to_parent, refuse_reentry, renew_after_fork
 
 __all__ = [
     "Connection",

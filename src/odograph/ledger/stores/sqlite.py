@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from odograph.concurrency import FairFileLock, refuse_reentry, suspend_for_forks
 from odograph.errors import LedgerCorrupt, LedgerError, LedgerNotFound, OutcomeUnknown
 from odograph.ledger.entries import Entry
 from odograph.ledger.stores.base import (
@@ -30,7 +31,6 @@ from odograph.ledger.stores.base import (
     migrations,
     queries,
 )
-from odograph.ledger.stores.fair_file_lock import FairFileLock
 from odograph.ledger.stores.sqlite_files import (
     NOTHING,
     application_of,
@@ -45,7 +45,6 @@ from odograph.ledger.stores.sqlite_files import (
     refuse_second_name,
     translate_errors,
 )
-from odograph.reentrancy import refuse_reentry, suspend_for_forks
 
 __all__ = ["SQL", "SqliteSnapshot", "SqliteStore", "statements"]
 

@@ -28,8 +28,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from odograph.concurrency import renew_after_fork
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
-from odograph.reentrancy import renew_after_fork
 
 try:
     import fcntl

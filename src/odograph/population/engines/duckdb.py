@@ -18,8 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
-from odograph.extras import load
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
 from odograph.population.prices import PriceTable
@@ -29,7 +28,7 @@ from odograph.progress import Progress
 
 __all__ = ["DuckDBEngine", "UploadedTable", "write_upload"]
 
-_duckdb = load("duckdb")
+_duckdb = load_extra("duckdb")
 
 _PEOPLE: Final = "people.parquet"
 _REMOVED: Final = "removed.parquet"

@@ -29,8 +29,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError
-from odograph.extras import load
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
 from odograph.population.prices import PriceTable
@@ -51,11 +50,11 @@ from odograph.progress import Progress
 
 __all__ = ["SparkEngine"]
 
-_pyspark = load("pyspark")
-_sql = load("pyspark.sql")
-_errors = load("pyspark.errors")
-_F = load("pyspark.sql.functions")
-_py4j = load("py4j.protocol")
+_pyspark = load_extra("pyspark")
+_sql = load_extra("pyspark.sql")
+_errors = load_extra("pyspark.errors")
+_F = load_extra("pyspark.sql.functions")
+_py4j = load_extra("py4j.protocol")
 
 _SparkTable: TypeAlias = Any  # a DataFrame: the library may be missing
 _Session: TypeAlias = Any

@@ -48,8 +48,7 @@ from odograph.service.auth import (
     new_secret,
 )
 from odograph.service.dashboard import view_models
-from odograph.service.dashboard.sessions import PageSession
-from odograph.service.dashboard.templating import HEADERS, Page, fragment_response
+from odograph.service.dashboard.pages import HEADERS, Page, PageSession, fragment_response
 from odograph.service.dashboard.view_models import MAX_INPUT, Query
 from odograph.service.endpoint import Call, Route
 from odograph.service.routes import ROUTES, accounts, admin, charges

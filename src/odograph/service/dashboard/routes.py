@@ -26,33 +26,31 @@ from odograph.service import logs, visibility
 from odograph.service.auth import Caller
 from odograph.service.dashboard import owners, view_models
 from odograph.service.dashboard.charts import account_history, bokeh_chart, svg_chart
-from odograph.service.dashboard.sessions import (
-    PageSession,
-    check_csrf,
-    check_origin,
-    load_session,
-    read_form,
-    redirect_to_sign_in,
-    sign_in,
-    sign_out,
-)
-from odograph.service.dashboard.templating import (
+from odograph.service.dashboard.pages import (
     HEADERS,
     STATIC_FILES,
     Page,
+    PageSession,
+    check_csrf,
+    check_origin,
     fragment_response,
+    load_session,
     load_static_file,
     page_response,
     page_wording,
     problem_page,
+    read_form,
+    redirect_to_sign_in,
     serve_favicon,
     serve_static_file,
+    sign_in,
+    sign_out,
     wants_json,
 )
 from odograph.service.endpoint import headers_of, request_id_of
-from odograph.service.problems import HttpProblem, TooFast, problem_of, unexpected_problem
 from odograph.service.schemas import Problem
 from odograph.service.state import CLIENT, AppState
+from odograph.service.visibility import HttpProblem, TooFast, problem_of, unexpected_problem
 
 __all__ = ["not_found", "routes"]
 

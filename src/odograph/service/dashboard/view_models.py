@@ -48,11 +48,11 @@ from odograph.ledger.stores.base import Balance
 from odograph.service import visibility
 from odograph.service.auth import Caller, new_secret
 from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label, reading_at_limit
-from odograph.service.dashboard.templating import NEAR_LIMIT, USED_UP, Page, page_wording, render_fragment
+from odograph.service.dashboard.pages import NEAR_LIMIT, USED_UP, Page, page_wording, render_fragment
 from odograph.service.openapi import describe, describe_operations, describe_types
-from odograph.service.problems import problem_of
 from odograph.service.routes import ROUTES
 from odograph.service.schemas import AccountForm, AccountRow, EntryForm, Problem
+from odograph.service.visibility import problem_of
 
 __all__ = [
     "MAX_INPUT",

@@ -15,10 +15,10 @@ from odograph.ledger.transfer import check_checkpoint
 from odograph.service import schemas
 from odograph.service.endpoint import Call, Json, Reply, Stream, page_reply
 from odograph.service.key_store import require_existing
-from odograph.service.metrics import CONTENT_TYPE
-from odograph.service.problems import BadDocument, NotEmpty
+from odograph.service.monitoring import CONTENT_TYPE
 from odograph.service.schemas import ErasedForm, HealthForm
 from odograph.service.state import AppState
+from odograph.service.visibility import BadDocument, NotEmpty
 
 __all__ = [
     "checkpoint",

@@ -15,10 +15,9 @@ from odograph.ledger.commands import Author, Charge, Made, Refused
 from odograph.ledger.engine import result_of
 from odograph.ledger.results import Receipt
 from odograph.service.endpoint import Call, Reply
-from odograph.service.problems import HttpProblem, TooFast
 from odograph.service.schemas import BatchResult, CostForm, ReceiptForm, costs_of
-from odograph.service.visibility import mask_refusal, receipt_form, require_visible
-from odograph.service.writer_process import (
+from odograph.service.visibility import HttpProblem, TooFast, mask_refusal, receipt_form, require_visible
+from odograph.service.writer import (
     NOTED,
     REFUSED,
     Answer,

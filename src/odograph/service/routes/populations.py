@@ -28,7 +28,6 @@ from odograph.population.prices import Prices
 from odograph.population.version_store import pin
 from odograph.service import logs, schemas
 from odograph.service.endpoint import Call, Reply, Stream, page_reply
-from odograph.service.problems import HttpProblem, PopulationUnusable
 from odograph.service.routes.accounts import compile_form, page_of
 from odograph.service.schemas import (
     MAX_PEOPLE,
@@ -46,6 +45,8 @@ from odograph.service.schemas import (
 )
 from odograph.service.state import AppState
 from odograph.service.visibility import (
+    HttpProblem,
+    PopulationUnusable,
     population_form,
     population_rows,
     require_visible,

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from odograph.concurrency import FairFileLock
 from odograph.connection import store_at
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.engine import _ThreadState
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.stores import memory, postgres, sqlite, sqlite_files
 from odograph.ledger.stores.base import Changes, State, Store, Wants, Work
-from odograph.ledger.stores.fair_file_lock import FairFileLock
 from odograph.ledger.stores.sqlite_files import Connection, open_file
 
 PRINCIPAL = "tester"
