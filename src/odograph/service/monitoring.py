@@ -48,7 +48,6 @@ from odograph.ledger.entries import iso_time, shown
 from odograph.ledger.ledger import Ledger, LedgerAccount, states
 from odograph.ledger.stores.base import Balance
 from odograph.service import logs
-from odograph.service.auth import Caller
 
 __all__ = [
     "CONTENT_TYPE",
@@ -393,9 +392,8 @@ class Alerts:
         self._clock = clock
         self._paces: dict[str, tuple[float, str, _Pace | None]] = {}  # computed when, after which entry
 
-    def active(self, ledger: Ledger, caller: Caller | None = None) -> list[Alert]:
-        """Return the active alerts of the accounts that the caller may see, or of all, by name; reads the ledger."""
-        names = None if caller is None or caller.accounts is None else sorted(caller.accounts)
+    def active(self, ledger: Ledger, names: Sequence[str] | None = None) -> list[Alert]:
+        """Return the active alerts of the named accounts, or of all, by name; reads the ledger."""
         try:
             balances = ledger.backend.balances(names)
         except LedgerNotFound:  # no account was opened yet

@@ -23,7 +23,7 @@ from odograph.ledger.stores.base import RowLocked
 from odograph.service import logs
 from odograph.service.auth import ApiKey, Caller, RateLimit, digest_of_token, equal_in_constant_time, looks_like_token
 from odograph.service.key_store import KeyStore, connect_keys
-from odograph.service.monitoring import Alert, Alerts, Leader, Metrics, Sender, rules_of
+from odograph.service.monitoring import Alerts, Leader, Metrics, Sender, rules_of
 from odograph.service.schemas import Problem
 from odograph.service.settings import Settings
 from odograph.service.solver import Solver
@@ -255,10 +255,6 @@ class AppState:
             yield time.monotonic() + (seconds if self._polls <= _MAX_POLLS else 0.0)
         finally:
             self._polls -= 1
-
-    async def active_alerts(self, caller: Caller) -> list[Alert]:
-        """Return the active alerts of the accounts that the caller may see."""
-        return await self.compute(self.alerts.active, self.ledger_of(caller), caller)
 
     async def readiness(self) -> str:
         """Return why charges cannot be written, "" if they can; checked at most once a second."""

@@ -204,7 +204,8 @@ async def _overview(state: AppState, request: Request, session: PageSession, _fo
 
 async def _account(state: AppState, request: Request, session: PageSession, _form: FormFields) -> Response:
     name = request.path_params["name"]
-    return await _render_in_thread(state, request, session, view_models.account_page, name, request.query_params)
+    args = name, request.query_params, state.alerts
+    return await _render_in_thread(state, request, session, view_models.account_page, *args)
 
 
 async def _chart(state: AppState, request: Request, session: PageSession, _form: FormFields) -> Response:

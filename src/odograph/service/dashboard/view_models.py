@@ -49,6 +49,7 @@ from odograph.service import visibility
 from odograph.service.auth import Caller, new_secret
 from odograph.service.dashboard.charts import MAX_ENTRIES, odometer_label, reading_at_limit
 from odograph.service.dashboard.pages import NEAR_LIMIT, USED_UP, Page, page_wording, render_fragment
+from odograph.service.monitoring import Alerts
 from odograph.service.openapi import describe, describe_operations, describe_types
 from odograph.service.routes import ROUTES
 from odograph.service.schemas import AccountForm, AccountRow, EntryForm, Problem
@@ -268,7 +269,7 @@ class MeterView(NamedTuple):
     part: float  # of the limit that is spent
 
 
-def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Page:
+def account_page(ledger: Ledger, caller: Caller, name: str, query: Query, alerts: Alerts | None = None) -> Page:
     """Return everything about one account."""
     form = visibility.account_form(ledger, caller, name, pending=False)
     account = visibility.visible_account(ledger, caller, name)
@@ -280,7 +281,9 @@ def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Pag
     pending = list_pending(ledger, caller, name, query)
     plan = make_plan(ledger, caller, name, query) if caller.may("decide") else None
     citations = citations_for(account.compiled)
+    active = [] if alerts is None else alerts.active(ledger, [name])
     context = {
+        "alerts": active,
         "form": form,
         "row": row,
         "promise": _promise_text(row),
@@ -308,6 +311,7 @@ def account_page(ledger: Ledger, caller: Caller, name: str, query: Query) -> Pag
         "citations": [citation._asdict() for citation in citations],
         "listing": listing,
         "pending": pending,
+        "alerts": active,
     }
     return Page("account.html", name, representation, context)
 
