@@ -615,7 +615,14 @@ def test_a_long_history_is_exported_whole(service: ServiceThread, monkeypatch: p
         for _ in range(27):
             account.spend(odo.PureDP("0.01"))
     lines = visitor_of(service).get("/accounts/long/entries.csv").text.splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["sequence", *map(str, range(28))]
+    assert [line.partition(",")[0].strip('"') for line in lines] == ["sequence", *map(str, range(28))]
+
+
+def test_no_separator_in_a_text_begins_a_cell(service: ServiceThread, remote: Ledger) -> None:
+    account = remote.open_account("census", odo.Policy(1, 0, filter="basic"))
+    account.spend(odo.PureDP("0.01"), key="a;=1+1", note="x;=1+1\t@SUM(A1)")
+    lines = visitor_of(service).get("/accounts/census/entries.csv").text.splitlines()
+    assert '"a;=1+1","x;=1+1\t@SUM(A1)"' in lines[2]
 
 
 # What a new account would admit.

@@ -956,7 +956,8 @@ async def _entries_csv(state: AppState, request: Request, session: PageSession, 
 
 def _csv_text(rows: list[list[str]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text).writerows(rows)
+    # Quoted, or a program that separates cells at semicolons would begin one in the middle of a text.
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
     return text.getvalue().encode()
 
 
