@@ -288,6 +288,20 @@ def test_several_reservations_are_resolved_once_they_are_confirmed(
     assert remote.verify()
 
 
+def test_reservations_that_were_resolved_meanwhile_are_no_fault_of_the_ledger(
+    service: ServiceThread, census: odo.LedgerAccount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    monkeypatch.setattr(logs, "state", lambda _level, event, _text: states.append(event))
+    visitor = visitor_of(service)
+    (reserved,) = census.pending
+    reserved.commit()
+    form = {"csrf": visitor.csrf, "verb": "commit", f"id.{reserved.id}": "1"}
+    answer = visitor.send("/pending/resolve", form)
+    assert (answer.status_code, "is pending any more" in answer.text) == (400, True)
+    assert states == []  # such as that the ledger cannot be used
+
+
 def test_an_account_is_closed_when_its_name_was_typed(service: ServiceThread, census: odo.LedgerAccount) -> None:
     visitor = visitor_of(service)
     page = words_of(visitor.get("/accounts/census/close").text)

@@ -32,7 +32,7 @@ from odograph.core.guarantees import ZCDP, Guarantee, PureDP, guarantee_from_dic
 from odograph.core.mechanisms import gaussian, laplace, subsampled_gaussian
 from odograph.core.planning import outlook, roomiest, usual_requests
 from odograph.core.policy import Compiled
-from odograph.errors import BadRequest, InvalidArgument, LedgerError, NotPermitted, OdographError
+from odograph.errors import BadRequest, InvalidArgument, NotPermitted, OdographError
 from odograph.ledger.entries import check_name, iso_time, price_from_text, shown
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import HistoryEntry
@@ -857,7 +857,7 @@ async def _resolve(state: AppState, _request: Request, session: PageSession, for
 def _resolution(verb: str, chosen: list[Pending], form: FormFields) -> Confirmation:
     """Return what resolving these reservations means."""
     if not chosen:
-        raise LedgerError("none of these reservations is pending any more; nothing was changed")
+        raise BadRequest("none of these reservations is pending any more; nothing was changed")
     meaning = (
         "Committing states that the mechanism was run, or may have been. The charges stay, for good."
         if verb == "commit"
