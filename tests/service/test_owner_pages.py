@@ -19,6 +19,7 @@ from page_client import Visitor, visitor_of, words_of
 from service_server import ServiceThread
 
 import odograph as odo
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.ledger import Ledger
 from odograph.population.population import Population
 from odograph.service import logs, visibility
@@ -300,6 +301,32 @@ def test_reservations_that_were_resolved_meanwhile_are_no_fault_of_the_ledger(
     answer = visitor.send("/pending/resolve", form)
     assert (answer.status_code, "is pending any more" in answer.text) == (400, True)
     assert states == []  # such as that the ledger cannot be used
+
+
+def test_a_page_reads_so_many_reservations_and_a_form_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone who may reserve could otherwise make these pages read without bound."""
+    read: list[str] = []
+    reservation = LocalBackend.reservation
+
+    def count_and_read(backend: LocalBackend, name: str) -> odo.Receipt:
+        read.append(name)
+        return reservation(backend, name)
+
+    monkeypatch.setattr(LocalBackend, "reservation", count_and_read)
+    owner, bound = (Caller("ana", Role.OWNER, "", names) for names in (None, frozenset({"other"})))
+    with odo.connect("memory://") as ledger:
+        account = ledger.open_account("census", PLAIN)
+        ids = [account.reserve(odo.PureDP("0.01")).id for _ in range(7)]
+        read.clear()
+        found, more = owners.list_pending(ledger, owner, most=3)
+        assert ([one.id for one in found], more, read) == (ids[:3], True, ids[:3])
+        found, more = owners.list_pending(ledger, owner)
+        assert ([one.id for one in found], more) == (ids, False)
+        read.clear()
+        asked = [ids[6], "census#0", "census#99", "nothing#1", "?"]
+        assert [one.id for one in owners.find_pending(ledger, owner, asked)] == [ids[6]]
+        assert len(read) <= 2
+        assert owners.find_pending(ledger, bound, asked) == []
 
 
 def test_an_account_is_closed_when_its_name_was_typed(service: ServiceThread, census: odo.LedgerAccount) -> None:
