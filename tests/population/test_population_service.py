@@ -358,6 +358,7 @@ def test_a_file_that_is_wrong_is_refused_and_changes_nothing(
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees="[]"),
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees="[{}]"),
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees="[" * 10_000),
+        file_of(tmp_path, {"id": [1], "which": [0]}, guarantees=" " * (1 << 24) + good),
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees=json.dumps([attacks.pure("0.1")] * 70_000)),
         file_of(tmp_path, which if people.ordered else {"id": [1]}, guarantees='[{"kind":"pure","epsilon":-1}]'),
     ]
