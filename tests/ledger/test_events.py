@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import zlib
+from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 import odograph as odo
 from odograph import Ledger
 from odograph.errors import InvalidArgument
-from odograph.ledger import backend
+from odograph.ledger import backend, results
+from odograph.ledger.entries import parse_entry_id
 from odograph.ledger.results import Events, cursor_from_text, cursor_to_text
 
 POLICY: Final = odo.Policy(1, 0, filter="basic")
@@ -103,6 +106,25 @@ def test_a_cursor_that_is_none_is_refused(ledger: Ledger) -> None:
     ):
         with pytest.raises(InvalidArgument, match="after must be a cursor"):
             ledger.events(after=after)
+
+
+def test_a_cursor_that_unpacks_to_millions_of_lines_ends_at_the_first_repeated_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request of 20,000 characters would otherwise take seconds and hundreds of megabytes."""
+    read: list[str] = []
+
+    def count_and_parse(text: str) -> tuple[str, int]:
+        read.append(text)
+        return parse_entry_id(text)
+
+    monkeypatch.setattr(results, "parse_entry_id", count_and_parse)
+    packed = zlib.compress(b"a 1\n" * (1 << 22), 9)
+    for lines in (packed, zlib.compress(b"b 1\na 1")):
+        with pytest.raises(InvalidArgument, match="after must be a cursor"):
+            cursor_from_text(urlsafe_b64encode(lines).decode())
+    assert len(packed) < 20_000
+    assert len(read) == 4
 
 
 def test_a_cursor_ahead_of_the_ledger_is_refused(ledger: Ledger) -> None:

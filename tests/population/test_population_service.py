@@ -358,6 +358,7 @@ def test_a_file_that_is_wrong_is_refused_and_changes_nothing(
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees="[]"),
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees="[{}]"),
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees="[" * 10_000),
+        file_of(tmp_path, {"id": [1], "which": [0]}, guarantees=" " * (1 << 24) + good),
         file_of(tmp_path, {"id": [1], "which": [0]}, guarantees=json.dumps([attacks.pure("0.1")] * 70_000)),
         file_of(tmp_path, which if people.ordered else {"id": [1]}, guarantees='[{"kind":"pure","epsilon":-1}]'),
     ]
@@ -390,6 +391,46 @@ def test_a_file_with_more_people_than_fit_is_refused_before_it_is_read(
         answer = runner.post(f"/v1/populations/{people.name}/joins", content=content, headers=headers)
     attacks.check_problem(answer, 422)
     assert "at most 1 rows" in answer.json()["detail"]
+
+
+def test_a_file_that_understates_its_rows_is_refused_before_it_is_read(
+    service: ServiceThread, people: RemotePopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count for the whole file is not what is read: a few kilobytes could otherwise fill the memory."""
+    content = file_of(tmp_path, {"id": np.arange(PEOPLE)})
+    count = bytes([0x16, 2 * PEOPLE & 0x7F | 0x80, 2 * PEOPLE >> 7])  # field 3 of Thrift, an i64 as a varint
+    at = content.index(count, len(content) - 8 - int.from_bytes(content[-8:-4], "little"))
+    forged = content[:at] + bytes([0x16, 0x84, 0x00]) + content[at + len(count) :]  # two rows
+    monkeypatch.setattr(populations, "MAX_PEOPLE", 100)
+    monkeypatch.setattr(populations, "_MAX_ROWS", 100)
+    with attacks.reach(service, service.token("rob", "runner")) as runner:
+        for number, sent in enumerate((content, forged)):
+            headers = PARQUET | {"Idempotency-Key": f"q-{number}"}
+            answer = runner.post(f"/v1/populations/{people.name}/joins", content=sent, headers=headers)
+            attacks.check_problem(answer, 422)
+            assert f"(got {PEOPLE:,})" in answer.json()["detail"]
+
+
+def test_a_column_of_another_name_is_not_overlooked(
+    service: ServiceThread, people: RemotePopulation, tmp_path: Path
+) -> None:
+    """Without ids, prices belong to people in id order: those of a column ID must not be read so."""
+    content = file_of(
+        tmp_path,
+        {"ID": np.arange(10)[::-1].copy(), "which": np.array([0] * 9 + [1])},
+        guarantees=json.dumps([attacks.pure("0.1"), attacks.pure("0.9")]),
+    )
+    before = totals_in(service)
+    with attacks.reach(service, service.token("rob", "runner")) as runner:
+        headers = PARQUET | {"Idempotency-Key": "q"}
+        answer = runner.post(f"/v1/populations/{people.name}/rounds", content=content, headers=headers)
+    if people.ordered:
+        attacks.check_problem(answer, 422)
+        assert "in lower case" in answer.json()["detail"]
+        assert totals_in(service) == before
+    else:  # names of columns in any case, as in SQL
+        small, large = totals_in(service)[9], totals_in(service)[0]
+        assert small < large
 
 
 def test_ids_that_no_engine_takes_are_refused(people: RemotePopulation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -238,6 +239,26 @@ def test_a_receiver_that_fails_gets_it_later_and_no_spend_waits(
         wait_until(lambda: len(receiver.accepted) == 1)
         time.sleep(0.3)
         assert [alert["threshold"] for alert in receiver.accepted] == [80]
+
+
+def test_an_answer_without_an_end_is_a_failure_like_others() -> None:
+    """Otherwise it is tried again in every look without a pause, with a traceback in the log each time."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * (1 << 18))
+        await writer.drain()
+        writer.close()
+
+    async def attempt() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            webhook = Webhook(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", SECRET.encode())
+            await sender._send(webhook, [Alert("1", "threshold", "maps", "maps has spent 80%", 0.8)])  # noqa: SLF001
+
+    leader = Leader("sqlite:///none.db", timeout=1.0, accept_fsync_off=True)
+    sender = Sender(Alerts(), lambda: pytest.fail("it is not read"), leader, asyncio.to_thread)
+    asyncio.run(attempt())
+    assert (sender._failures, sender._sent) == (1, set())  # noqa: SLF001
 
 
 def test_a_sender_that_does_not_wait_for_the_answer_would_be_caught(

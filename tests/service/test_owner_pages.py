@@ -19,6 +19,7 @@ from page_client import Visitor, visitor_of, words_of
 from service_server import ServiceThread
 
 import odograph as odo
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.ledger import Ledger
 from odograph.population.population import Population
 from odograph.service import logs, visibility
@@ -287,6 +288,46 @@ def test_several_reservations_are_resolved_once_they_are_confirmed(
     assert [entry.note for entry in census.history() if entry.verb == "void"] == ["cancelled", "cancelled"]
     assert {entry.principal for entry in census.history() if entry.verb == "void"} == {"ana"}
     assert remote.verify()
+
+
+def test_reservations_that_were_resolved_meanwhile_are_no_fault_of_the_ledger(
+    service: ServiceThread, census: odo.LedgerAccount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[str] = []
+    monkeypatch.setattr(logs, "state", lambda _level, event, _text: states.append(event))
+    visitor = visitor_of(service)
+    (reserved,) = census.pending
+    reserved.commit()
+    form = {"csrf": visitor.csrf, "verb": "commit", f"id.{reserved.id}": "1"}
+    answer = visitor.send("/pending/resolve", form)
+    assert (answer.status_code, "is pending any more" in answer.text) == (400, True)
+    assert states == []  # such as that the ledger cannot be used
+
+
+def test_a_page_reads_so_many_reservations_and_a_form_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone who may reserve could otherwise make these pages read without bound."""
+    read: list[str] = []
+    reservation = LocalBackend.reservation
+
+    def count_and_read(backend: LocalBackend, name: str) -> odo.Receipt:
+        read.append(name)
+        return reservation(backend, name)
+
+    monkeypatch.setattr(LocalBackend, "reservation", count_and_read)
+    owner, bound = (Caller("ana", Role.OWNER, "", names) for names in (None, frozenset({"other"})))
+    with odo.connect("memory://") as ledger:
+        account = ledger.open_account("census", PLAIN)
+        ids = [account.reserve(odo.PureDP("0.01")).id for _ in range(7)]
+        read.clear()
+        found, more = owners.list_pending(ledger, owner, most=3)
+        assert ([one.id for one in found], more, read) == (ids[:3], True, ids[:3])
+        found, more = owners.list_pending(ledger, owner)
+        assert ([one.id for one in found], more) == (ids, False)
+        read.clear()
+        asked = [ids[6], "census#0", "census#99", "nothing#1", "?"]
+        assert [one.id for one in owners.find_pending(ledger, owner, asked)] == [ids[6]]
+        assert len(read) <= 2
+        assert owners.find_pending(ledger, bound, asked) == []
 
 
 def test_an_account_is_closed_when_its_name_was_typed(service: ServiceThread, census: odo.LedgerAccount) -> None:
@@ -616,7 +657,14 @@ def test_a_long_history_is_exported_whole(service: ServiceThread, monkeypatch: p
         for _ in range(27):
             account.spend(odo.PureDP("0.01"))
     lines = visitor_of(service).get("/accounts/long/entries.csv").text.splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["sequence", *map(str, range(28))]
+    assert [line.partition(",")[0].strip('"') for line in lines] == ["sequence", *map(str, range(28))]
+
+
+def test_no_separator_in_a_text_begins_a_cell(service: ServiceThread, remote: Ledger) -> None:
+    account = remote.open_account("census", odo.Policy(1, 0, filter="basic"))
+    account.spend(odo.PureDP("0.01"), key="a;=1+1", note="x;=1+1\t@SUM(A1)")
+    lines = visitor_of(service).get("/accounts/census/entries.csv").text.splitlines()
+    assert '"a;=1+1","x;=1+1\t@SUM(A1)"' in lines[2]
 
 
 # What a new account would admit.

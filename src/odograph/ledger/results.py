@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, NoReturn, SupportsIndex, overload
@@ -591,15 +592,27 @@ def cursor_from_text(text: str) -> dict[str, int]:
     try:
         packed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
         unpacking = zlib.decompressobj()
-        lines = unpacking.decompress(packed, _MAX_CURSOR).decode().split("\n") if text else []
+        lines = unpacking.decompress(packed, _MAX_CURSOR) if text else b""
         if not text or unpacking.eof:
-            return dict(parse_entry_id(line.replace(" ", "#")) for line in lines if line)
+            return _positions_of(lines)
     except (ReservationNotFound, ValueError, zlib.error):
         pass
     raise InvalidArgument(
         f"after must be a cursor that was returned with earlier events, or {NOW!r} (got {shown(text)}); leave it out"
         " to begin with the first entry"
     )
+
+
+def _positions_of(lines: bytes) -> dict[str, int]:
+    """Read lines one by one; names rise, so what repeats, and is therefore short while it is packed, ends at once."""
+    positions: dict[str, int] = {}
+    last = ""
+    for line in BytesIO(lines):
+        name, count = parse_entry_id(line.decode().rstrip("\n").replace(" ", "#"))
+        if name <= last:
+            raise ValueError(name)
+        positions[name], last = count, name
+    return positions
 
 
 @dataclass(frozen=True, slots=True, repr=False)

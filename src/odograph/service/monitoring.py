@@ -604,7 +604,7 @@ class Sender:
             try:
                 async with asyncio.timeout(_TIMEOUT):
                     status = await post(webhook, alert)
-            except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
                 problem = f"did not answer ({type(error).__name__})"
                 break
             if 200 <= status < 300:

@@ -109,13 +109,13 @@ __all__ = [
     "receipt_form",
     "require_visible",
     "reservations_form",
+    "reservations_of",
     "rounds_form",
     "row_of",
     "unexpected_problem",
     "visible_account",
     "visible_balances",
     "visible_population",
-    "visible_reservations",
     "visible_rows",
 ]
 
@@ -440,9 +440,9 @@ def reservations_form(backend: LocalBackend, caller: Caller, name: str, first: i
     return ReservationsForm(name, [receipt_form(receipt, caller) for receipt in seen], after)
 
 
-def visible_reservations(ledger: Ledger, caller: Caller, name: str) -> list[ReceiptForm]:
-    """Return the pending reservations of an account of which the caller may see every account."""
-    return reservations_form(_local(ledger), caller, name, 0, EVERY).reservations
+def reservations_of(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> ReservationsForm:
+    """Return the same of a ledger that is here."""
+    return reservations_form(_local(ledger), caller, name, first, count)
 
 
 class PendingRow(Struct):

@@ -558,7 +558,11 @@ class UploadedTable(NamedTuple):
         """Read the file's description, or raise `InvalidArgument`."""
         try:
             with _duckdb.connect(":memory:") as connection:
-                query = "SELECT sum(num_rows)::BIGINT FROM parquet_file_metadata($path)"
+                # What is read are the row groups; the count for the whole file is another number, which may be wrong.
+                query = (
+                    "SELECT coalesce(sum(abs(size)), 0)::BIGINT FROM"
+                    " (SELECT DISTINCT row_group_id, row_group_num_rows AS size FROM parquet_metadata($path))"
+                )
                 ((rows,),) = connection.execute(query, {"path": path}).fetchall()
                 pairs = "SELECT decode(key), decode(value) FROM parquet_kv_metadata($path)"
                 return cls(path, rows, dict(connection.execute(pairs, {"path": path}).fetchall()))
@@ -572,6 +576,8 @@ class UploadedTable(NamedTuple):
                 found = connection.read_parquet(self.path, hive_partitioning=False)
                 types = dict(zip(found.columns, found.types, strict=True))
                 own = [name for name in ("id", "which") if name in types]
+                if len(own) < len(types):  # a column ID that is overlooked would charge people in id order instead
+                    raise InvalidArgument("the file must have the columns id and which, in lower case, and no others")
                 if not own or any(_ID_TYPES.get(types[name].id) != "BIGINT" for name in own):
                     raise InvalidArgument("the columns id and which must be integers for this population")
                 exact = ", ".join(f"{name}::BIGINT AS {name}" for name in own)

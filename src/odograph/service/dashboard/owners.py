@@ -12,7 +12,7 @@ import csv
 import io
 import unicodedata
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
@@ -32,8 +32,15 @@ from odograph.core.guarantees import ZCDP, Guarantee, PureDP, guarantee_from_dic
 from odograph.core.mechanisms import gaussian, laplace, subsampled_gaussian
 from odograph.core.planning import outlook, roomiest, usual_requests
 from odograph.core.policy import Compiled
-from odograph.errors import BadRequest, InvalidArgument, LedgerError, NotPermitted, OdographError
-from odograph.ledger.entries import check_name, iso_time, price_from_text, shown
+from odograph.errors import (
+    AccountNotFound,
+    BadRequest,
+    InvalidArgument,
+    NotPermitted,
+    OdographError,
+    ReservationNotFound,
+)
+from odograph.ledger.entries import check_name, iso_time, parse_entry_id, price_from_text, shown
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import HistoryEntry
 from odograph.ledger.stores.base import Balance
@@ -57,6 +64,7 @@ from odograph.service.state import AppState
 
 __all__ = [
     "ASKED",
+    "MAX_PENDING",
     "MAX_READ",
     "PAGES",
     "ApiHandler",
@@ -79,6 +87,7 @@ __all__ = [
     "confirm_page",
     "csv_row",
     "find_entries",
+    "find_pending",
     "keys_page",
     "list_pending",
     "newest_entries",
@@ -95,6 +104,7 @@ __all__ = [
 ]
 
 MAX_READ: Final = 20_000  # entries read in one request, the newest first; the page tells how far that reached
+MAX_PENDING: Final = 1000  # reservations read in one request, each in several queries
 _PAGE_SIZE: Final = 50  # entries on a page of the search
 _FIRST_CHUNK, _LARGEST_CHUNK = 50, 1000  # entries of one account read at a time
 _MOST_RESOLVED: Final = 40  # reservations in one form, which may have 50 fields
@@ -481,12 +491,13 @@ def principal_page(ledger: Ledger, caller: Caller, query: Query, keys: list[KeyV
     if not name:
         raise BadRequest("name must be a principal, such as /principal?name=ana")
     spending = spending_of(ledger, caller, {**query, "principal": name})
-    pending = [one for one in list_pending(ledger, caller) if one.principal == name]
+    listed, more = list_pending(ledger, caller)
+    pending = [one for one in listed if one.principal == name]
     findings = find_entries(ledger, caller, {"principal": name}, 2000)
     last = [one for one in findings.entries if one.entry.principal == name][:10]
     own = None if keys is None else [one for one in keys if one.key.principal == name]
     context = _spending_context(ledger, caller, spending)
-    context |= {"name": name, "pending": pending, "last": last, "keys": own}
+    context |= {"name": name, "pending": pending, "more": more, "last": last, "keys": own}
     representation = {"principal": name, "spending": spending, "pending": pending, "last": last, "keys": own}
     return Page("principal.html", name, representation, context)
 
@@ -780,32 +791,59 @@ class Pending(Struct):
     expired: bool  # it can only be committed
 
 
-def list_pending(ledger: Ledger, caller: Caller, name: str = "") -> list[Pending]:
-    """Return the pending reservations of which the caller sees every account, those that expire first at the top."""
+def list_pending(
+    ledger: Ledger, caller: Caller, name: str = "", most: int = MAX_PENDING
+) -> tuple[list[Pending], bool]:
+    """Return pending reservations of which the caller sees every account, those that expire first at the top.
+
+    About `most` are read, of each account the oldest; the second value is whether there may be more.
+    """
     found: dict[str, Pending] = {}
-    now = iso_time(int(datetime.now(UTC).timestamp() * 1_000_000))
+    left = most
     for account in _chosen_balances(ledger, caller, name):
-        for receipt in visibility.visible_reservations(ledger, caller, account):
-            if receipt.id in found:  # it charged this account, or one below it, too
-                continue
-            own = receipt.accounts[0]
-            (past,) = ledger.backend.history(own.account, own.sequence, 1)
-            expired = receipt.expires is not None and receipt.expires <= now
-            found[receipt.id] = Pending(receipt.id, past.principal, past.note, receipt, expired)
-    return sorted(found.values(), key=lambda one: (one.receipt.expires or "~", one.receipt.time, one.id))
+        form = visibility.reservations_of(ledger, caller, account, 0, max(1, left))
+        left = 0 if form.next is not None else left - len(form.reservations)
+        for receipt in form.reservations:
+            if receipt.id not in found:  # else it charged this account, or one below it, too
+                found[receipt.id] = _pending_of(ledger, receipt)
+        if left <= 0:
+            break
+    return sorted(found.values(), key=lambda one: (one.receipt.expires or "~", one.receipt.time, one.id)), left <= 0
+
+
+def find_pending(ledger: Ledger, caller: Caller, ids: Iterable[str]) -> list[Pending]:
+    """Return those of some reservations that are pending and that the caller may see."""
+    found = []
+    for one in ids:
+        try:
+            account, sequence = parse_entry_id(one)
+            form = visibility.reservations_of(ledger, caller, account, sequence, 1)
+        except (AccountNotFound, ReservationNotFound):
+            continue
+        found += [_pending_of(ledger, receipt) for receipt in form.reservations if receipt.id == one]
+    return found
+
+
+def _pending_of(ledger: Ledger, receipt: ReceiptForm) -> Pending:
+    own = receipt.accounts[0]
+    (past,) = ledger.backend.history(own.account, own.sequence, 1)
+    now = iso_time(int(datetime.now(UTC).timestamp() * 1_000_000))
+    expired = receipt.expires is not None and receipt.expires <= now
+    return Pending(receipt.id, past.principal, past.note, receipt, expired)
 
 
 def pending_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
     """Return the pending reservations of every account, or of one, with the form that resolves them."""
     typed = _typed(query, "account")
-    pending = list_pending(ledger, caller, typed["account"])
+    pending, more = list_pending(ledger, caller, typed["account"])
     context = {
         "pending": pending[:_MOST_RESOLVED],
         "count": len(pending),
+        "more": more,
         "account": typed["account"],
         "names": [*visibility.visible_balances(ledger, caller)],
     }
-    return Page("pending.html", "Pending reservations", {"pending": pending}, context)
+    return Page("pending.html", "Pending reservations", {"pending": pending, "more": more}, context)
 
 
 class Resolved(Struct):
@@ -839,8 +877,9 @@ async def _resolve(state: AppState, _request: Request, session: PageSession, for
     if verb == "void" and not reason:
         raise BadRequest("give the reason why the mechanism was not run; nothing was changed")
     if not form.get("confirmed"):
-        pending = await state.compute(list_pending, state.ledger_of(caller), caller)
-        return _confirm(_resolution(verb, [one for one in pending if one.id in ids], form))
+        return _confirm(
+            _resolution(verb, await state.compute(find_pending, state.ledger_of(caller), caller, ids), form)
+        )
     handler = charges.commit if verb == "commit" else charges.void
     fields = {"note": reason} if verb == "commit" else {"reason": reason}
     results = []
@@ -856,7 +895,7 @@ async def _resolve(state: AppState, _request: Request, session: PageSession, for
 def _resolution(verb: str, chosen: list[Pending], form: FormFields) -> Confirmation:
     """Return what resolving these reservations means."""
     if not chosen:
-        raise LedgerError("none of these reservations is pending any more; nothing was changed")
+        raise BadRequest("none of these reservations is pending any more; nothing was changed")
     meaning = (
         "Committing states that the mechanism was run, or may have been. The charges stay, for good."
         if verb == "commit"
@@ -904,12 +943,13 @@ async def _close(state: AppState, request: Request, session: PageSession, form: 
 
 
 def _closing(ledger: Ledger, caller: Caller, name: str, page: str) -> Confirmation:
-    form = visibility.account_form(ledger, caller, name)
+    form = visibility.account_form(ledger, caller, name, pending=False)
+    pending = visibility.pending_count(ledger, caller, name)
     lines = [f"{name} takes no charges any more, for good. What was charged stays, and so do its entries."]
     if form.children:
         lines.append(f"The accounts below it are closed too: {', '.join(form.children)}.")
-    if form.pending:
-        lines.append(f"Its pending reservations ({len(form.pending)}) can still be committed or voided.")
+    if pending:
+        lines.append(f"Its pending reservations ({pending:,}) can still be committed or voided.")
     if form.account.closed:
         lines = [f"{name} is closed already."]
     return Confirmation(f"Close {name}", tuple(lines), "Close the account", f"{page}/close", {}, page, "name")
@@ -955,7 +995,8 @@ async def _entries_csv(state: AppState, request: Request, session: PageSession, 
 
 def _csv_text(rows: list[list[str]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text).writerows(rows)
+    # Quoted, or a program that separates cells at semicolons would begin one in the middle of a text.
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
     return text.getvalue().encode()
 
 

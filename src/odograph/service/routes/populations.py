@@ -81,6 +81,7 @@ _READABLE_LENGTH: Final = 40  # characters of a folder's name that are taken fro
 _MEMORY_LIMIT: Final = "2GB"  # for DuckDB; what does not fit is spilled to the disk
 _MAX_ROWS: Final = 1_000_000_000  # of a file that DuckDB reads by itself
 _MAX_GUARANTEES: Final = 1 << 16  # of an upload
+_MAX_GUARANTEES_LENGTH: Final = 1 << 24  # characters of them in JSON, which take five times as much memory when read
 _PARTICIPANTS_IN_MEMORY: Final = 1 << 20  # bytes; more go to a temporary file
 _NDJSON: Final = b"application/x-ndjson"
 
@@ -375,8 +376,13 @@ def _people_of(people: Population, call: Call) -> tuple[_Ids, str]:
 def _read_prices(people: Population, upload: IO[bytes]) -> tuple[Prices, str]:
     """Return the prices of a Parquet file, and the note in its metadata."""
     ids, which, metadata = _read_upload(people, upload)
+    text = metadata.get("guarantees", "[]")
+    if len(text) > _MAX_GUARANTEES_LENGTH:
+        raise InvalidArgument(
+            f"`guarantees` must have at most {_MAX_GUARANTEES_LENGTH:,} characters (got {len(text):,})"
+        )
     try:
-        forms = _decode_guarantees(metadata.get("guarantees", "[]").encode())
+        forms = _decode_guarantees(text.encode())
     except (msgspec.MsgspecError, RecursionError, ValueError):
         raise InvalidGuarantee("the file's metadata must have `guarantees`: a JSON list of guarantees") from None
     slow = sum(not isinstance(one, QUICK) for one in forms)
