@@ -662,6 +662,8 @@ def test_a_retired_key_can_still_be_revoked_at_once_and_is_no_owner_that_lasts(
 ) -> None:
     token, old = owner(store)
     _, key = store.rotate(old.id, overlap=3600, made_by="olga")
+    with pytest.raises(NotPermitted, match="last valid owner"):  # in an hour no owner would be left
+        store.revoke(key.id, "olga")
     pass_time(store, 3600, monkeypatch)
     with pytest.raises(NotPermitted, match="last valid owner"):
         store.revoke(key.id, "olga")

@@ -180,6 +180,7 @@ _WORDING: Final = tuple(
         (r"\bPolicy\((\w+)=\.\.\.\)", r"a policy that promises \1"),
         (r", as in Policy\(None, [^,]*, slack=([\d.]+)\)", r", such as \1, which the policy has to state"),
         (r",? (?:such as|in|as in) Policy\([^)]*\),?", ""),
+        (r": the order is Policy\(epsilon, delta\)", ""),
         (r"\bdelta_steps\b", "the delta reserved for steps"),
         (r"\bprivacy_unit\b", "the privacy unit"),
         (r"\bsuccessor_of\b", "successor of"),

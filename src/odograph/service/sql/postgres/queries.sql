@@ -54,9 +54,10 @@ WHERE number < coalesce((SELECT number FROM odograph_access.keys WHERE id = %s),
 ORDER BY number DESC LIMIT %s;
 
 -- name: other_owners
+-- A key that was rotated ends soon, and cannot be rotated again: it is no owner that is left.
 SELECT id FROM odograph_access.keys
-WHERE role = 'owner' AND id <> %s AND revoked IS NULL
-    AND coalesce(least(expires, retires), 9223372036854775807) > %s
+WHERE role = 'owner' AND id <> %s AND revoked IS NULL AND retires IS NULL
+    AND coalesce(expires, 9223372036854775807) > %s
 LIMIT 1;
 
 -- name: revoke

@@ -30,9 +30,10 @@ WHERE number < coalesce((SELECT number FROM keys WHERE id = ?), 9223372036854775
 ORDER BY number DESC LIMIT ?;
 
 -- name: other_owners
+-- A key that was rotated ends soon, and cannot be rotated again: it is no owner that is left.
 SELECT id FROM keys
-WHERE role = 'owner' AND id <> ? AND revoked IS NULL
-    AND min(ifnull(expires, 9223372036854775807), ifnull(retires, 9223372036854775807)) > ?
+WHERE role = 'owner' AND id <> ? AND revoked IS NULL AND retires IS NULL
+    AND ifnull(expires, 9223372036854775807) > ?
 LIMIT 1;
 
 -- name: revoke
