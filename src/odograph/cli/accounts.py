@@ -518,7 +518,7 @@ class _Plan(NamedTuple):
     same: list[str]
     differences: list[Difference]
     not_in_file: list[str]
-    renews: list[Declared]
+    renews: list[tuple[Declared, Renewal]]
 
 
 @with_options
@@ -864,7 +864,7 @@ def _plan(ledger: Ledger, declared: list[Declared]) -> _Plan:
     names = {one.name for one in declared if one.renewal is None}
     for one in declared:
         if one.renewal is not None:
-            plan.renews.append(one)
+            plan.renews.append((one, one.renewal))
             plan.differences.extend(_renewal_differences(one, one.renewal, names, there, ledger))
             continue
         balance = there.get(one.name)
@@ -878,8 +878,7 @@ def _plan(ledger: Ledger, declared: list[Declared]) -> _Plan:
         plan.differences.extend(found)
         if one.closed and not (balance is not None and balance.closed):
             plan.closes.append(one.name)
-    renewed = {name for one in plan.renews for name in accounts_of(one.name, there)}
-    names |= renewed
+    names |= {name for one, _ in plan.renews for name in accounts_of(one.name, there)}
     own = [name for name in there if name not in names and ledger.backend.opened(name).population is None]
     plan.not_in_file.extend(own)
     return plan
@@ -1035,8 +1034,8 @@ def _carry_out(
             done.append(f"opened {one.name}")
             kept = f"{one.policy.promise}, by the filter {one.policy.filter_text}"
             yield f"{'would open' if dry_run else 'opened'} {one.name}{_position(one)}: {kept}"
-        for one in plan.renews:
-            form, lines = _renew(ledger, one, options, dry_run=dry_run)
+        for one, renewal in plan.renews:
+            form, lines = _renew(ledger, one, renewal, options, dry_run=dry_run)
             renewed.append(form)
             done += [f"opened {form['opened']}"] if form["opened"] else []
             yield from lines
@@ -1052,11 +1051,10 @@ def _carry_out(
 
 
 def _renew(
-    ledger: Ledger, one: Declared, options: LedgerOptions, *, dry_run: bool
+    ledger: Ledger, one: Declared, renewal: Renewal, options: LedgerOptions, *, dry_run: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Renew a budget, or only find out what is to be done; return that for programs and as lines for people."""
-    backend, renewal = _local(ledger), one.renewal
-    assert renewal is not None  # noqa: S101  the plan has no other
+    backend = _local(ledger)
     if dry_run:
         step = _dry_step(backend, renewal)
     else:
