@@ -282,6 +282,7 @@ def test_the_first_account_of_a_schedule_has_a_lifetime_promise_too(ledger: Ledg
     assert account.spend(PureDP("0.1"), key="q").lifetimes == (account.lifetime,)
     ledger.open_account("other", BASIC)
     assert ledger.account("other").lifetime is None
+    ledger.verify()
 
 
 def test_a_copy_keeps_the_schedule(ledger: Ledger, tmp_path: Path) -> None:
@@ -291,6 +292,7 @@ def test_a_copy_keeps_the_schedule(ledger: Ledger, tmp_path: Path) -> None:
         restored.restore(tmp_path / "copy.db", checkpoint=checkpoint)
         restored.verify()
         assert backend(restored).opened("census@2026-11-01").renewal == MONTHLY
+        assert restored.current("census").spend(PureDP("0.1")).lifetimes
         assert not renew(restored).opens
 
 
