@@ -24,13 +24,13 @@ if TYPE_CHECKING:
         subsampled_gaussian,
     )
     from odograph.core.policy import Policy
+    from odograph.display import progress_bar
     from odograph.errors import BudgetExceeded, IdempotencyConflict, OdographError, UnprovenComposition
     from odograph.integrations import cost_of
     from odograph.ledger.ledger import Ledger, LedgerAccount
     from odograph.ledger.results import Checkpoint, Receipt, Reservation
     from odograph.population.population import Population
     from odograph.population.prices import Prices, vectorized_price
-    from odograph.progress import progress_bar
     from odograph.sessions import Session, private, session
     from odograph.training import dpsgd_policy
 
@@ -127,7 +127,7 @@ _DEFINED_IN = {
     "laplace": "odograph.core.mechanisms",
     "parallel": "odograph.core.mechanisms",
     "private": "odograph.sessions",
-    "progress_bar": "odograph.progress",
+    "progress_bar": "odograph.display",
     "randomized_response": "odograph.core.mechanisms",
     "session": "odograph.sessions",
     "subsampled_gaussian": "odograph.core.mechanisms",

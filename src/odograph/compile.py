@@ -18,13 +18,13 @@ from odograph.core.filters.smooth import RESERVES, set_aside, solve_reserve
 from odograph.core.fixed_point import SCALE
 from odograph.core.policy import Compiled, Need, Policy, compile_meters
 from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, Reserve, family_quantum, solve
+from odograph.display import SlowNotice
 from odograph.errors import InvalidArgument, InvalidPolicy
-from odograph.progress import SlowNotice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from odograph.progress import Progress
+    from odograph.display import Progress
 
 __all__ = [
     "Certification",

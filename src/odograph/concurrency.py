@@ -1,4 +1,4 @@
-"""Code that runs beside other code, or in the middle of it: forked processes, signal handlers, and locks on files.
+"""Code that runs beside other code, or in the middle of it: forks, signal handlers, threads, and locks on files.
 
 A forked process is a copy with one thread. A lock that another thread held stays locked in it, and a connection is
 shared with the parent process. An object that holds either registers itself here; it can still be garbage-collected.
@@ -19,11 +19,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 from weakref import WeakSet
 
 from odograph.errors import LedgerBusy
@@ -39,6 +39,7 @@ __all__ = [
     "SuspendedByFork",
     "is_reentry",
     "leave_to_parent",
+    "pace",
     "reentry_error",
     "refuse_reentry",
     "renew_after_fork",
@@ -215,3 +216,33 @@ def _wait(file: int, interval: float, deadline: float) -> None:
             time.sleep(interval)
         else:
             return
+
+
+T = TypeVar("T")
+
+_SLICE: Final = 0.0005  # seconds of work between two checks whether other threads are at work
+_SLEEP_RATIO: Final = 2.0  # how long to sleep if they are, relative to the time worked
+_MAX_SLEEP: Final = 0.1  # seconds; an item may have taken long because a disk or a reader was slow
+_BUSY: Final = 0.1  # the part of a processor from which other threads count as at work
+
+
+def pace(items: Iterable[T]) -> Iterator[T]:
+    """Yield the items, with pauses while other threads of this process are at work.
+
+    A Python thread computes for five milliseconds at a time, and a thread that has waited for the disk must wait for
+    the end of them: without pauses, a replay would make every charge of its process several times slower.
+    """
+    begun, used = time.perf_counter(), _used_by_others()
+    for item in items:
+        yield item
+        took = time.perf_counter() - begun
+        if took > _SLICE:
+            time.sleep(0)
+            if _used_by_others() - used > _BUSY * took:
+                time.sleep(min(_SLEEP_RATIO * took, _MAX_SLEEP))
+            begun, used = time.perf_counter(), _used_by_others()
+
+
+def _used_by_others() -> float:
+    """Return the processor time that the other threads of this process have used, in seconds."""
+    return time.process_time() - time.thread_time()

@@ -1,4 +1,4 @@
-"""HTML for notebooks: the parts of which values that end a cell are shown.
+"""What people see as they work: the HTML of values that end a notebook's cell, and the progress of long operations.
 
 A part is plain HTML and SVG with inline styles: no script, no style sheet, nothing from elsewhere. So it stays
 readable in a saved notebook, light or dark. Every string is escaped unless it is `Html`, which only the functions
@@ -10,14 +10,18 @@ from __future__ import annotations
 import html
 import math
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from odograph.core.fixed_point import brief_above, brief_below
 
 __all__ = [
     "Html",
+    "Progress",
+    "SlowNotice",
     "badge",
     "card",
     "clipped",
@@ -27,6 +31,7 @@ __all__ = [
     "meters",
     "one_line",
     "paragraph",
+    "progress_bar",
     "table",
     "utc",
 ]
@@ -190,3 +195,54 @@ def one_line(kind: str, text: str) -> str:
 def utc(moment: datetime | None) -> str:
     """Return a time to the second; "" where there is none."""
     return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+# Called with how much is done and the expected total (0 if unknown), in rows or entries; for people, in percent.
+Progress: TypeAlias = Callable[[int, int], None]
+
+_BAR_WIDTH: Final = 40  # characters
+_NOTICE_AFTER: Final = 1.0  # seconds
+
+
+def progress_bar(done: int, expected: int) -> None:
+    """Draw a progress bar on standard error: pass it as `progress=progress_bar`."""
+    part = min(done, expected) / max(1, expected)
+    filled = int(_BAR_WIDTH * part)
+    sys.stderr.write(f"\r[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {part:4.0%} ")
+    sys.stderr.flush()
+
+
+class SlowNotice:
+    """Report progress after a second of work: by a bar in a terminal or notebook, by one line in a script.
+
+    Use it as a context manager: leaving it ends the bar's line.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._begun = time.monotonic()
+        self._shown = False
+
+    def __call__(self, done: int, expected: int) -> None:
+        """Report how much is done."""
+        if time.monotonic() - self._begun < _NOTICE_AFTER:
+            return
+        if _is_interactive():
+            progress_bar(done, expected)
+        elif not self._shown:
+            sys.stderr.write(f"odograph: {self._what}\n")
+            sys.stderr.flush()
+        self._shown = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown and _is_interactive():
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+
+def _is_interactive() -> bool:
+    """Return whether standard error is a terminal, or the output of a notebook's cell."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -29,7 +29,6 @@ LAYERS = {
     "compile": 2,
     "display": 1,
     "figures": 2,
-    "progress": 1,
     "training": 3,
     "account": 4,
     "accountant": 4,

@@ -43,10 +43,10 @@ FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 # The unit of systemd.
 
 
-def unit() -> dict[str, list[str]]:
-    """Return the settings of the unit; comments and continued lines are read as systemd reads them."""
+def unit(file: str = "odograph.service") -> dict[str, list[str]]:
+    """Return the settings of a unit; comments and continued lines are read as systemd reads them."""
     found: dict[str, list[str]] = {}
-    for line in (DEPLOY / "odograph.service").read_text().replace("\\\n", " ").splitlines():
+    for line in (DEPLOY / file).read_text().replace("\\\n", " ").splitlines():
         if "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
             found.setdefault(name, []).append(value)
@@ -85,6 +85,48 @@ def test_the_unit_s_command_serves_and_has_time_to_finish(tmp_path: Path) -> Non
     needed = server._SHUTDOWN_TIMEOUT + writer._SHUTDOWN_TIMEOUT  # noqa: SLF001  not to be set otherwise
     assert int(unit()["TimeoutStopSec"][0]) > needed
     assert unit()["Environment"][0] == "ODOGRAPH_URL=sqlite:////var/lib/odograph/privacy.db"
+
+
+def test_systemd_accepts_the_units_that_renew_and_runs_them_after_midnight(tmp_path: Path) -> None:
+    systemd = shutil.which("systemd-analyze")
+    if systemd is None:
+        pytest.skip("there is no systemd-analyze here, which checks the units")
+    service, timer = (tmp_path / f"odograph-renew.{kind}" for kind in ("service", "timer"))
+    text = (DEPLOY / service.name).read_text()
+    service.write_text(text.replace("/opt/odograph/bin/odograph", str(PROGRAM)).replace("User=odograph", "User=root"))
+    timer.write_text((DEPLOY / timer.name).read_text())
+    verify = [systemd, "verify", str(service), str(timer)]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)  # noqa: S603  the units of this folder
+    assert (done.returncode, done.stderr) == (0, "")
+    (when,) = unit(timer.name)["OnCalendar"]
+    shown = subprocess.run(  # noqa: S603  as above
+        [systemd, "calendar", "--base-time=2026-11-30 23:30 UTC", when], capture_output=True, text=True, check=True
+    )
+    assert "2026-12-01 00:00:05 UTC" in shown.stdout
+    timer.write_text(timer.read_text().replace("OnCalendar=", "OnCalendar=some "))
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)  # noqa: S603  Control
+    assert "Failed to parse calendar specification" in done.stderr
+
+
+def test_the_unit_that_renews_is_as_confined_as_the_service_and_its_command_runs(tmp_path: Path) -> None:
+    served, renews = unit(), unit("odograph-renew.service")
+    of_a_server = {"Type", "ExecStart", "Restart", "RestartSec", "KillMode", "TimeoutStopSec", "LimitNOFILE"}
+    for name in served.keys() - of_a_server - {"Description", "WantedBy"}:
+        assert renews[name] == served[name], name
+    (command,) = renews["ExecStart"]
+    _, verb, file = shlex.split(command)
+    assert verb == "renew"
+    assert file.startswith("/etc/")
+    declared = tmp_path / "accounts.yaml"
+    policy = "epsilon: 1, delta: 0, filter: basic, renew: daily, from: 2026-11-01"
+    declared.write_text(f"accounts:\n  census: {{{policy}}}\n")
+    url = f"sqlite:///{tmp_path}/privacy.db"
+    done = subprocess.run(  # noqa: S603  the program itself
+        [PROGRAM, verb, declared], env=os.environ | {"ODOGRAPH_URL": url}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with odo.connect(url) as ledger:
+        assert ledger.current("census").name in done.stdout
 
 
 # The image.

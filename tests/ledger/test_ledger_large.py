@@ -22,6 +22,7 @@ import pytest
 
 import odograph as odo
 from odograph import Checkpoint, Ledger, Policy, PureDP
+from odograph.concurrency import pace
 from odograph.connection import store_at
 from odograph.errors import LedgerCorrupt
 from odograph.ledger import audit
@@ -32,7 +33,6 @@ from odograph.ledger.entries import Entry
 from odograph.ledger.stores import sqlite
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.sqlite import SQL, SqliteStore
-from odograph.progress import pace
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 CHARGES = 5001

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import odograph as odo
-from odograph.progress import SlowNotice
+from odograph.display import SlowNotice
 
 
 class Terminal(io.StringIO):
@@ -20,7 +20,7 @@ def report(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: float)
     times = iter([0.0, seconds, seconds + 1, seconds + 2])
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
-        patch.setattr("odograph.progress.time.monotonic", lambda: next(times))
+        patch.setattr("odograph.display.time.monotonic", lambda: next(times))
         patch.delitem(sys.modules, "ipykernel", raising=False)
         with SlowNotice("solving") as notice:
             for done in (1, 2, 3):

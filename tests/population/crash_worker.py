@@ -27,6 +27,7 @@ from population_helpers import small_session
 
 import odograph as odo
 from odograph import Guarantee, Population, Prices, PureDP
+from odograph.display import Progress
 from odograph.ledger.engine import LedgerEngine
 from odograph.population import population as module
 from odograph.population import version_store
@@ -35,7 +36,6 @@ from odograph.population.engines.duckdb import DuckDBEngine
 from odograph.population.engines.numpy import NumpyEngine
 from odograph.population.prices import PriceTable
 from odograph.population.version_store import ObjectVersions, Versions
-from odograph.progress import Progress
 
 PEOPLE = 3000
 KILLED = (

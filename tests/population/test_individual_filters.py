@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from population_helpers import PopulationFactory
 
 from odograph import GDP, Guarantee, Policy, Population, Prices, PureDP, compile_policy
+from odograph.display import Progress
 from odograph.population.engines import EngineContext
 from odograph.population.engines.numpy import NumpyEngine
 from odograph.population.prices import PriceTable
-from odograph.progress import Progress
 
 EPSILON, DELTA = 0.5, 0.05
 TRIALS, STEPS = 40_000, 40

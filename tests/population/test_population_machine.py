@@ -19,11 +19,11 @@ from population_helpers import RULES, Asked, Oracle, PopulationFactory, compiled
 
 import odograph as odo
 from odograph import GDP, ZCDP, ApproxDP, Guarantee, PureDP
+from odograph.display import Progress
 from odograph.errors import IdempotencyConflict
 from odograph.population.engines import EngineContext
 from odograph.population.engines.numpy import NumpyEngine
 from odograph.population.prices import PriceTable
-from odograph.progress import Progress
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 

@@ -1,6 +1,6 @@
 """Accounts and their charges: open, show, accounts, close; spend, reserve, commit, void; and what would fit.
 
-`apply` opens the accounts that a file declares, and `declare` writes such a file.
+`apply` opens the accounts that a file declares, `renew` those of current epochs, and `declare` writes such a file.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -42,7 +43,9 @@ from odograph.core.odometers import ODOMETER_NAMES, odometer_from_dict
 from odograph.core.planning import used
 from odograph.core.policy import Compiled, Policy
 from odograph.errors import AccountExists, InvalidArgument, InvalidPolicy, LedgerNotFound, OdographError, load_extra
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import check_name, check_note
+from odograph.ledger.epochs import EVERY, Renewal, RenewalStep, accounts_of, next_step, scheduled
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import Receipt
 from odograph.ledger.stores.base import Balance
@@ -63,6 +66,7 @@ __all__ = [
     "open_",
     "read_accounts",
     "read_document",
+    "renew",
     "reserve",
     "show",
     "spend",
@@ -449,7 +453,8 @@ _SIZES: Final = ("epsilon", "rho", "mu")  # of a promise: one of them
 _PROMISED: Final = (*_SIZES, "delta", "privacy_unit", "neighbors")
 _CHOICES: Final = ("delta_steps", "filter", "reserve", "odometer", "slack")
 _RELATIVES: Final = ("parent", "successor_of")
-_FIELDS: Final = (*_PROMISED, *_CHOICES, *_RELATIVES, "dataset", "note", "closed")
+_SCHEDULE: Final = ("renew", "from", "times", "until")  # of a budget that renews
+_FIELDS: Final = (*_PROMISED, *_CHOICES, *_RELATIVES, "dataset", "note", "closed", *_SCHEDULE)
 _TRUTH: Final[dict[object, bool]] = {"true": True, "false": False}
 _SHOWN: Final = 80  # characters of a value in a message
 
@@ -475,7 +480,10 @@ class _Document(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """An account as a file declares it. `given` are the arguments of its policy that the file names."""
+    """An account, or a budget that renews, as a file declares it.
+
+    `given` are the arguments of its policy that the file names.
+    """
 
     name: str
     policy: Policy
@@ -485,6 +493,7 @@ class Declared(NamedTuple):
     dataset: str = ""
     note: str = ""
     closed: bool = False
+    renewal: Renewal | None = None  # it has an account for each epoch, and none of its own name
 
 
 class Difference(NamedTuple):
@@ -508,6 +517,7 @@ class _Plan(NamedTuple):
     same: list[str]
     differences: list[Difference]
     not_in_file: list[str]
+    renews: list[tuple[Declared, Renewal]]
 
 
 @with_options
@@ -532,8 +542,9 @@ def apply(
     declared = read_accounts(file)
     with options.ledger() as ledger:
         plan = _plan(ledger, declared)
+        renewed: list[dict[str, Any]] = []
         if not plan.differences:
-            for line in _carry_out(ledger, plan, options, dry_run=dry_run):
+            for line in _carry_out(ledger, plan, options, renewed, dry_run=dry_run):
                 if not options.json:
                     typer.echo(line)
         form = {
@@ -544,8 +555,46 @@ def apply(
             "same": plan.same,
             "differences": [one._asdict() for one in plan.differences],
             "not_in_file": plan.not_in_file,
+            "renewed": [] if plan.differences else renewed,
         }
         print_result(form, "\n".join(_summary(plan, ledger.url, dry_run=dry_run)), as_json=options.json)
+    if plan.differences:
+        raise typer.Exit(_DIFFERS_EXIT_CODE)
+
+
+@with_options
+def renew(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The file that `odograph apply` reads; - for standard input."),
+    ],
+    *,
+    options: LedgerOptions,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
+) -> None:
+    """Open the accounts of the current epochs, for the budgets of a file that renew, and close those before them.
+
+    Run it from cron or a systemd timer: it can be repeated, and by several machines. Epochs in which it did not run \
+get no account afterwards.
+
+    odograph renew accounts.yaml
+    """
+    declared = [one for one in read_accounts(file) if one.renewal is not None]
+    if not declared:
+        raise InvalidArgument(f"{file} must have an account with `renew`, such as `renew: monthly` (got none)")
+    with options.ledger() as ledger:
+        plan = _plan(ledger, declared)
+        renewed: list[dict[str, Any]] = []
+        if not plan.differences:
+            for line in _carry_out(ledger, plan, options, renewed, dry_run=dry_run):
+                if not options.json:
+                    typer.echo(line)
+        differences = [one._asdict() for one in plan.differences]
+        form = {"url": ledger.url, "dry_run": dry_run, "renewed": renewed, "differences": differences}
+        lines = [*map(str, plan.differences)]
+        lines += [f"nothing was done in {ledger.url}" + ": this was a dry run" * dry_run] if dry_run or lines else []
+        if options.json or lines:
+            print_result(form, "\n".join(lines), as_json=options.json)
     if plan.differences:
         raise typer.Exit(_DIFFERS_EXIT_CODE)
 
@@ -563,7 +612,7 @@ def declare(
     odograph declare --out accounts.yaml
     """
     with options.ledger() as ledger:
-        form = {"form": _FORM, "accounts": {one.name: declared_form(one) for one in ledger.accounts()}}
+        form = {"form": _FORM, "accounts": _declared_forms(ledger)}
     if out is None:
         print_result(form, yaml_of(form).removesuffix("\n"), as_json=options.json)
         return
@@ -595,6 +644,8 @@ def read_accounts(file: Path) -> list[Declared]:
         raise document.error(("form",), f"must be {_FORM} (got {content['form']!r}); upgrade Odograph to read others")
     found = {name: _declared(document, name, form) for name, form in content["accounts"].items()}
     for one in found.values():
+        for name in accounts_of(one.name, found) if one.renewal is not None else ():
+            raise document.error(("accounts", name), f"has a name that the schedule of {one.name!r} gives")
         if not one.closed and one.parent in found and found[one.parent].closed:
             raise document.error(
                 ("accounts", one.name, "parent"),
@@ -655,7 +706,30 @@ def _declared(document: _Document, name: str, form: object) -> Declared:
     closed = _typed(form.get("closed")) or False
     if not isinstance(closed, bool):
         raise document.error((*path, "closed"), f"must be true or false (got {_brief(closed)})")
-    return Declared(name, policy, given, **texts, closed=closed)
+    return Declared(name, policy, given, **texts, closed=closed, renewal=_renewal_of(document, name, form))
+
+
+def _renewal_of(document: _Document, name: str, form: Mapping[str, Any]) -> Renewal | None:
+    """Return the schedule of a budget that renews; None of an account that does not."""
+    path = ("accounts", name)
+    values = {field: form.get(field) for field in _SCHEDULE}
+    if values["renew"] is None:
+        for field in _SCHEDULE:
+            if field in form:
+                raise document.error((*path, field), f"needs renew: {', '.join(EVERY[:-1])} or {EVERY[-1]}")
+        return None
+    for field in ("successor_of", "closed"):
+        if form.get(field) is not None:
+            raise document.error(
+                (*path, field), "cannot be given with renew: the schedule opens, links and closes its accounts"
+            )
+    try:
+        renewal = Renewal(name, scheduled(values["renew"], values["from"], values["times"], values["until"]))
+        renewal.name_of(next(renewal.schedule.epochs()))
+    except InvalidArgument as problem:
+        wrong = str(problem).split(maxsplit=1)[0]
+        raise document.error((*path, wrong) if wrong in form else path, f"cannot be read: {problem}") from problem
+    return renewal
 
 
 def _choice(field: str, value: Any) -> Any:  # noqa: ANN401  as a policy takes it
@@ -785,9 +859,13 @@ def _plan(ledger: Ledger, declared: list[Declared]) -> _Plan:
         there = ledger.backend.balances()
     except LedgerNotFound:  # the first account creates it
         there = {}
-    plan = _Plan([], [], [], [], [])
-    names = {one.name for one in declared}
+    plan = _Plan([], [], [], [], [], [])
+    names = {one.name for one in declared if one.renewal is None}
     for one in declared:
+        if one.renewal is not None:
+            plan.renews.append((one, one.renewal))
+            plan.differences.extend(_renewal_differences(one, one.renewal, names, there, ledger))
+            continue
         balance = there.get(one.name)
         if balance is None:
             plan.opens.append(one)
@@ -799,9 +877,42 @@ def _plan(ledger: Ledger, declared: list[Declared]) -> _Plan:
         plan.differences.extend(found)
         if one.closed and not (balance is not None and balance.closed):
             plan.closes.append(one.name)
+    names |= {name for one, _ in plan.renews for name in accounts_of(one.name, there)}
     own = [name for name in there if name not in names and ledger.backend.opened(name).population is None]
     plan.not_in_file.extend(own)
     return plan
+
+
+def _renewal_differences(
+    one: Declared, renewal: Renewal, names: set[str], there: Mapping[str, Balance], ledger: Ledger
+) -> Iterator[Difference]:
+    """Yield why a budget cannot renew as the file says: its accounts are different, or a relative is missing."""
+    _local(ledger)
+    if one.name in there:
+        advice = f"Its accounts would be named {one.name}@ and a date: declare the schedule under another name."
+        yield Difference(one.name, "renew", "an account that does not renew", str(renewal.schedule), advice)
+    found = accounts_of(one.name, there)
+    for name in found:
+        opened, balance = ledger.backend.opened(name), there[name]
+        if opened.renewal != renewal:
+            has = "an account that does not renew" if opened.renewal is None else str(opened.renewal.schedule)
+            advice = "The promise of a schedule never changes: declare another budget, under another name."
+            yield Difference(name, "renew", has, str(renewal.schedule), advice)
+            return
+        same = one._replace(name=name, successor_of=balance.head.successor_of, closed=balance.closed)
+        yield from _differences(same, balance, ledger)
+    if not found:
+        yield from _missing_relatives(one, names, there)
+
+
+def _local(ledger: Ledger) -> LocalBackend:
+    """Return the backend of a ledger whose transactions and clock can be reached, or raise."""
+    if not isinstance(ledger.backend, LocalBackend):
+        raise InvalidArgument(
+            f"--url must be the database of the ledger, SQLite or PostgreSQL, where budgets renew (got {ledger.url}):"
+            " run this where the service runs"
+        )
+    return ledger.backend
 
 
 def _missing_relatives(one: Declared, names: set[str], there: Mapping[str, Balance]) -> Iterator[Difference]:
@@ -898,8 +1009,13 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else "none" if value is None else json.dumps(value, default=str)
 
 
-def _carry_out(ledger: Ledger, plan: _Plan, options: LedgerOptions, *, dry_run: bool) -> Iterator[str]:
-    """Open and close what the plan says, and yield a line for each. If it stops, the error says how far it came."""
+def _carry_out(
+    ledger: Ledger, plan: _Plan, options: LedgerOptions, renewed: list[dict[str, Any]], *, dry_run: bool
+) -> Iterator[str]:
+    """Open, renew and close what the plan says, and yield lines for each; what is renewed is added to `renewed`.
+
+    If it stops, the error says how far it came.
+    """
     done: list[str] = []
     try:
         for one in plan.opens:
@@ -917,6 +1033,11 @@ def _carry_out(ledger: Ledger, plan: _Plan, options: LedgerOptions, *, dry_run: 
             done.append(f"opened {one.name}")
             kept = f"{one.policy.promise}, by the filter {one.policy.filter_text}"
             yield f"{'would open' if dry_run else 'opened'} {one.name}{_position(one)}: {kept}"
+        for one, renewal in plan.renews:
+            form, lines = _renew(ledger, one, renewal, options, dry_run=dry_run)
+            renewed.append(form)
+            done += [f"opened {form['opened']}"] if form["opened"] else []
+            yield from lines
         for name in plan.closes:
             if not dry_run:
                 ledger.account(name).close(note="declared as closed")
@@ -926,6 +1047,52 @@ def _carry_out(ledger: Ledger, plan: _Plan, options: LedgerOptions, *, dry_run: 
         before = ", ".join(done) or "nothing was done"
         problem.args = (f"{problem}. Before that: {before}. The same command goes on from there",)
         raise
+
+
+def _renew(
+    ledger: Ledger, one: Declared, renewal: Renewal, options: LedgerOptions, *, dry_run: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Renew a budget, or only find out what is to be done; return that for programs and as lines for people."""
+    backend = _local(ledger)
+    if dry_run:
+        step = _dry_step(backend, renewal)
+    else:
+        with progress(f"solving for {one.name}", quiet=options.json) as report:
+            compiled = compile_policy(one.policy, progress=report)
+        step = backend.renew(renewal, compiled, parent=one.parent, dataset=one.dataset, note=one.note)
+    promise = renewal.schedule.promise_text(one.policy)
+    form = {
+        "account": one.name,
+        "opened": step.opens,
+        "closed": [*step.closes],
+        "current": step.opens or step.previous,
+        "lifetime_promise": promise,
+    }
+    would = "would be " * dry_run
+    lines = [f"{name}: {would}closed: its epoch is over" for name in step.closes]
+    opened = one._replace(successor_of=step.previous)
+    if step.opens:
+        kept = f"{one.policy.promise}, by the filter {one.policy.filter_text}"
+        lines.insert(0, f"{step.opens}: {would}opened{_position(opened)}: {kept}")
+    elif not lines:
+        lines.append(f"{one.name}: nothing to do: {_why_not(renewal, step)}")
+    return form, [*lines, f"{one.name}: lifetime promise: {promise}"]
+
+
+def _dry_step(backend: LocalBackend, renewal: Renewal) -> RenewalStep:
+    try:
+        return backend.next_step(renewal)
+    except LedgerNotFound:  # there is no store yet whose clock could be read
+        return next_step(renewal, {}, time.time_ns() // 1000)
+
+
+def _why_not(renewal: Renewal, step: RenewalStep) -> str:
+    if step.epoch is None:
+        return f"it is not between the first and the last day of the schedule, {renewal.schedule}"
+    own = renewal.name_of(step.epoch)
+    if own == step.previous:
+        return f"{own} is there until {step.epoch.end}"
+    return f"there is {step.previous}, which is later than the clock, so {own} is not opened any more"
 
 
 def _position(one: Declared) -> str:
@@ -951,6 +1118,21 @@ def _summary(plan: _Plan, url: str, *, dry_run: bool) -> Iterator[str]:
 
 
 # Writing.
+
+
+def _declared_forms(ledger: Ledger) -> dict[str, Any]:
+    """Return what declares the accounts of a ledger; the epochs of one schedule are declared together."""
+    found: dict[str, Any] = {}
+    accounts = {one.name: one for one in ledger.accounts()}
+    for name, one in accounts.items():
+        form, renewal = declared_form(one), ledger.backend.opened(name).renewal
+        if renewal is not None and renewal.account not in accounts:
+            kept = {field: value for field, value in form.items() if field not in {"successor_of", "closed"}}
+            fields = {field: value for field, value in renewal.to_dict().items() if field != "account"}
+            found[renewal.account] = kept | fields
+        else:
+            found[name] = form
+    return found
 
 
 def declared_form(account: LedgerAccount) -> dict[str, Any]:

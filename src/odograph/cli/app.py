@@ -21,6 +21,7 @@ from odograph.cli.accounts import (
     how_many,
     largest,
     open_,
+    renew,
     reserve,
     show,
     spend,
@@ -55,7 +56,7 @@ _USAGE_EXIT_CODE: Final = 2
 _HELP: Final = """Privacy filters and odometers: how much privacy budget is spent, and when to stop.
 
 The ledger is at --url or ODOGRAPH_URL; by default it is privacy.db in the working directory. \
-Only open, apply, import and restore create a ledger.
+Only open, apply, renew, import and restore create a ledger.
 
 With --json a command prints one JSON document. An error is one line on standard error; with --json it is a \
 document there, {"error": {"code", "message", "charged", "decision"}}, and standard output is empty. "charged" is \
@@ -136,7 +137,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _PANELS: Final = {
-    "Accounts": (open_, show, accounts, close, apply, declare),
+    "Accounts": (open_, show, accounts, close, apply, renew, declare),
     "Charges": (decide, spend, reserve, commit, void, largest, calibrate, how_many),
     "Records": (history, events, verify, checkpoint, doctor, plot, erase),
     "Copies": (backup, restore, export, import_),

@@ -35,6 +35,7 @@ from odograph.errors import (
 )
 from odograph.ledger.backend import Opened
 from odograph.ledger.entries import check_name
+from odograph.ledger.epochs import current_account
 from odograph.ledger.ledger import SPENDS_USAGE, balance_in, head_for, name_error, page_of
 from odograph.ledger.results import (
     BaseReservation,
@@ -404,6 +405,11 @@ class AsyncLedger:
             return AsyncAccount(self, await self._run(self.operations.opened(name)))
         except AccountNotFound as problem:
             raise name_error(problem, name, await self._run(self.operations.balances())) from None
+
+    async def current(self, name: str) -> AsyncAccount:
+        """Return the newest account of a budget that renews, as `Ledger.current` does."""
+        balances = await self._run(self.operations.balances())
+        return await self.account(current_account(name, {one: found.closed for one, found in balances.items()}))
 
     async def accounts(self) -> tuple[AsyncAccount, ...]:
         """Return all accounts that the key may see, in the order of their names."""

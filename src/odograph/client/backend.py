@@ -34,6 +34,7 @@ from odograph.core.planning import (
     largest_that,
 )
 from odograph.core.policy import Compiled, Policy
+from odograph.display import Progress
 from odograph.errors import (
     AccountNotFound,
     BudgetExceeded,
@@ -68,7 +69,6 @@ from odograph.ledger.results import (
     history_entry,
 )
 from odograph.ledger.stores.base import Balance, Head
-from odograph.progress import Progress
 
 if TYPE_CHECKING:
     from odograph.client.population import RemotePopulation

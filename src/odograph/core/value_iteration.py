@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from odograph.core.conversions import intrinsic_to_pure, largest_mu, pure_to_intrinsic
 from odograph.core.fixed_point import ULP, exactly, up
+from odograph.display import Progress
 from odograph.errors import InvalidPolicy
-from odograph.progress import Progress
 
 if TYPE_CHECKING:
     from odograph.core.mechanisms import MenuItem

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from odograph.compile import Certification, certification
+from odograph.concurrency import pace
 from odograph.core.fixed_point import CEILING
 from odograph.core.gate import Price, Totals, decide
 from odograph.core.policy import Compiled, too_low
+from odograph.display import Progress
 from odograph.errors import LedgerCorrupt, OdographError, explain
 from odograph.ledger.commands import POPULATION_ACTS, read_opening, read_pointer, read_population
 from odograph.ledger.entries import (
@@ -32,9 +34,9 @@ from odograph.ledger.entries import (
     note_digest,
     price_from_text,
 )
+from odograph.ledger.epochs import read_renewal
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.stores.base import Balance, Head, Pending, Snapshot
-from odograph.progress import Progress, pace
 
 __all__ = ["Auditor", "audit"]
 
@@ -164,7 +166,8 @@ class Auditor:
         policy = compiled.policy
         if (head.name, head.privacy_unit, head.neighbors) != (entry.account, policy.privacy_unit, policy.neighbors):
             raise _bad(entry, "it opens another account, or has another privacy unit or neighbors than its policy")
-        own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False))
+        renews = read_renewal(entry) is not None
+        own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False, linked=renews))
         own.version = None if read_population(entry) is None else 0
         self._accounts[head.name] = self._current = own
         return own

@@ -36,13 +36,16 @@ from odograph.core.planning import (
     with_offer,
 )
 from odograph.core.policy import Compiled, Policy
+from odograph.display import Progress
 from odograph.errors import (
     AccountClosed,
+    AccountExists,
     AccountNotFound,
     BudgetExceeded,
     EntryNotFound,
     InvalidArgument,
     InvalidGuarantee,
+    LedgerBusy,
     LedgerCorrupt,
     LedgerError,
     LedgerNotFound,
@@ -81,6 +84,7 @@ from odograph.ledger.entries import (
     shown,
     text_of,
 )
+from odograph.ledger.epochs import Renew, Renewal, RenewalStep, next_step, read_renewal
 from odograph.ledger.results import (
     NOW,
     Checkpoint,
@@ -108,7 +112,6 @@ from odograph.ledger.stores.base import (
     Wants,
 )
 from odograph.ledger.stores.memory import MemoryStore
-from odograph.progress import Progress
 
 __all__ = [
     "Backend",
@@ -124,6 +127,7 @@ __all__ = [
 _MAX_REMEMBERED: Final = 1024  # priced requests per account
 _MAX_REMEMBERED_LENGTH: Final = 16384  # characters of a guarantee that is remembered: longer ones fill the memory
 _ERASED: Final = "erased"
+_MAX_RENEWALS: Final = 4  # attempts at one renewal, if other programs renew at the same time
 _MAX_TOGETHER: Final = 100  # accounts whose events are read at once
 _MAX_EVENTS_LENGTH: Final = 1 << 19  # characters of costs and notes of events that are read at once
 
@@ -131,21 +135,24 @@ _MAX_EVENTS_LENGTH: Final = 1 << 19  # characters of costs and notes of events t
 class Opened:
     """What an account was opened with. It never changes, so it is read once per process."""
 
-    __slots__ = ("_asks", "_certified", "compiled", "head", "origin", "path", "population")
+    __slots__ = ("_asks", "_certified", "compiled", "head", "origin", "path", "population", "renewal")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what the first entry says
         self,
         head: Head,
         compiled: Compiled,
         origin: str,
         above: tuple[Opened, ...],
         population: Mapping[str, Any] | None = None,
+        *,
+        renewal: Renewal | None = None,
     ) -> None:
         self.head = head
         self.origin = origin
         self.compiled = compiled
         self.path: tuple[Opened, ...] = (*above, self)  # from the account at the top down to this one
         self.population = population  # where the filters of its people are, if it is one
+        self.renewal = renewal  # the schedule of which it is an epoch, if it is one; not known over HTTP
         self._asks: dict[int, Ask] = {}
         self._certified: bool | None = None
 
@@ -412,6 +419,48 @@ class LocalBackend:
         """Close an account and everything below it."""
         self.engine.submit(Close(self.author(None, note), name))
 
+    def now(self) -> int:
+        """Return the time by the store's clock, in microseconds since 1970."""
+        found: list[int] = []
+
+        def look(state: State) -> Changes:
+            found.append(state.now)
+            return Changes()
+
+        self.store.write(Wants(), look)
+        return found[-1]
+
+    def next_step(self, renewal: Renewal) -> RenewalStep:
+        """Return what renewing would do now."""
+        balances = self.store.balances()
+        return next_step(renewal, {name: one.closed for name, one in balances.items()}, self.now())
+
+    def renew(self, renewal: Renewal, compiled: Compiled, *, parent: str, dataset: str, note: str) -> RenewalStep:
+        """Open the account of the current epoch and close those whose epochs are over; return what was to be done.
+
+        Repeating it changes nothing. If another program renews at the same time, one of them does it.
+        """
+        policy = compiled.policy
+        self.store.create()
+        step = self.next_step(renewal)
+        for _ in range(_MAX_RENEWALS):
+            if not step.opens or step.epoch is None:
+                break
+            head = Head(step.opens, parent, step.previous, dataset, policy.privacy_unit, policy.neighbors)
+            author = self.author(renewal.key_of(step.epoch), note)
+            opening = Open(author, head, compiled, renewal=renewal.to_dict())
+            closes = step.previous if step.previous in step.closes else ""
+            try:
+                self.engine.submit(Renew(opening, step.epoch, closes))
+                break
+            except (AccountExists, LedgerBusy):  # another program was faster, or the epoch ended meanwhile
+                step = self.next_step(renewal)
+        else:
+            raise LedgerBusy(f"{renewal.account!r} could not be renewed: the state changed each time; renew again")
+        for name in step.closes:
+            self.close(name, "its epoch is over")
+        return step
+
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances at one moment."""
         return self.store.balances(names)
@@ -442,7 +491,8 @@ class LocalBackend:
         above: tuple[Opened, ...] = ()
         if head.parent:
             above = (self._known.get(head.parent) or self._learn(head.parent, entries)).path
-        known = self._known[name] = Opened(head, compiled, entry.seal, above, read_population(entry))
+        population, renewal = read_population(entry), read_renewal(entry)
+        known = self._known[name] = Opened(head, compiled, entry.seal, above, population, renewal=renewal)
         return known
 
     def author(self, key: str | None = None, note: str = "") -> Author:
@@ -670,9 +720,16 @@ class LocalBackend:
         return states
 
     def lifetime(self, name: str) -> Lifetime | None:
-        """Return what an account and those linked to it, before and after, promise together; None if it is alone."""
+        """Return what an account and those linked to it, before and after, promise together.
+
+        It is None if the account is alone and no schedule has opened it.
+        """
         names = linked([balance.head for balance in self.store.balances().values()], name)
-        return together({one: self.opened(one).compiled.policy for one in names}) if len(names) > 1 else None
+        renewal, policy = self.opened(name).renewal, self.opened(name).compiled.policy
+        if len(names) == 1 and renewal is None:
+            return None
+        schedule = "" if renewal is None else renewal.schedule.promise_text(policy)
+        return together({one: self.opened(one).compiled.policy for one in names})._replace(schedule=schedule)
 
     def _lifetimes(self, names: Iterable[str]) -> tuple[Lifetime, ...]:
         found = [self.lifetime(name) for name in names]

@@ -355,12 +355,14 @@ class Open(NamedTuple):
     head: Head
     compiled: Compiled
     population: Mapping[str, Any] | None = None  # where the filters of its people are, if it is one
+    renewal: Mapping[str, str] | None = None  # the schedule of which it is an epoch, if it is one
 
     @property
     def detail(self) -> str:
         """The document from which the account is read ever after."""
         form = {**self.head._asdict(), "compiled": self.compiled.to_dict()}
-        return text_of(form if self.population is None else form | {"population": {**self.population}})
+        more = {"population": self.population, "renewal": self.renewal}
+        return text_of(form | {name: {**value} for name, value in more.items() if value is not None})
 
     @property
     def digest(self) -> str:
@@ -395,7 +397,8 @@ class Open(NamedTuple):
             asked = record.request if record.request != request and self._same_in_0_1(record) else request
             return check_repeated(record, author, asked, "open" if self.population is None else "")
         self._require_relatives(state)
-        balance = Balance(head, -1, START, 0, self.compiled.start, closed=False, linked=bool(head.successor_of))
+        linked = bool(head.successor_of) or self.renewal is not None
+        balance = Balance(head, -1, START, 0, self.compiled.start, closed=False, linked=linked)
         if head.successor_of:
             before = changes.moved[head.successor_of] = state.balances[head.successor_of]
             before.linked = True

@@ -22,7 +22,7 @@ from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import Guarantee
 from odograph.core.planning import Calibration, G, Kind, Quote, calibration_question
 from odograph.core.policy import Compiled, Policy
-from odograph.display import badge, card, paragraph, table
+from odograph.display import Progress, badge, card, paragraph, table
 from odograph.errors import (
     AccountNotFound,
     EntryNotFound,
@@ -35,10 +35,10 @@ from odograph.errors import (
 )
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, check_name, price_from_text
+from odograph.ledger.epochs import current_account
 from odograph.ledger.results import Checkpoint, Events, History, Lifetime, Receipt, Reservation, Verification
 from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
-from odograph.progress import Progress
 
 __all__ = [
     "SPENDS_USAGE",
@@ -337,6 +337,16 @@ class Ledger:
             raise name_error(problem, name, self.backend.balances()) from None
         opened.require_own()
         return LedgerAccount(self.backend, opened)
+
+    def current(self, name: str) -> LedgerAccount:
+        """Return the newest account of a budget that renews: `current("census")` may be census@2026-11-01.
+
+        It raises `AccountClosed` if that one is closed; an older one is never current. Opening the next one is the
+        task of `odograph renew`: until that has run, the account of an epoch that is over stays current.
+        """
+        return self.account(
+            current_account(name, {one: balance.closed for one, balance in self.backend.balances().items()})
+        )
 
     def accounts(self) -> tuple[LedgerAccount, ...]:
         """Return all accounts, in the order of their names; populations are not among them."""

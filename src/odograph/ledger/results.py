@@ -58,6 +58,9 @@ __all__ = [
 ]
 
 
+_MAX_NAMED: Final = 12  # accounts of a lifetime promise in a message
+
+
 class Lifetime(NamedTuple):
     """What linked accounts promise together: the sum, because each of them is a fresh budget.
 
@@ -67,6 +70,7 @@ class Lifetime(NamedTuple):
     accounts: tuple[str, ...]
     epsilon: Fraction | None
     delta: Fraction
+    schedule: str = ""  # what the schedule that opens them promises, if there is one
 
     def to_dict(self) -> dict[str, Any]:
         """Return the promise in plain types, its numbers exact, as text."""
@@ -80,18 +84,27 @@ class Lifetime(NamedTuple):
         return card("Lifetime promise", paragraph(self))
 
     def __str__(self) -> str:
-        names = ", ".join(self.accounts)
+        count, names = len(self.accounts), ", ".join(self.accounts)
+        if count > _MAX_NAMED:
+            names = f"{self.accounts[0]}, ..., {self.accounts[-1]} ({count:,} accounts)"
+        text = f"({brief_above(self.epsilon or 0)}, {brief_above(self.delta)})-DP over {names}"
         if self.epsilon is None:
-            return f"not one (epsilon, delta): see what each promises of {names}"
-        return f"({brief_above(self.epsilon)}, {brief_above(self.delta)})-DP over {names}"
+            text = f"not one (epsilon, delta): see what each promises of {names}"
+        return f"{text}; by the schedule {self.schedule}" if self.schedule else text
 
 
 def linked(heads: Sequence[Head], name: str) -> list[str]:
     """Return the names of an account and of all that are linked to it, before and after, in order."""
-    names = [name]
+    beside: dict[str, list[str]] = {}
+    for head in heads:
+        if head.successor_of:
+            beside.setdefault(head.name, []).append(head.successor_of)
+            beside.setdefault(head.successor_of, []).append(head.name)
+    names, found = [name], {name}
     for one in names:
-        pairs = [(head.name, head.successor_of) for head in heads if one in (head.name, head.successor_of)]
-        names += [other for pair in pairs for other in pair if other and other not in names]
+        new = [other for other in beside.get(one, ()) if other not in found]
+        names += new
+        found.update(new)
     return sorted(names)
 
 

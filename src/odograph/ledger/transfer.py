@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
+from odograph.concurrency import pace
+from odograph.display import Progress
 from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerNotFound, explain
 from odograph.ledger.audit import Auditor
 from odograph.ledger.entries import (
@@ -31,7 +33,6 @@ from odograph.ledger.entries import (
 from odograph.ledger.results import Checkpoint, Verification
 from odograph.ledger.stores.base import Balance, Changes, IdempotencyRecord, Note, Snapshot, Store
 from odograph.ledger.stores.sqlite import SqliteStore
-from odograph.progress import Progress, pace
 
 __all__ = [
     "Piece",

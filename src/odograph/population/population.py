@@ -22,7 +22,7 @@ from odograph.account import check_page
 from odograph.compile import compile_policy
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Compiled, Policy
-from odograph.display import Html, badge, card, facts, one_line, paragraph, utc
+from odograph.display import Html, Progress, badge, card, facts, one_line, paragraph, utc
 from odograph.errors import (
     AccountClosed,
     EntryNotFound,
@@ -52,7 +52,6 @@ from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_eng
 from odograph.population.gate import gate_of
 from odograph.population.prices import Prices, Pricing, VectorizedPrice, price_table, prices_for
 from odograph.population.version_store import ObjectVersions, Versions, open_versions, pin
-from odograph.progress import Progress
 
 __all__ = ["Participants", "Population", "Round", "RoundReceipt", "read_rounds"]
 

@@ -64,8 +64,8 @@ from odograph.core.guarantees import GDP, RDP, ZCDP, DiscreteGaussian, Guarantee
 from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import WITH_EPSILON, Meter, Target
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, Budget, Reserve, solve_with_values
+from odograph.display import Progress
 from odograph.errors import InvalidPolicy
-from odograph.progress import Progress
 
 __all__ = [
     "RESERVES",

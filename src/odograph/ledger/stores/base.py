@@ -113,7 +113,7 @@ class Balance:
     time: int
     totals: Totals
     closed: bool
-    linked: bool = False  # whether it has a predecessor or successors
+    linked: bool = False  # whether it has a predecessor or successors, or is an epoch of a schedule
     origin: str = ""  # the seal of the first entry, which tells accounts of the same name in two ledgers apart
 
     @classmethod

@@ -6,11 +6,11 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+from odograph.display import Progress
 from odograph.errors import InvalidArgument
 from odograph.population.gate import Gate
 from odograph.population.prices import PriceTable
 from odograph.population.version_store import Versions
-from odograph.progress import Progress
 
 __all__ = ["UNKNOWN", "Engine", "EngineContext", "make_engine"]
 

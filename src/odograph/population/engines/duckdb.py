@@ -18,13 +18,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from odograph.display import Progress
 from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
 from odograph.population.prices import PriceTable
 from odograph.population.tables import Column, arrow_table, check_names, column_of, is_column, is_table, parquet_files
 from odograph.population.version_store import link_or_copy, make_file, make_folder, write_file
-from odograph.progress import Progress
 
 __all__ = ["DuckDBEngine", "UploadedTable", "write_upload"]
 

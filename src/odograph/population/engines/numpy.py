@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from odograph.display import Progress
 from odograph.errors import InvalidArgument, LedgerCorrupt
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT, Amounts, Column, Mask, admit, admit_rows, would_admit
@@ -35,7 +36,6 @@ from odograph.population.tables import (
     take_rows,
 )
 from odograph.population.version_store import link_or_copy, make_file, write_file
-from odograph.progress import Progress
 
 __all__ = ["NumpyEngine"]
 

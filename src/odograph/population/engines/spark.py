@@ -29,6 +29,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from odograph.display import Progress
 from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
@@ -46,7 +47,6 @@ from odograph.population.tables import (
     write_parquet,
 )
 from odograph.population.version_store import link_or_copy, make_file, make_folder, restrict, write_file
-from odograph.progress import Progress
 
 __all__ = ["SparkEngine"]
 
