@@ -317,7 +317,7 @@ def test_a_refusal_offers_more_discrete_noise() -> None:
 
 @pytest.mark.parametrize("reserve", sorted(RESERVES))
 def test_a_policy_prints_what_its_reserve_gives(reserve: str) -> None:
-    assert f"reserve={reserve!r}: {RESERVES[reserve].gives}" in repr(Policy(*TARGET, reserve=reserve))
+    assert f"reserve {reserve!r}: {RESERVES[reserve].gives}" in repr(Policy(*TARGET, reserve=reserve))
 
 
 def orders_of_default(epsilon: int) -> Fraction:

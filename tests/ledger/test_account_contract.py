@@ -1237,7 +1237,7 @@ def test_an_async_account_has_the_members_of_an_account_with_the_same_parameters
     assert [name for name in own if parameters_of(own[name]) != parameters_of(expected[name])] == []
     assert parameters_of(own["spend"]) != parameters_of(own["reserve"])  # negative control
     ledger = members(Ledger).keys() - members(AsyncLedger).keys()
-    assert ledger == {"backup", "export", "import_", "restore"}
+    assert ledger == {"backup", "create_population", "export", "import_", "population", "restore"}
 
 
 def test_another_signature_is_found() -> None:

@@ -26,6 +26,7 @@ from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.policy import Compiled
 from odograph.core.theory import kov_delta
 from odograph.errors import InvalidPolicy, LedgerCorrupt
+from odograph.ledger.commands import _read_compiled
 
 # What a document may claim without being refuted, and what no budget over a menu ever was.
 CLAIMED, ABSURD = 30_000, 2_000_000
@@ -197,6 +198,7 @@ def test_a_copy_with_a_refuted_claim_is_not_taken_in(monkeypatch: pytest.MonkeyP
         careless.setattr("odograph.core.filters.exact.is_refuted", lambda *_: False)
         ledger.open_account("claim", claiming(odo.compile_policy(menu_only()), ABSURD))
         ledger.export(text)
+    _read_compiled.cache_clear()  # another process has not read it
     text.seek(0)
     with (
         odo.connect("memory://") as other,

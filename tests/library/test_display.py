@@ -134,9 +134,13 @@ def test_html_that_is_not_escaped_is_caught(
     assert faults(account._repr_html_()) != []
 
 
+# With a promise, or what a reserve gives.
+LONGER = ("<Accountant", "<Policy", "<Session on <Accountant")
+
+
 def test_every_value_is_one_short_line(values: list[tuple[str, str]]) -> None:
     for line, _ in values:
-        assert len(line) <= 120 or line.startswith(("<Accountant", "<Session on <Accountant")), line
+        assert len(line) <= 120 or line.startswith(LONGER), line
         assert line.isprintable(), line
 
 

@@ -478,7 +478,7 @@ def test_creating_again_under_the_same_key_is_the_same_population(service: Servi
         assert statuses == [201, 200]
         assert len([*location_of(service).parent.iterdir()]) == 1
         for changed in ({"engine": "duckdb"}, {"unknown": "join"}, {"policy": attacks.POLICY | {"epsilon": "2"}}):
-            attacks.check_problem(attacks.post(owner, "/v1/populations", form | changed, key="c"), 409)
+            attacks.check_problem(attacks.post(owner, "/v1/populations", form | changed, key="c"), 422)
         attacks.check_problem(attacks.post(owner, "/v1/populations", form, key="another"), 409)
         assert len([*location_of(service).parent.iterdir()]) == 1, "a population that was not created left a folder"
 

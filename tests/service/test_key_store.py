@@ -881,6 +881,8 @@ def test_the_command_line_makes_lists_and_revokes(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_own_folder")
 def test_the_command_line_rotates(tmp_path: Path) -> None:
+    with odo.connect("sqlite:///privacy.db") as ledger:
+        ledger.open_account("jan", odo.Policy(1, 0, filter="basic"))
     made = json.loads(told("make", "ana", "--role", "runner", "--account", "jan", "--json"))
     fresh = told("rotate", made["key"]["id"], "--overlap", "3600").removesuffix("\n")
     (new, old) = json.loads(told("list", "--json"))["keys"]

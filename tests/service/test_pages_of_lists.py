@@ -223,9 +223,11 @@ def test_a_store_that_knows_no_pages_would_be_caught(owner: httpx.Client, monkey
     """The control: pages that all begin with the first reservation."""
     for number in range(4):
         attacks.post(owner, "/v1/accounts/census/reservations", SMALL, key=f"r-{number}")
-    page = LocalBackend.pending_page
+    page = LocalBackend.reservations_page
     monkeypatch.setattr(
-        LocalBackend, "pending_page", lambda self, name, first, count: (page(self, name, 0, count)[0], first + count)
+        LocalBackend,
+        "reservations_page",
+        lambda self, name, first, count: (page(self, name, 0, count)[0], first + count),
     )
     links = pages(owner, "/v1/accounts/census/reservations?count=2")
     found = [row["id"] for _, one in zip(range(3), links, strict=False) for row in one["reservations"]]

@@ -40,6 +40,7 @@ from odograph.ledger.ledger import SPENDS_USAGE, balance_in, head_for, name_erro
 from odograph.ledger.results import (
     BaseReservation,
     Checkpoint,
+    Events,
     History,
     Lifetime,
     Receipt,
@@ -447,6 +448,11 @@ class AsyncLedger:
     async def reservation(self, reservation: str) -> AsyncReservation:
         """Return a reservation by its id, such as `census#17`: to resolve it in another process."""
         return AsyncReservation(self, await self._run(self.operations.reservation(reservation)))
+
+    async def events(self, *, after: str = "", count: int = 1000) -> Events:
+        """Return entries of all accounts that follow a cursor, and the next cursor, as `Ledger.events` does."""
+        check_page(0, count)
+        return await self._run(self.operations.events(after, count))
 
     async def verify(self, *, checkpoint: Checkpoint | None = None) -> Verification:
         """Replay every entry of every account, or raise `LedgerCorrupt` and name the first bad one."""

@@ -329,7 +329,9 @@ class Policy:
         return ", ".join(f"{one.kind} {float(share):g}" for one, share in self.filters)
 
     def __repr__(self) -> str:
-        return one_line("Policy", f"{self.promise}, filter {self.filter_text}")
+        chosen = [one.reserve for one, _ in self.filters if isinstance(one, Smooth)]
+        reserve = "".join(f", reserve {name!r}: {RESERVES[name].gives}" for name in chosen)
+        return f"<Policy {self.promise}, filter {self.filter_text}{reserve}>"
 
     def _repr_html_(self) -> str:
         return card("Policy", *self.html_parts())

@@ -19,7 +19,14 @@ import numpy as np
 
 from odograph.core.guarantees import Guarantee, PureDP
 from odograph.core.policy import Compiled
-from odograph.errors import InvalidArgument, InvalidGuarantee, LedgerError, OdographError, listed_as
+from odograph.errors import (
+    IdempotencyConflict,
+    InvalidArgument,
+    InvalidGuarantee,
+    LedgerError,
+    OdographError,
+    listed_as,
+)
 from odograph.ledger.commands import Open, check_repeated
 from odograph.ledger.entries import check_name
 from odograph.ledger.stores.base import Head
@@ -260,7 +267,7 @@ def _create(call: Call, compiled: Compiled) -> bool:
     check_repeated(record, author, Open(author, head, compiled).digest)
     about = backend.opened(form.name).population or {}
     if (about.get("engine"), about.get("unknown")) != (form.engine, form.unknown):
-        raise HttpProblem(_CONFLICT, "the idempotency key created this population with another engine or unknown")
+        raise IdempotencyConflict("the idempotency key created this population with another engine or unknown")
     return True
 
 
