@@ -378,7 +378,7 @@ def shell(script: str, folder: Path, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"] if FULL else ["sqlite"])
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return (
         f"sqlite:///{tmp_path}/privacy.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")

@@ -77,7 +77,7 @@ def stock(ledger: Ledger) -> None:
     ("size", "theme", "names"),
     [
         ("wide", "light", [*PAGES]),
-        ("phone", "dark", [*PAGES]),
+        ("phone", "dark", ["overview", "tree", "account", "above", "open", "spending", "pending", "keys"]),
         ("wide", "dark", ["overview", "tree", "compare"]),
         ("phone", "light", ["overview", "sorted", "account"]),
     ],

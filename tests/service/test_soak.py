@@ -22,9 +22,9 @@ from odograph.errors import BudgetExceeded, LedgerBusy, LedgerCorrupt, OutcomeUn
 from odograph.ledger.ledger import Ledger
 
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
-SECONDS = 150 if FULL else 6  # on each of the two stores
+SECONDS = 150 if FULL else 4  # on each of the two stores
 CLIENTS = 4
-TLS_SECONDS = 300 if FULL else 6
+TLS_SECONDS = 300 if FULL else 4
 READ_EVERY = 5  # requests of a client
 CONTROLS = 10  # kills until a broken store must have been caught
 COST = odo.PureDP(0.001)
