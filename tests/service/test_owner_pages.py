@@ -463,12 +463,12 @@ def test_a_population_is_shown_without_any_number_of_a_person(
     with odo.connect(service.settings.url) as ledger:
         people = Population.create("people", PLAIN, ledger=ledger, location=tmp_path / "people", ids=3)
         people.charge(odo.Prices([odo.PureDP("0.37")], [0, 0, 0]), key="personal-key", note="personal-note")
-        people.remove([1], key="ada asked to be forgotten")
+        people.remove([1], key="zora asked to be forgotten")
     (row,) = visitor_of(service).get("/populations", format="json").json()
     assert {*row} == {"name", "promise", "privacy_unit", "filter", "rounds", "last", "closed"}
     assert (row["name"], row["rounds"]) == ("people", 2)
     page = visitor_of(service).get("/populations").text
-    for secret in ("0.37", "personal", "ada", "forgotten", str(tmp_path)):
+    for secret in ("0.37", "personal", "zora", "forgotten", str(tmp_path)):
         assert secret not in page
 
 
