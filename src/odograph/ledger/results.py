@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import unicodedata
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ __all__ = [
     "Reservation",
     "Stated",
     "Verification",
+    "cell_text",
     "cursor_from_text",
     "cursor_to_text",
     "history_entry",
@@ -460,9 +462,14 @@ def _values(entry: HistoryEntry) -> list[Any]:
     return [column.value(entry, cost) for column in COLUMNS.values()]
 
 
-# Spreadsheets take a text for a formula that begins with one of these, also after spaces. One that begins with the
-# apostrophe that makes it text again gets another, so that removing one restores every text.
-_FORMULA: Final = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n']")
+# Spreadsheets take a text for a formula that begins with one of these, also after spaces or in full-width characters.
+# One that begins with the apostrophe that makes it text again gets another: removing one restores every text.
+_FORMULA: Final = re.compile(r"\s*[=+\-@]|[\t\r\n']")
+
+
+def cell_text(text: str) -> str:
+    """Return a text for a table, with an apostrophe before it if a spreadsheet would take it for a formula."""
+    return f"'{text}" if _FORMULA.match(unicodedata.normalize("NFKC", text)) else text
 
 
 class History(tuple[HistoryEntry, ...]):
@@ -560,10 +567,8 @@ def _cells(entry: HistoryEntry) -> Iterator[object]:
             yield iso_time(value)
         elif column.kind == "truth":
             yield "true" if value else "false"
-        elif column.kind == "text" and _FORMULA.match(value):
-            yield f"'{value}"
         else:
-            yield value
+            yield cell_text(value) if column.kind == "text" else value
 
 
 def history_entry(entry: Entry, principal: str, note: str) -> HistoryEntry:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import unicodedata
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -42,7 +41,7 @@ from odograph.errors import (
 )
 from odograph.ledger.entries import check_name, iso_time, parse_entry_id, price_from_text, shown
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.results import HistoryEntry
+from odograph.ledger.results import HistoryEntry, cell_text
 from odograph.ledger.stores.base import Balance
 from odograph.service import visibility
 from odograph.service.auth import (
@@ -956,19 +955,13 @@ def _closing(ledger: Ledger, caller: Caller, name: str, page: str) -> Confirmati
 
 
 _COLUMNS: Final = ("sequence", "time", "verb", "cost", "principal", "key", "note", "expires", "seal")
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_row(entry: EntryForm) -> list[str]:
     """Return an entry as the cells of a table; none of them is a formula in a spreadsheet."""
     cost = "" if entry.cost is None else str(guarantee_from_dict(entry.cost))
     cells = (entry.verb, cost, entry.principal, entry.key, entry.note, entry.expires or "", entry.seal)
-    return [str(entry.sequence), entry.time, *map(_plain_cell, cells)]
-
-
-def _plain_cell(text: str) -> str:
-    """Put an apostrophe before what a spreadsheet would compute, also after spaces or in full-width characters."""
-    return f"'{text}" if unicodedata.normalize("NFKC", text).lstrip(" ").startswith(_FORMULA) else text
+    return [str(entry.sequence), entry.time, *map(cell_text, cells)]
 
 
 async def _entries_csv(state: AppState, request: Request, session: PageSession, _form: FormFields) -> Response:
