@@ -7,7 +7,6 @@ inside the transaction that opens the account. Pure.
 
 from __future__ import annotations
 
-import re
 from calendar import monthrange
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -40,7 +39,6 @@ __all__ = [
 EVERY: Final = ("daily", "weekly", "monthly")
 _MOST_A_YEAR: Final = {"daily": 366, "weekly": 53, "monthly": 12}  # epochs that begin in one calendar year
 _MAX_TIMES: Final = 10_000
-_TIMES: Final = re.compile("[0-9]{1,5}")
 _LAST_YEAR: Final = 9000  # so that no date is beyond what a date can be
 
 
