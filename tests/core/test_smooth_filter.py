@@ -18,14 +18,14 @@ import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy, filters
 from odograph.compile import Certification, certification
 from odograph.core.conversions import gdp_to_dp_delta, largest_mu
-from odograph.core.filters.smooth import RESERVES, Smooth, SmoothMeter
+from odograph.core.filters.smooth import RESERVES, Smooth, SmoothMeter, set_aside
 from odograph.core.fixed_point import SCALE
 from odograph.core.guarantees import DiscreteGaussian, Mechanism, Parallel, exact_of
 from odograph.core.mechanisms import subsampled_gaussian, subsampled_gaussian_menu
 from odograph.core.planning import AccountState, how_many
 from odograph.core.policy import Compiled
 from odograph.core.theory import kov_delta
-from odograph.core.value_iteration import FAMILIES, FINE, family_quantum
+from odograph.core.value_iteration import FAMILIES, FINE, Budget, family_quantum
 from odograph.errors import InvalidPolicy, UnprovenComposition
 
 TARGET = (1, 1e-6)
@@ -324,6 +324,18 @@ def orders_of_default(epsilon: int) -> Fraction:
     order = meter_of(compile_policy(Policy(epsilon, 1e-6))).order
     assert order is not None
     return order
+
+
+@pytest.mark.parametrize(
+    ("intrinsic", "mean"), [(0.1, 0.0011), (0.4, 0.0044), (0.5, 0.005), (2.0, 0.005), (9.0, 0.005)]
+)
+def test_a_tail_is_a_share_of_the_budget_up_to_a_longest_one(intrinsic: float, mean: float) -> None:
+    quantum = Fraction(1, 1000)
+    budget = Budget(Fraction(1), Fraction("1e-6"), FAMILIES, quantum, round(intrinsic / quantum), 4)
+    reserve = set_aside(budget, "mixed", [[0.0] * (2 * budget.units)]).reserve
+    assert reserve is not None
+    assert reserve.order is not None
+    assert float(2 / (reserve.order * (reserve.order - 1))) == pytest.approx(mean, rel=1e-3)
 
 
 def test_the_tail_of_the_default_reserve_is_no_longer_than_an_order_of_twenty_needs() -> None:
