@@ -296,7 +296,7 @@ def test_a_copy_keeps_the_schedule(ledger: Ledger, tmp_path: Path) -> None:
         assert not renew(restored).opens
 
 
-def test_epochs_that_were_slept_through_are_not_opened(ledger: Ledger, clock: Clock) -> None:
+def test_missed_epochs_are_not_opened(ledger: Ledger, clock: Clock) -> None:
     renew(ledger)
     clock.set("2027-05-05")
     assert renew(ledger).previous == "census@2026-11-01"

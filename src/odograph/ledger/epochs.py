@@ -250,7 +250,7 @@ class RenewalStep(NamedTuple):
 def next_step(renewal: Renewal, closed: Mapping[str, bool], now: int) -> RenewalStep:
     """Return what renewing does at a time of the store's clock, given which accounts there are, closed or not.
 
-    Only an epoch later than the newest account is opened. An epoch that was slept through, or one to which the clock
+    Only an epoch later than the newest account is opened. A missed epoch, or one to which the clock
     was set back, gets no account any more.
     """
     epoch, found = renewal.schedule.epoch_at(now), accounts_of(renewal.account, closed)
