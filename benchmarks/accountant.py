@@ -2,7 +2,8 @@
 
 The sequence cycles through 256 different epsilons, as analysts and training loops choose among a few costs. *Ready*
 means that the accountant was given each guarantee before, and has its price. *New* is a sequence without repeated
-epsilons. Prints ratios with their spread over rounds; `peers.py` has other libraries, and the growth with n.
+epsilons. The policy is the default one, with no choice made, or the filter `zcdp`, as in the results of 0.1.0. Prints
+ratios with their spread over rounds; `peers.py` has other libraries, and the growth with n.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ def sizes(count: int) -> list[float]:
     return [draw.uniform(1e-7, 2e-6) for _ in range(count)]
 
 
-def roomy(keep: int | None = None) -> odo.Accountant:
-    """Return an accountant that a million of these requests do not exhaust."""
-    return odo.Accountant(odo.Policy(20, DELTA, filter="zcdp"), keep=keep)
+def roomy(chosen: str | None = None, keep: int | None = None) -> odo.Accountant:
+    """Return an accountant that a million of these requests do not exhaust, with the default policy or a filter."""
+    return odo.Accountant(odo.Policy(20, DELTA, filter=chosen), keep=keep)
 
 
-def ready(epsilons: Sequence[float]) -> Spend:
+def ready(epsilons: Sequence[float], chosen: str | None = None) -> Spend:
     """Spend the same guarantees again and again: each was priced at its first spend."""
-    account = roomy()
+    account = roomy(chosen)
     pool = [odo.PureDP(epsilon) for epsilon in epsilons[:CYCLE]]
     for cost in pool:
         account.spend(cost)
     return lambda i: account.spend(pool[i % CYCLE])
 
 
-def new(epsilons: Sequence[float]) -> Spend:
+def new(epsilons: Sequence[float], chosen: str | None = None) -> Spend:
     """Spend a guarantee that was never spent before, every time."""
-    account = roomy()
+    account = roomy(chosen)
     pool = [odo.PureDP(epsilon) for epsilon in epsilons]
     return lambda i: account.spend(pool[i])
 
@@ -77,9 +78,15 @@ def window(spend: Spend, start: int, count: int) -> float:
 def beside_sums(count: int) -> None:
     """Time ready and new spends and plain sums in turn, round after round."""
     epsilons = sizes(ROUNDS * count)
-    made = {"ready": ready(epsilons), "new": new(epsilons), "floor": floor(epsilons)}
+    made = {
+        "ready": ready(epsilons),
+        "new": new(epsilons),
+        "zcdp, ready": ready(epsilons, "zcdp"),
+        "zcdp, new": new(epsilons, "zcdp"),
+        "floor": floor(epsilons),
+    }
     rounds = [{name: window(spend, k * count, count) for name, spend in made.items()} for k in range(ROUNDS)]
-    for name in ("ready", "new"):
+    for name in (name for name in made if name != "floor"):
         micro = 1e6 * statistics.median(one[name] for one in rounds)
         ratios = [one[name] / one["floor"] for one in rounds]
         print(row(f"a spend, {name}, over plain sums", ratios, note=f"{number(micro)} microseconds each"))
@@ -105,7 +112,7 @@ def memory(count: int) -> None:
         ("guarantee and price of its own", None, [odo.PureDP(e) for e in epsilons]),
         ("totals only", 0, [odo.PureDP(e) for e in epsilons[:CYCLE]]),
     ):
-        account = roomy(keep)
+        account = roomy(keep=keep)
         for cost in pool[:CYCLE]:
             account.spend(cost)
         one = kept(lambda i, a=account, p=pool: a.spend(p[i % len(p)]), count)  # type: ignore[misc]

@@ -8,8 +8,8 @@ with its check against the budget (of a peer at most n/2 more, of Odograph 10,00
 account with 100 spends, new in each round, and ratios are over that one. All times are processor times. Anything that
 takes longer than a minute is cut. OpenDP and Tumult Core run the mechanism in the same call, so their noise is timed
 too; for OpenDP a separate line says how much that is. Opacus merges equal steps that follow each other; here none do:
-with one fixed noise multiplier its cost would hardly grow. Odograph's filter here is `zcdp`, which takes a million
-such small steps; `decide.py` compares the filters.
+with one fixed noise multiplier its cost would hardly grow. Odograph has its default policy, with no choice made, and,
+as in the results of 0.1.0, the filter `zcdp`.
 
     python benchmarks/peers.py [--few] [--only NAME] [--images FOLDER]
 """
@@ -81,9 +81,9 @@ def cycling(spend: Callable[[Any], object], things: Sequence[Any]) -> Spend:
     return lambda i: spend(things[i % CYCLE])
 
 
-def odograph(costs: Sequence[float], keep: int | None = None) -> Spender:
-    """Spend from an accountant that keeps all entries, or the given number."""
-    account = odo.Accountant(odo.Policy(EPSILON, DELTA, filter="zcdp"), keep=keep)
+def odograph(costs: Sequence[float], chosen: str | None = None, keep: int | None = None) -> Spender:
+    """Spend from an accountant with the default policy or a filter, which keeps all entries or the given number."""
+    account = odo.Accountant(odo.Policy(EPSILON, DELTA, filter=chosen), keep=keep)
     pool = [odo.PureDP(cost) for cost in costs]
     for cost in pool:  # a cost is priced at its first spend; `accountant.py` times those
         account.spend(cost)
@@ -236,6 +236,13 @@ OWN = {
         "odograph",
         "`account.spend(cost)`, `keep=0`",
         partial(odograph, keep=0),
+        "epsilon-DP",
+        sizes=(*SIZES, *LATE),
+    ),
+    "Odograph, zcdp": Tool(
+        "odograph",
+        '`account.spend(cost)`, `filter="zcdp"`',
+        partial(odograph, chosen="zcdp"),
         "epsilon-DP",
         sizes=(*SIZES, *LATE),
     ),

@@ -9,9 +9,19 @@ from typing import NamedTuple
 
 from timing import Row, number
 
-__all__ = ["Part", "disagreements", "page", "verdicts"]
+__all__ = ["MISSED_BEFORE", "Part", "disagreements", "page", "verdicts"]
 
 _VERDICTS = ("met", "missed", "no target", "failed", "cut", "not measured")
+# What the results of 0.1.0 missed: its ratio, what was wanted, and the row that measures the same now.
+MISSED_BEFORE = (
+    ("Steps admitted", "default over the optimum, (1, 1e-6), epsilon 0.001", 0.242, "at least 0.9"),
+    ("Steps admitted", "default over the best filter elsewhere, (1, 1e-6), epsilon 0.001", 0.2784, "at least 1"),
+    ("Steps admitted", "default over the optimum, (1, 1e-6), epsilon 0.005", 0.8632, "at least 0.9"),
+    ("Steps admitted", "default over the best filter elsewhere, (1, 1e-6), epsilon 0.005", 0.9944, "at least 1"),
+    ("Steps admitted", "default over the optimum, (1, 1e-6), epsilon 0.05", 0.8077, "at least 0.9"),
+    ("A durable spend", "SQLite, one client, over bare sqlite3", 0.6466, "at least 0.75"),
+    ("A durable spend", "SQLite, one client, over bare sqlite3 with its reads", 0.6906, "at least 0.75"),
+)
 _HEAD = "| what | ratio | least to most | wanted | | beside it |\n|---|---|---|---|---|---|"
 
 
@@ -38,6 +48,7 @@ def page(parts: Sequence[Part], machine: Mapping[str, str]) -> str:
         *(f"| {name} | {value} |" for name, value in machine.items()),
         "",
         *_summary(parts),
+        *_before_and_after(parts),
     ]
     for part in parts:
         lines += ["", f"## {part.title}", "", part.about]
@@ -79,6 +90,19 @@ def _summary(parts: Sequence[Part]) -> Iterable[str]:
         some = [f"{part.title}: {row.title}" for part, row in found if row.verdict == word]
         if some:
             yield from ["", f"{word.capitalize()}:", "", *(f"- {one}" for one in some)]
+
+
+def _before_and_after(parts: Sequence[Part]) -> Iterable[str]:
+    """Show what 0.1.0 missed beside what is measured now."""
+    now = {(part.title, row.title): row for part in parts for row in part.rows if not row.failed}
+    known = [(one, now[one[:2]]) for one in MISSED_BEFORE if one[:2] in now]
+    if not known:
+        return
+    yield from ["", "What the results of 0.1.0 missed, with the default policy of each version:", ""]
+    yield from ["| what | wanted of 0.1.0 | 0.1.0 | now | |", "|---|---|---|---|---|"]
+    for (heading, what, before, wanted), row in known:
+        reached = "reached" if row.median >= float(wanted.rpartition(" ")[2]) else "not reached"
+        yield f"| {heading}: {what} | {wanted} | {number(before)} | {number(row.median)} | {reached} |"
 
 
 def _line(row: Row) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from results import Part, disagreements, page, verdicts
+from results import MISSED_BEFORE, Part, disagreements, page, verdicts
 from run import HERE, SCRIPTS, about, output, part, tables
 from timing import Row, failure, number, ratio, read, row
 
@@ -51,6 +51,16 @@ def test_a_page_that_hides_something_is_caught() -> None:
         return text[text.index("## One") :]
 
     assert not any(honest(write) for write in (only_good, flattering, quiet))
+
+
+def test_what_an_earlier_release_missed_is_shown_beside_what_is_measured_now() -> None:
+    heading, what, before, wanted = MISSED_BEFORE[0]
+    for ratio_now, said in ((0.95, "reached"), (0.85, "not reached")):
+        text = page([Part(heading, "What is measured.", [row(what, [ratio_now], "at least 0.8")])], {})
+        assert f"| {heading}: {what} | {wanted} | {number(before)} | {number(ratio_now)} | {said} |" in text
+    assert "0.1.0" not in page([Part("Other", "What is measured.", ROWS)], {})
+    committed = verdicts((HERE / "RESULTS.md").read_text())
+    assert all(one[:2] in committed for one in MISSED_BEFORE)
 
 
 @pytest.mark.parametrize("one", ROWS, ids=lambda one: one.title)
