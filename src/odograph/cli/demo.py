@@ -8,6 +8,9 @@ standard output, and waits for a line on standard input before it runs a mechani
 A row is one person in one year of the RAND Health Insurance Experiment, and one row is what is protected. The
 attributes, their values, and that visits above 10 count as 10 are public; everything else is asked with noise,
 including the number of rows. (In truth the table is public.)
+
+The numbers of rows by all attributes are asked at once, with Gaussian noise: a row is in one cell of each attribute,
+which is dear for Laplace noise and cheap for this one. All else is asked with Laplace noise.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -37,7 +41,9 @@ from odograph.cli.options import AsJson, print_result
 from odograph.cli.records import save_picture
 from odograph.compile import compile_policy
 from odograph.connection import connect
-from odograph.core.guarantees import Guarantee, PureDP
+from odograph.core.conversions import gdp_to_dp_epsilon
+from odograph.core.guarantees import DiscreteGaussian, Guarantee, PureDP
+from odograph.core.mechanisms import discrete_gaussian
 from odograph.core.planning import AccountState, how_many, quote, used
 from odograph.core.policy import Policy
 from odograph.errors import (
@@ -49,7 +55,7 @@ from odograph.errors import (
     OdographError,
     load_extra,
 )
-from odograph.integrations.opendp import noisy
+from odograph.integrations.opendp import noisy, noisy_gaussian
 from odograph.ledger.ledger import LedgerAccount
 
 __all__ = [
@@ -83,6 +89,8 @@ ANALYST: Final = (sys.executable, "-m", "odograph.cli.demo")
 KILLED_AFTER: Final = 17  # questions: the first process is killed right after the charge of this one
 _SMALL_COST: Final = PureDP(0.01)
 _COMPARED_FILTERS: Final = {"basic": "basic", "paper": "paper", "zcdp": "zcdp", "default": None}
+_EPSILON: Final = 1.0  # what a plain sum of epsilons would stop at
+_SHARE: Final = 1e-8  # of delta, for each Gaussian in the plain sum: there are fewer than 100
 
 Event = dict[str, Any]
 
@@ -93,6 +101,7 @@ class Report:
 
     folder: Path
     rows: list[Event] = field(default_factory=list)  # one per question, with its answer
+    plain_sum: float = 0.0  # of the epsilons of the questions so far
     killed: str = ""  # the key of the question that was charged but not answered
     reused: int = 0  # answers that the second process found in the file
     refusal: str = ""
@@ -109,8 +118,9 @@ class Report:
         elif kind == "charged":
             self.reused += event["answered"]
             if all(row["key"] != event["key"] for row in self.rows):
-                shown = {name: event[name] for name in ("key", "question", "short", "group", "epsilon")}
-                self.rows.append({**shown, "answer": "", "loss": None, "left": None})
+                shown = {name: event[name] for name in ("key", "question", "short", "group", "cost", "epsilon")}
+                self.plain_sum += event["epsilon"]
+                self.rows.append({**shown, "answer": "", "sum": self.plain_sum, "loss": None, "left": None})
         elif kind == "answered":
             row = next(row for row in self.rows if row["key"] == event["key"])
             if not row["answer"]:
@@ -119,7 +129,8 @@ class Report:
     def table(self, height: int) -> RenderableType:
         """Return the table: all rows when the demo has finished, before that the last ones that fit."""
         table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
-        for name, width in (("", 4), ("question", 33), ("cost", 7), ("noisy answer", 0), ("reading", 7), ("left", 4)):
+        columns = {"": 4, "question": 26, "cost": 9, "noisy answer": 0, "plain sum": 9, "reading": 7, "left": 4}
+        for name, width in columns.items():
             # Long text is cut, so that a question is one line; the answer gets the remaining width.
             table.add_column(name, no_wrap=True, overflow="ellipsis", width=width or None, ratio=None if width else 1)
         shown = self.rows if self.finished else self.rows[-max(3, height // 2) :]
@@ -130,10 +141,11 @@ class Report:
                 table.add_row("", f"of {group}", style="italic")
             reading = "" if row["loss"] is None else f"{row['loss']:.3f}"
             left = "" if row["left"] is None else f"{row['left']:.0%}"
-            table.add_row(row["key"], f"  {row['short']}", f"{row['epsilon']:.4g}", row["answer"], reading, left)
+            total = f"{row['sum']:.3f}"
+            table.add_row(row["key"], f"  {row['short']}", row["cost"], row["answer"], total, reading, left)
             if row["key"] == self.killed:
                 again = f"{self.reused} answers reused" if self.reused else "starting again"
-                table.add_row("", "^ charged; then killed by SIGKILL", "", again, style="bold red")
+                table.add_row("", "^ charged; then SIGKILL", "", again, style="bold red")
         return table
 
 
@@ -266,27 +278,37 @@ def _summarize(report: Report) -> dict[str, Any]:
             "charges": charges,
             "refusal": report.refusal,
             "found": report.found,
+            "plain_sum": report.plain_sum,
             "reading": str(account.reading()),
-            "admitted": _compare_filters([cost for cost in spent if cost is not None]),
+            "admitted": _compare_filters(report.rows, [cost for cost in spent if cost is not None]),
             "plot": str(plot),
             "verified": str(verified),
         }
 
 
-def _compare_filters(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
-    """Count the admitted questions under each filter: of the same costs in the same order, and of small ones."""
-    admitted = {}
+def _compare_filters(rows: Sequence[Event], asked: Sequence[Guarantee]) -> dict[str, dict[str, int | None]]:
+    """Count the admitted questions under each filter: of the same costs in the same order, and of small ones.
+
+    None where a filter has no theorem for one of these costs.
+    """
+    admitted: dict[str, dict[str, int | None]] = {}
     for name, chosen in _COMPARED_FILTERS.items():
         other = compile_policy(Policy(POLICY.epsilon, POLICY.delta, privacy_unit=POLICY.privacy_unit, filter=chosen))
-        same = sum(decision.admitted for decision in quote(AccountState("", other, other.start), asked).decisions)
-        admitted[name] = {"these": same, "small": how_many(AccountState("", other, other.start), _SMALL_COST)}
+        state = AccountState("", other, other.start)
+        decisions = quote(state, asked).decisions
+        unproven = any(decision.is_unproven for decision in decisions)
+        same = None if unproven else sum(decision.admitted for decision in decisions)
+        admitted[name] = {"these": same, "small": how_many(state, _SMALL_COST)}
+    admitted["basic"]["these"] = sum(row["sum"] <= _EPSILON for row in rows)
     return admitted
 
 
 def _summary_table(form: dict[str, Any]) -> Table:
     admitted = form["admitted"]
-    these = ", ".join(f"{name} {counts['these']}" for name, counts in admitted.items())
-    small = ", ".join(f"{name} {counts['small']}" for name, counts in admitted.items())
+    these, small = (
+        ", ".join(f"{name} {counts[which]}" for name, counts in admitted.items() if counts[which] is not None)
+        for which in ("these", "small")
+    )
     charges, reused = form["charges"], form["answers_reused"]
     killed = (
         f"after {form['killed']['after']} was charged and before it was answered. The resumed process asked the same"
@@ -298,8 +320,9 @@ def _summary_table(form: dict[str, Any]) -> Table:
     grid.add_row()
     grid.add_row("found", form["found"])
     grid.add_row("refused", form["refusal"])
-    grid.add_row("odometer", form["reading"])
     grid.add_row("killed", killed)
+    grid.add_row("odometer", form["reading"])
+    grid.add_row("plain sum", f"{form['plain_sum']:.3f}, with each Gaussian at its epsilon for delta {_SHARE:g}")
     grid.add_row("filters", f"of these {charges} questions, admitted before the first refusal: {these}")
     grid.add_row("", f"of questions at epsilon {float(_SMALL_COST.epsilon):g}: {small}")
     grid.add_row("plot", form["plot"])
@@ -318,9 +341,10 @@ ATTRIBUTES: Final = {
 }
 CLAMP: Final = 10  # visits: a row with more counts as this many
 DEPTH: Final = 3  # conditions that a group may have
-WIDTH: Final = 2  # groups that are split at each level
-COUNT_COST: Final = PureDP(0.02)  # of a question about numbers of rows
-MIN_EPSILON, MAX_EPSILON = 0.01, 0.04  # of a question about visits
+WIDTH: Final = 3  # groups that are split at each level
+COUNT_COST: Final = PureDP(0.02)  # of the number of all rows
+COUNT_NOISE: Final = 60  # sigma of a question about numbers of rows by all attributes
+MIN_EPSILON, MAX_EPSILON = 0.01, 0.035  # of a question about visits
 ACCURACY: Final = 0.05  # visits: the wanted error of the mean of a cell of average size
 MAX_MARGIN: Final = 1.3  # visits: a cell with a wider margin has too few rows to say anything about it
 
@@ -367,34 +391,53 @@ class Group:
     def __str__(self) -> str:
         return ", ".join(f"{attribute}: {value}" for attribute, value in self.conditions.items()) or "everyone"
 
+    @property
+    def last(self) -> tuple[str, str]:
+        """The attribute and the value of the condition that was added last."""
+        return [*self.conditions.items()][-1]
+
     def summary(self) -> str:
         """Return the conditions and the noisy answers as text."""
         return f"{self} (about {self.count:,} rows): {self.mean:.1f} +- {self.margin:.1f} visits"
 
-    def with_answers(self, count: int, visits: int, epsilons: tuple[float, float]) -> Group:
+    def with_answers(self, count: int, visits: int, noise: tuple[float, float]) -> Group:
         """Return the group with its mean, from noisy rows and visits; the margin is three times their noise."""
         count = max(1, count)
         mean = visits / count
-        margin = 3 * math.hypot(mean / epsilons[0], CLAMP / epsilons[1]) / count
+        margin = 3 * math.hypot(mean * noise[0], noise[1]) / count
         return replace(self, count=count, mean=mean, margin=margin)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about the disjoint cells of a group: their numbers of rows, or of visits."""
+    """A question about cells of a group: their numbers of rows, or of visits."""
 
     text: str
     group: Group
     cells: Sequence[Group]
     about_visits: bool = False
+    overlap: int = 1  # how many of the cells a row may be in
 
     def __str__(self) -> str:
         return f"{self.text} of {self.group}"
 
     @property
-    def sensitivity(self) -> int:
-        """How far one row can move the true answers: it is in at most one of the cells."""
-        return CLAMP if self.about_visits else 1
+    def sensitivity(self) -> float:
+        """How far one row can move the true answers, as a Euclidean distance, rounded up to a 1024th."""
+        return (CLAMP if self.about_visits else 1) * math.ceil(1024 * math.sqrt(self.overlap)) / 1024
+
+    def with_gaussian(self, sigma: float) -> DiscreteGaussian:
+        """Return what it costs with Gaussian noise, of one parameter for all cells."""
+        return discrete_gaussian(sigma, self.sensitivity, self.overlap)
+
+    def noise(self, cost: Guarantee) -> float:
+        """Return the scale of the Laplace noise, or the sigma of the Gaussian noise, that a cost pays for."""
+        match cost:
+            case PureDP() if self.overlap == 1:
+                return self.sensitivity / float(cost.epsilon)
+            case DiscreteGaussian() if cost == self.with_gaussian(float(cost.sigma)):
+                return float(cost.sigma)
+        raise InvalidGuarantee(f"cost must be one that {self} can be asked for (got {cost})")
 
     def columns(self, data: Rows) -> list[Column]:
         """Return the visits of the rows of each cell."""
@@ -417,7 +460,7 @@ class DrillDown(ABC):
 
     @abstractmethod
     def ask(self, question: Question, wanted: Guarantee | None) -> tuple[list[int], float]:
-        """Charge a question and answer it with noise; return the answers and the epsilon that was charged.
+        """Charge a question and answer it with noise; return the answers and the size of the noise.
 
         If the wanted cost is refused, the largest admitted one is charged instead.
         """
@@ -434,8 +477,9 @@ class DrillDown(ABC):
         for _ in range(DEPTH):
             found: dict[frozenset[tuple[str, str]], Group] = {}  # a cell may be reached in two ways
             for group in levels[-1]:
-                for attribute in (name for name in ATTRIBUTES if name not in group.conditions):
-                    found |= {frozenset(cell.conditions.items()): cell for cell in self._split(group, attribute)}
+                for cells, noise in self._count(group):
+                    split = self._split(group, cells, noise)
+                    found |= {frozenset(cell.conditions.items()): cell for cell in split}
             # By the lower end of the margin: otherwise a small cell would win by its noise.
             best = sorted(found.values(), key=lambda cell: cell.mean - cell.margin, reverse=True)
             if not best:
@@ -448,27 +492,40 @@ class DrillDown(ABC):
         quarter = self.account.largest(PureDP, times=4)
         (count,), counting = self.ask(Question("rows again", group, [group]), quarter)
         self.show(f"{count:,}")
-        (visits,), epsilon = self.ask(Question("visits again", group, [group], about_visits=True), PureDP(0.5))
-        found = group.with_answers(count, visits, (counting, epsilon))
+        (visits,), noise = self.ask(Question("visits again", group, [group], about_visits=True), PureDP(0.5))
+        found = group.with_answers(count, visits, (counting, noise))
         self.show(f"{found.mean:.1f} +- {found.margin:.1f} each")
         return found
 
-    def _split(self, group: Group, attribute: str) -> list[Group]:
-        """Ask for the rows, and then the visits, of the cells of a group by one attribute."""
-        values = ATTRIBUTES[attribute]
-        column = self.data.attributes[attribute]
-        cells = [Group(group.conditions | {attribute: value}, group.rows & (column == value)) for value in values]
-        counts, counting = self.ask(Question(f"rows by {attribute}", group, cells), COUNT_COST)
-        largest_first = sorted(zip(counts, values, strict=True), reverse=True)
-        self.show(", ".join(f"{value} {count:,}" for count, value in largest_first))
+    def _count(self, group: Group) -> list[tuple[list[Group], float]]:
+        """Ask for the rows of the cells of a group by every attribute; return the cells of each, and the noise."""
+        splits = [
+            [
+                Group(group.conditions | {attribute: value}, group.rows & (self.data.attributes[attribute] == value))
+                for value in values
+            ]
+            for attribute, values in ATTRIBUTES.items()
+            if attribute not in group.conditions
+        ]
+        question = Question("rows by all attributes", group, [*chain(*splits)], overlap=len(splits))
+        counts, noise = self.ask(question, question.with_gaussian(COUNT_NOISE))
+        numbers = iter(counts)
+        counted = [[replace(cell, count=max(1, next(numbers))) for cell in cells] for cells in splits]
+        largest = (max(cells, key=lambda cell: cell.count) for cells in counted)
+        self.show(", ".join(f"{' '.join(cell.last)} {cell.count:,}" for cell in largest))
+        return [(cells, noise) for cells in counted]
+
+    def _split(self, group: Group, cells: Sequence[Group], counting: float) -> list[Group]:
+        """Ask for the visits of the cells of a group by one attribute, whose rows have been counted."""
+        attribute, _ = cells[0].last
         # The fewer rows the noisy count shows, the more is spent on them.
         wanted = round(min(max(CLAMP * len(cells) / (ACCURACY * group.count), MIN_EPSILON), MAX_EPSILON), 4)
         question = Question(f"visits by {attribute}", group, cells, about_visits=True)
-        sums, epsilon = self.ask(question, PureDP(wanted))
-        answers = zip(cells, counts, sums, strict=True)
-        found = [cell.with_answers(count, visits, (counting, epsilon)) for cell, count, visits in answers]
+        sums, noise = self.ask(question, PureDP(wanted))
+        answers = zip(cells, sums, strict=True)
+        found = [cell.with_answers(cell.count, visits, (counting, noise)) for cell, visits in answers]
         kept = sorted((cell for cell in found if cell.margin < MAX_MARGIN), key=lambda cell: cell.mean, reverse=True)
-        self.show(", ".join(f"{cell.conditions[attribute]} {cell.mean:.1f}" for cell in kept) or "too few rows")
+        self.show(", ".join(f"{cell.last[1]} {cell.mean:.1f}" for cell in kept) or "too few rows")
         return kept
 
 
@@ -500,19 +557,20 @@ class DurableDrillDown(DrillDown):
         key = self._key = self.next_key()
         cost = self._chosen.get(key) or wanted
         try:
-            epsilon, repeated = self._charge(key, question, cost)
+            paid, repeated = self._charge(key, question, cost)
         except BudgetExceeded as refused:
             _send("refused", question=str(question), message=str(refused))
-            epsilon, repeated = self._charge(key, question, refused.decision.largest)
-        event = {"key": key, "question": str(question), "epsilon": epsilon}
+            paid, repeated = self._charge(key, question, refused.decision.largest)
         group, answered = str(question.group), key in self._known
-        _send("charged", **event, short=question.text, group=group, repeated=repeated, answered=answered)
+        cost_of = {"cost": _brief(paid), "epsilon": _epsilon(paid)}
+        names = {"key": key, "question": str(question), "short": question.text, "group": group}
+        _send("charged", **names, **cost_of, repeated=repeated, answered=answered)
         if not answered:
             # An answer that was not written was never shown, so the charge still pays for it.
             if not sys.stdin.readline():
                 sys.exit(1)  # the demo has ended
-            self._write(event | {"answer": noisy(question.true_answers(self.data), question.sensitivity, epsilon)})
-        return self._known[key]["answer"], epsilon
+            self._write({"key": key, "question": str(question), **cost_of, "answer": self._noisy(question, paid)})
+        return self._known[key]["answer"], question.noise(paid)
 
     def show(self, answer: str) -> None:
         """Send the answer to the last question, and the state of the account."""
@@ -520,11 +578,18 @@ class DurableDrillDown(DrillDown):
         spent = used(account.compiled, account.totals)
         _send("answered", key=self._key, answer=answer, loss=account.reading().loss, left=1 - spent)
 
-    def _charge(self, key: str, question: Question, cost: Guarantee | None) -> tuple[float, bool]:
-        if not isinstance(cost, PureDP):
-            raise InvalidGuarantee(f"cost must be PureDP (got {cost}): nothing is left to ask with")
+    def _charge(self, key: str, question: Question, cost: Guarantee | None) -> tuple[Guarantee, bool]:
+        if cost is None:
+            raise InvalidGuarantee("cost must be a guarantee (got None): nothing is left to ask with")
+        question.noise(cost)  # raises for a cost that this question cannot be asked for
         receipt = self._ledger_account.spend(cost, key=key, note=str(question))
-        return float(cost.epsilon), receipt.repeated
+        return cost, receipt.repeated
+
+    def _noisy(self, question: Question, paid: Guarantee) -> list[int]:
+        truths = question.true_answers(self.data)
+        if isinstance(paid, DiscreteGaussian):
+            return noisy_gaussian(truths, paid)
+        return noisy(truths, int(question.sensitivity), _epsilon(paid))
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._answers.open("a", encoding="utf-8") as file:
@@ -544,6 +609,18 @@ def read_answers(answers: Path) -> dict[str, dict[str, Any]]:
         os.truncate(answers, len(whole.encode()))
     lines = [jsons.loads(line) for line in whole.splitlines()]
     return {line["key"]: line for line in lines}
+
+
+def _epsilon(cost: Guarantee) -> float:
+    """Return what a cost adds to the plain sum of epsilons: of a Gaussian, at its share of delta."""
+    if isinstance(cost, DiscreteGaussian):
+        return gdp_to_dp_epsilon(float(cost.mu), _SHARE)
+    return float(getattr(cost, "epsilon", math.inf))
+
+
+def _brief(cost: Guarantee) -> str:
+    """Return a cost in a few characters."""
+    return f"mu {float(cost.mu):.4f}" if isinstance(cost, DiscreteGaussian) else f"{_epsilon(cost):.4g}"
 
 
 def _send(event: str, **more: object) -> None:
