@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy.special import ndtr
 from typer.testing import CliRunner
 
@@ -29,6 +32,7 @@ from odograph.cli.demo import (
     Rows,
     investigate,
     read_answers,
+    summary_table,
     tally,
 )
 from odograph.core.guarantees import DiscreteGaussian
@@ -130,6 +134,42 @@ def test_the_reading_goes_below_the_plain_sum_and_stays_there(shown: dict[str, A
     assert rows[-1]["loss"] < 0.7 * rows[-1]["sum"]
     # What the plain sum is compared with: its delta is within that of the promise.
     assert GAUSSIANS * 1e-8 < 1e-6
+
+
+def in_words(text: str) -> str:
+    """Return a text without its numbers, which the noise decides, and with single spaces."""
+    return " ".join(re.sub(r"[0-9][0-9.,]*[0-9]|[0-9]", "0", text).split())
+
+
+def missing(readme: str, printed: str) -> list[str]:
+    """Return the lines of the demo's output in the README, other than noisy answers, that it does not print."""
+    (shown,) = re.findall(r"```text\n( +question .*?)```", readme, re.DOTALL)
+    lines = [line for line in shown.splitlines() if not re.match("found|q-3[1-4]", line)]
+    return [line for line in lines if in_words(line) not in in_words(printed)]
+
+
+def printed(shown: dict[str, Any]) -> str:
+    report = Report(Path(shown["folder"]), rows=shown["questions"], finished=True)
+    console = Console(file=io.StringIO(), width=112)
+    console.print(report.table(100))
+    console.print(summary_table(shown))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_readme_shows_what_the_demo_prints(shown: dict[str, Any]) -> None:
+    output = printed(shown)
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    assert missing(readme, output) == []
+    for number in ("36 questions, 36 charges", "after q-17", "reused 16", "38 entries", "zcdp 487, default 525"):
+        assert number in readme
+        assert number in " ".join(output.split())
+
+
+def test_a_readme_that_shows_what_the_demo_does_not_print_is_caught(shown: dict[str, Any]) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    assert missing(readme.replace("visits again", "visits, again"), printed(shown))
+    assert missing(readme.replace("none lost", "some lost"), printed(shown))
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:

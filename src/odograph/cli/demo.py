@@ -38,7 +38,6 @@ from rich.table import Table
 
 from odograph.account import Account
 from odograph.cli.options import AsJson, print_result
-from odograph.cli.records import save_picture
 from odograph.compile import compile_policy
 from odograph.connection import connect
 from odograph.core.conversions import gdp_to_dp_epsilon
@@ -55,6 +54,7 @@ from odograph.errors import (
     OdographError,
     load_extra,
 )
+from odograph.figures import blank_axes
 from odograph.integrations.opendp import noisy, noisy_gaussian
 from odograph.ledger.ledger import LedgerAccount
 
@@ -76,8 +76,10 @@ __all__ = [
     "Rows",
     "analyze",
     "demo",
+    "draw",
     "investigate",
     "read_answers",
+    "summary_table",
     "tally",
 ]
 
@@ -89,6 +91,7 @@ ANALYST: Final = (sys.executable, "-m", "odograph.cli.demo")
 KILLED_AFTER: Final = 17  # questions: the first process is killed right after the charge of this one
 _SMALL_COST: Final = PureDP(0.01)
 _COMPARED_FILTERS: Final = {"basic": "basic", "paper": "paper", "zcdp": "zcdp", "default": None}
+_BLUE, _GREY = "#0072B2", "#666666"
 _EPSILON: Final = 1.0  # what a plain sum of epsilons would stop at
 _SHARE: Final = 1e-8  # of delta, for each Gaussian in the plain sum: there are fewer than 100
 
@@ -140,7 +143,7 @@ class Report:
                 group = row["group"]
                 table.add_row("", f"of {group}", style="italic")
             reading = "" if row["loss"] is None else f"{row['loss']:.3f}"
-            left = "" if row["left"] is None else f"{row['left']:.0%}"
+            left = "" if row["left"] is None else f"{math.floor(100 * row['left'])}%"  # down, as a refusal says it
             total = f"{row['sum']:.3f}"
             table.add_row(row["key"], f"  {row['short']}", row["cost"], row["answer"], total, reading, left)
             if row["key"] == self.killed:
@@ -176,7 +179,7 @@ def demo(
         report.finished = True
         console.print(report.table(console.height))
     form = _summarize(report)
-    print_result(form, _summary_table(form), as_json=json)
+    print_result(form, summary_table(form), as_json=json)
     # Printed outside the table, which would wrap these lines: users copy them.
     console.print(
         f"\nexport ODOGRAPH_URL={form['url']}\nodograph show {ACCOUNT}\nodograph history {ACCOUNT}", soft_wrap=True
@@ -267,7 +270,7 @@ def _summarize(report: Report) -> dict[str, Any]:
         charges = tally(account, report.folder)
         verified = ledger.verify()
         plot = report.folder / "reading.png"
-        save_picture(account, plot)
+        draw(report.rows, plot)
         spent = [past.entry.guarantee for past in account.history(0, 1000) if past.entry.verb == "spend"]
         return {
             "folder": str(report.folder),
@@ -284,6 +287,47 @@ def _summarize(report: Report) -> dict[str, Any]:
             "plot": str(plot),
             "verified": str(verified),
         }
+
+
+def draw(rows: Sequence[Event], path: Path) -> None:
+    """Draw the plain sum and the reading after each question, and write the picture."""
+    axes: Any = blank_axes()
+    sums, readings = ([row[name] for row in rows] for name in ("sum", "loss"))
+    asked = range(1, len(rows) + 1)
+    axes.step(asked, sums, where="mid", color=_GREY)
+    axes.step(asked, readings, where="mid", color=_BLUE, linewidth=2.5)
+    axes.axhline(_EPSILON, color="black", linestyle="--", linewidth=1)
+    last = asked[-1]
+    stopped = sum(total <= _EPSILON for total in sums)
+    for text, x, y, color in (
+        (f"plain sum of epsilons: {sums[-1]:.2f}", last, sums[-1], _GREY),
+        (f"odometer's reading: {readings[-1]:.2f}", last, readings[-1], _BLUE),
+    ):
+        axes.annotate(text, (x, y), (-8, 8), textcoords="offset points", ha="right", color=color, weight="bold")
+    axes.annotate("promised epsilon: 1", (1, _EPSILON), (0, 5), textcoords="offset points")
+    axes.plot([stopped], [sums[stopped - 1]], "o", color=_GREY)
+    axes.annotate(
+        f"adding up stops here,\nafter {stopped} questions",
+        (stopped, sums[stopped - 1]),
+        (-10, 28),
+        textcoords="offset points",
+        ha="right",
+        color=_GREY,
+    )
+    axes.plot([last], [readings[-1]], "o", color=_BLUE)
+    axes.annotate(
+        f"Odograph's filter stops here,\nafter {last} questions",
+        (last, readings[-1]),
+        (4, -80),
+        textcoords="offset points",
+        ha="right",
+        color=_BLUE,
+    )
+    axes.set(
+        xlabel="questions, each chosen from the answers before it", ylabel="privacy loss", ylim=(0, 1.1 * max(sums))
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.figure.savefig(path, bbox_inches="tight", dpi=150)
 
 
 def _compare_filters(rows: Sequence[Event], asked: Sequence[Guarantee]) -> dict[str, dict[str, int | None]]:
@@ -303,7 +347,8 @@ def _compare_filters(rows: Sequence[Event], asked: Sequence[Guarantee]) -> dict[
     return admitted
 
 
-def _summary_table(form: dict[str, Any]) -> Table:
+def summary_table(form: dict[str, Any]) -> Table:
+    """Return what is shown at the end."""
     admitted = form["admitted"]
     these, small = (
         ", ".join(f"{name} {counts[which]}" for name, counts in admitted.items() if counts[which] is not None)
@@ -620,7 +665,7 @@ def _epsilon(cost: Guarantee) -> float:
 
 def _brief(cost: Guarantee) -> str:
     """Return a cost in a few characters."""
-    return f"mu {float(cost.mu):.4f}" if isinstance(cost, DiscreteGaussian) else f"{_epsilon(cost):.4g}"
+    return f"mu {float(cost.mu):.4f}" if isinstance(cost, DiscreteGaussian) else f"{_epsilon(cost):.3g}"
 
 
 def _send(event: str, **more: object) -> None:
