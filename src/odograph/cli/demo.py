@@ -292,6 +292,7 @@ def _summarize(report: Report) -> dict[str, Any]:
 def draw(rows: Sequence[Event], path: Path) -> None:
     """Draw the plain sum and the reading after each question, and write the picture."""
     axes: Any = blank_axes()
+    axes.figure.set_size_inches(8, 3.8)
     sums, readings = ([row[name] for row in rows] for name in ("sum", "loss"))
     asked = range(1, len(rows) + 1)
     axes.step(asked, sums, where="mid", color=_GREY)
