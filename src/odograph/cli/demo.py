@@ -131,8 +131,8 @@ class Report:
 
     def table(self, height: int) -> RenderableType:
         """Return the table: all rows when the demo has finished, before that the last ones that fit."""
-        table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
-        columns = {"": 4, "question": 26, "cost": 9, "noisy answer": 0, "plain sum": 9, "reading": 7, "left": 4}
+        table = Table(box=None, header_style="bold", pad_edge=False, expand=True, padding=(0, 1, 0, 0))
+        columns = {"": 4, "question": 22, "cost": 8, "noisy answer": 0, "sum": 5, "reading": 7, "left": 4}
         for name, width in columns.items():
             # Long text is cut, so that a question is one line; the answer gets the remaining width.
             table.add_column(name, no_wrap=True, overflow="ellipsis", width=width or None, ratio=None if width else 1)
@@ -141,14 +141,14 @@ class Report:
         for row in shown:
             if row["group"] != group:
                 group = row["group"]
-                table.add_row("", f"of {group}", style="italic")
+                table.add_row("", "among", "", group, style="italic")
             reading = "" if row["loss"] is None else f"{row['loss']:.3f}"
             left = "" if row["left"] is None else f"{math.floor(100 * row['left'])}%"  # down, as a refusal says it
             total = f"{row['sum']:.3f}"
-            table.add_row(row["key"], f"  {row['short']}", row["cost"], row["answer"], total, reading, left)
+            table.add_row(row["key"], row["short"], row["cost"], row["answer"], total, reading, left)
             if row["key"] == self.killed:
                 again = f"{self.reused} answers reused" if self.reused else "starting again"
-                table.add_row("", "^ charged; then SIGKILL", "", again, style="bold red")
+                table.add_row("", "charged, then SIGKILL", "", again, style="bold red")
         return table
 
 
@@ -666,7 +666,7 @@ def _epsilon(cost: Guarantee) -> float:
 
 def _brief(cost: Guarantee) -> str:
     """Return a cost in a few characters."""
-    return f"mu {float(cost.mu):.4f}" if isinstance(cost, DiscreteGaussian) else f"{_epsilon(cost):.3g}"
+    return f"mu {float(cost.mu):.3f}" if isinstance(cost, DiscreteGaussian) else f"{_epsilon(cost):.3g}"
 
 
 def _send(event: str, **more: object) -> None:
