@@ -313,21 +313,32 @@ class Replayed(DurableDrillDown):
         assert line["question"] == str(question)
         cost = self._chosen[line["key"]]
         assert cost is not None
-        self.asked.append((question.true_answers(self.data), cost, question.sensitivity))
+        self.asked.append((question.true_answers(self.data), cost, self.sensitivity(question)))
         return line["answer"], question.noise(cost)
+
+    def sensitivity(self, question: Question) -> float:
+        """Return how far one row can move the true answers."""
+        return question.sensitivity
 
     def show(self, answer: str) -> None:
         """Show nothing."""
 
 
-def worst(folder: Path, data: Rows) -> float:
+class Narrow(Replayed):
+    """Broken: Gaussian noise for a row in one of the cells, and it is in one of each attribute."""
+
+    def sensitivity(self, question: Question) -> float:
+        return replace(question, overlap=1).sensitivity
+
+
+def worst(folder: Path, data: Rows, replayed: type[Replayed] = Replayed) -> float:
     """Return the most that removing one of some rows moves an answer, in sensitivities, for the answers of a run."""
     most = 0.0
     for row in [None, *range(0, len(data.visits), 4001)]:
         kept = np.ones(len(data.visits), dtype=np.bool_)
         kept[row if row is not None else []] = False
         columns = {name: column[kept] for name, column in data.attributes.items()}
-        analyst = Replayed(folder, Rows(data.visits[kept], columns))
+        analyst = replayed(folder, Rows(data.visits[kept], columns))
         with analyst.ledger:
             analyst.confirm(analyst.run()[-1][0])
         if row is None:
@@ -344,6 +355,10 @@ def worst(folder: Path, data: Rows) -> float:
 def test_a_row_moves_no_answer_by_more_than_its_noise_is_for(shown: dict[str, Any], data: Rows) -> None:
     assert len(data.visits) == 20_190
     assert worst(Path(shown["folder"]), data) == 1.0
+
+
+def test_gaussian_noise_for_one_cell_is_caught(shown: dict[str, Any], data: Rows) -> None:
+    assert worst(Path(shown["folder"]), data, Narrow) == pytest.approx(math.sqrt(5))
 
 
 def test_visits_without_their_bound_are_caught(shown: dict[str, Any], data: Rows) -> None:
