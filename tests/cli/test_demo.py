@@ -275,8 +275,8 @@ def test_gaussian_noise_is_what_is_charged_for() -> None:
 
 @pytest.mark.parametrize(
     "cost",
-    [DiscreteGaussian(60.0, 2.5, 2), DiscreteGaussian(60.0, 2.5, 6, 2)],
-    ids=["coordinates", "grid"],
+    [DiscreteGaussian(60.0, 2.5, 2), DiscreteGaussian(60.0, 2.5, 6, 2), DiscreteGaussian(60.0, 2.237, 5)],
+    ids=["coordinates", "grid", "a sensitivity between two floats"],
 )
 def test_gaussian_noise_that_opendp_does_not_have_is_refused(cost: DiscreteGaussian) -> None:
     with pytest.raises(
