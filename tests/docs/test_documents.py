@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from service_server import ServiceThread
+
+from odograph.errors import AccountExists
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
@@ -61,6 +64,47 @@ def test_examples_print_what_the_document_says(
     names: dict[str, object] = {}  # an example goes on where the one before it stopped
     for code, expected in _CODE.findall(document.read_text()):
         assert printed(code, names) == expected
+
+
+def ran_again(text: str) -> tuple[list[str], list[str]]:
+    """Return what the examples of a document print in an empty folder, and in the same folder by another process."""
+    runs = []
+    for _ in range(2):
+        names: dict[str, object] = {}
+        runs.append([printed(code, names) for code, _ in _CODE.findall(text)])
+    return runs[0], runs[1]
+
+
+def test_the_readme_can_be_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = ran_again((ROOT / "README.md").read_text())
+    charged, again = "\nspent: ", "\nspent before, nothing was charged now: "
+    assert [f"\n{text}".replace(charged, again) for text in first] == [f"\n{text}" for text in second]
+    assert first != second  # it does charge something
+
+
+def test_the_quickstart_can_be_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = ran_again((ROOT / "docs" / "quickstart.md").read_text())
+    assert first[:-1] == second[:-1]
+    assert "15.0% spent in 2 steps" in first[-1]
+    assert "25.0% spent in 3 steps" in second[-1]  # what has no key is charged each time
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [((', key="open")', ")"), AccountExists), ((', key="q-17"', ""), AssertionError)],
+    ids=["opened without a key", "charged without a key"],
+)
+def test_a_readme_that_cannot_be_run_twice_is_caught(
+    change: tuple[str, str], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (ROOT / "README.md").read_text().replace(*change)
+    copy = tmp_path / "README.md"
+    copy.write_text(broken)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    with pytest.raises(error):
+        test_the_readme_can_be_run_twice(tmp_path, monkeypatch)
 
 
 def test_the_readme_has_an_example() -> None:

@@ -8,6 +8,9 @@ standard output, and waits for a line on standard input before it runs a mechani
 A row is one person in one year of the RAND Health Insurance Experiment, and one row is what is protected. The
 attributes, their values, and that visits above 10 count as 10 are public; everything else is asked with noise,
 including the number of rows. (In truth the table is public.)
+
+The numbers of rows by all attributes are asked at once, with Gaussian noise: a row is in one cell of each attribute,
+which is dear for Laplace noise and cheap for this one. All else is asked with Laplace noise.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -34,10 +38,11 @@ from rich.table import Table
 
 from odograph.account import Account
 from odograph.cli.options import AsJson, print_result
-from odograph.cli.records import save_picture
 from odograph.compile import compile_policy
 from odograph.connection import connect
-from odograph.core.guarantees import Guarantee, PureDP
+from odograph.core.conversions import gdp_to_dp_epsilon
+from odograph.core.guarantees import DiscreteGaussian, Guarantee, PureDP
+from odograph.core.mechanisms import discrete_gaussian
 from odograph.core.planning import AccountState, how_many, quote, used
 from odograph.core.policy import Policy
 from odograph.errors import (
@@ -49,7 +54,8 @@ from odograph.errors import (
     OdographError,
     load_extra,
 )
-from odograph.integrations.opendp import noisy
+from odograph.figures import blank_axes
+from odograph.integrations.opendp import noisy, noisy_gaussian
 from odograph.ledger.ledger import LedgerAccount
 
 __all__ = [
@@ -70,8 +76,10 @@ __all__ = [
     "Rows",
     "analyze",
     "demo",
+    "draw",
     "investigate",
     "read_answers",
+    "summary_table",
     "tally",
 ]
 
@@ -83,6 +91,9 @@ ANALYST: Final = (sys.executable, "-m", "odograph.cli.demo")
 KILLED_AFTER: Final = 17  # questions: the first process is killed right after the charge of this one
 _SMALL_COST: Final = PureDP(0.01)
 _COMPARED_FILTERS: Final = {"basic": "basic", "paper": "paper", "zcdp": "zcdp", "default": None}
+_BLUE, _GREY = "#0072B2", "#666666"
+_EPSILON: Final = 1.0  # what a plain sum of epsilons would stop at
+_SHARE: Final = 1e-8  # of delta, for each Gaussian in the plain sum: there are fewer than 100
 
 Event = dict[str, Any]
 
@@ -93,6 +104,7 @@ class Report:
 
     folder: Path
     rows: list[Event] = field(default_factory=list)  # one per question, with its answer
+    plain_sum: float = 0.0  # of the epsilons of the questions so far
     killed: str = ""  # the key of the question that was charged but not answered
     reused: int = 0  # answers that the second process found in the file
     refusal: str = ""
@@ -109,8 +121,9 @@ class Report:
         elif kind == "charged":
             self.reused += event["answered"]
             if all(row["key"] != event["key"] for row in self.rows):
-                shown = {name: event[name] for name in ("key", "question", "short", "group", "epsilon")}
-                self.rows.append({**shown, "answer": "", "loss": None, "left": None})
+                shown = {name: event[name] for name in ("key", "question", "short", "group", "cost", "epsilon")}
+                self.plain_sum += event["epsilon"]
+                self.rows.append({**shown, "answer": "", "sum": self.plain_sum, "loss": None, "left": None})
         elif kind == "answered":
             row = next(row for row in self.rows if row["key"] == event["key"])
             if not row["answer"]:
@@ -118,8 +131,9 @@ class Report:
 
     def table(self, height: int) -> RenderableType:
         """Return the table: all rows when the demo has finished, before that the last ones that fit."""
-        table = Table(box=None, header_style="bold", pad_edge=False, expand=True)
-        for name, width in (("", 4), ("question", 33), ("cost", 7), ("noisy answer", 0), ("reading", 7), ("left", 4)):
+        table = Table(box=None, header_style="bold", pad_edge=False, expand=True, padding=(0, 1, 0, 0))
+        columns = {"": 4, "question": 22, "cost": 8, "noisy answer": 0, "sum": 5, "reading": 7, "left": 4}
+        for name, width in columns.items():
             # Long text is cut, so that a question is one line; the answer gets the remaining width.
             table.add_column(name, no_wrap=True, overflow="ellipsis", width=width or None, ratio=None if width else 1)
         shown = self.rows if self.finished else self.rows[-max(3, height // 2) :]
@@ -127,13 +141,14 @@ class Report:
         for row in shown:
             if row["group"] != group:
                 group = row["group"]
-                table.add_row("", f"of {group}", style="italic")
+                table.add_row("", "among", "", group, style="italic")
             reading = "" if row["loss"] is None else f"{row['loss']:.3f}"
-            left = "" if row["left"] is None else f"{row['left']:.0%}"
-            table.add_row(row["key"], f"  {row['short']}", f"{row['epsilon']:.4g}", row["answer"], reading, left)
+            left = "" if row["left"] is None else f"{math.floor(100 * row['left'])}%"  # down, as a refusal says it
+            total = f"{row['sum']:.3f}"
+            table.add_row(row["key"], row["short"], row["cost"], row["answer"], total, reading, left)
             if row["key"] == self.killed:
                 again = f"{self.reused} answers reused" if self.reused else "starting again"
-                table.add_row("", "^ charged; then killed by SIGKILL", "", again, style="bold red")
+                table.add_row("", "charged, then SIGKILL", "", again, style="bold red")
         return table
 
 
@@ -164,7 +179,7 @@ def demo(
         report.finished = True
         console.print(report.table(console.height))
     form = _summarize(report)
-    print_result(form, _summary_table(form), as_json=json)
+    print_result(form, summary_table(form), as_json=json)
     # Printed outside the table, which would wrap these lines: users copy them.
     console.print(
         f"\nexport ODOGRAPH_URL={form['url']}\nodograph show {ACCOUNT}\nodograph history {ACCOUNT}", soft_wrap=True
@@ -255,7 +270,7 @@ def _summarize(report: Report) -> dict[str, Any]:
         charges = tally(account, report.folder)
         verified = ledger.verify()
         plot = report.folder / "reading.png"
-        save_picture(account, plot)
+        draw(report.rows, plot)
         spent = [past.entry.guarantee for past in account.history(0, 1000) if past.entry.verb == "spend"]
         return {
             "folder": str(report.folder),
@@ -266,27 +281,80 @@ def _summarize(report: Report) -> dict[str, Any]:
             "charges": charges,
             "refusal": report.refusal,
             "found": report.found,
+            "plain_sum": report.plain_sum,
             "reading": str(account.reading()),
-            "admitted": _compare_filters([cost for cost in spent if cost is not None]),
+            "admitted": _compare_filters(report.rows, [cost for cost in spent if cost is not None]),
             "plot": str(plot),
             "verified": str(verified),
         }
 
 
-def _compare_filters(asked: Sequence[Guarantee]) -> dict[str, dict[str, int]]:
-    """Count the admitted questions under each filter: of the same costs in the same order, and of small ones."""
-    admitted = {}
+def draw(rows: Sequence[Event], path: Path) -> None:
+    """Draw the plain sum and the reading after each question, and write the picture."""
+    axes: Any = blank_axes()
+    axes.figure.set_size_inches(8, 3.8)
+    sums, readings = ([row[name] for row in rows] for name in ("sum", "loss"))
+    asked = range(1, len(rows) + 1)
+    axes.step(asked, sums, where="mid", color=_GREY)
+    axes.step(asked, readings, where="mid", color=_BLUE, linewidth=2.5)
+    axes.axhline(_EPSILON, color="black", linestyle="--", linewidth=1)
+    last = asked[-1]
+    stopped = sum(total <= _EPSILON for total in sums)
+    for text, x, y, color in (
+        (f"plain sum of epsilons: {sums[-1]:.2f}", last, sums[-1], _GREY),
+        (f"odometer's reading: {readings[-1]:.2f}", last, readings[-1], _BLUE),
+    ):
+        axes.annotate(text, (x, y), (-8, 8), textcoords="offset points", ha="right", color=color, weight="bold")
+    axes.annotate("promised epsilon: 1", (1, _EPSILON), (0, 5), textcoords="offset points")
+    axes.plot([stopped], [sums[stopped - 1]], "o", color=_GREY)
+    axes.annotate(
+        f"adding up stops here,\nafter {stopped} questions",
+        (stopped, sums[stopped - 1]),
+        (-10, 28),
+        textcoords="offset points",
+        ha="right",
+        color=_GREY,
+    )
+    axes.plot([last], [readings[-1]], "o", color=_BLUE)
+    axes.annotate(
+        f"Odograph's filter stops here,\nafter {last} questions",
+        (last, readings[-1]),
+        (4, -80),
+        textcoords="offset points",
+        ha="right",
+        color=_BLUE,
+    )
+    axes.set(
+        xlabel="questions, each chosen from the answers before it", ylabel="privacy loss", ylim=(0, 1.1 * max(sums))
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.figure.savefig(path, bbox_inches="tight", dpi=150)
+
+
+def _compare_filters(rows: Sequence[Event], asked: Sequence[Guarantee]) -> dict[str, dict[str, int | None]]:
+    """Count the admitted questions under each filter: of the same costs in the same order, and of small ones.
+
+    None where a filter has no theorem for one of these costs.
+    """
+    admitted: dict[str, dict[str, int | None]] = {}
     for name, chosen in _COMPARED_FILTERS.items():
         other = compile_policy(Policy(POLICY.epsilon, POLICY.delta, privacy_unit=POLICY.privacy_unit, filter=chosen))
-        same = sum(decision.admitted for decision in quote(AccountState("", other, other.start), asked).decisions)
-        admitted[name] = {"these": same, "small": how_many(AccountState("", other, other.start), _SMALL_COST)}
+        state = AccountState("", other, other.start)
+        decisions = quote(state, asked).decisions
+        unproven = any(decision.is_unproven for decision in decisions)
+        same = None if unproven else sum(decision.admitted for decision in decisions)
+        admitted[name] = {"these": same, "small": how_many(state, _SMALL_COST)}
+    admitted["basic"]["these"] = sum(row["sum"] <= _EPSILON for row in rows)
     return admitted
 
 
-def _summary_table(form: dict[str, Any]) -> Table:
+def summary_table(form: dict[str, Any]) -> Table:
+    """Return what is shown at the end."""
     admitted = form["admitted"]
-    these = ", ".join(f"{name} {counts['these']}" for name, counts in admitted.items())
-    small = ", ".join(f"{name} {counts['small']}" for name, counts in admitted.items())
+    these, small = (
+        ", ".join(f"{name} {counts[which]}" for name, counts in admitted.items() if counts[which] is not None)
+        for which in ("these", "small")
+    )
     charges, reused = form["charges"], form["answers_reused"]
     killed = (
         f"after {form['killed']['after']} was charged and before it was answered. The resumed process asked the same"
@@ -298,8 +366,9 @@ def _summary_table(form: dict[str, Any]) -> Table:
     grid.add_row()
     grid.add_row("found", form["found"])
     grid.add_row("refused", form["refusal"])
-    grid.add_row("odometer", form["reading"])
     grid.add_row("killed", killed)
+    grid.add_row("odometer", form["reading"])
+    grid.add_row("plain sum", f"{form['plain_sum']:.3f}, with each Gaussian at its epsilon for delta {_SHARE:g}")
     grid.add_row("filters", f"of these {charges} questions, admitted before the first refusal: {these}")
     grid.add_row("", f"of questions at epsilon {float(_SMALL_COST.epsilon):g}: {small}")
     grid.add_row("plot", form["plot"])
@@ -318,9 +387,10 @@ ATTRIBUTES: Final = {
 }
 CLAMP: Final = 10  # visits: a row with more counts as this many
 DEPTH: Final = 3  # conditions that a group may have
-WIDTH: Final = 2  # groups that are split at each level
-COUNT_COST: Final = PureDP(0.02)  # of a question about numbers of rows
-MIN_EPSILON, MAX_EPSILON = 0.01, 0.04  # of a question about visits
+WIDTH: Final = 3  # groups that are split at each level
+COUNT_COST: Final = PureDP(0.02)  # of the number of all rows
+COUNT_NOISE: Final = 60  # sigma of a question about numbers of rows by all attributes
+MIN_EPSILON, MAX_EPSILON = 0.01, 0.035  # of a question about visits
 ACCURACY: Final = 0.05  # visits: the wanted error of the mean of a cell of average size
 MAX_MARGIN: Final = 1.3  # visits: a cell with a wider margin has too few rows to say anything about it
 
@@ -367,34 +437,53 @@ class Group:
     def __str__(self) -> str:
         return ", ".join(f"{attribute}: {value}" for attribute, value in self.conditions.items()) or "everyone"
 
+    @property
+    def last(self) -> tuple[str, str]:
+        """The attribute and the value of the condition that was added last."""
+        return [*self.conditions.items()][-1]
+
     def summary(self) -> str:
         """Return the conditions and the noisy answers as text."""
         return f"{self} (about {self.count:,} rows): {self.mean:.1f} +- {self.margin:.1f} visits"
 
-    def with_answers(self, count: int, visits: int, epsilons: tuple[float, float]) -> Group:
+    def with_answers(self, count: int, visits: int, noise: tuple[float, float]) -> Group:
         """Return the group with its mean, from noisy rows and visits; the margin is three times their noise."""
         count = max(1, count)
         mean = visits / count
-        margin = 3 * math.hypot(mean / epsilons[0], CLAMP / epsilons[1]) / count
+        margin = 3 * math.hypot(mean * noise[0], noise[1]) / count
         return replace(self, count=count, mean=mean, margin=margin)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about the disjoint cells of a group: their numbers of rows, or of visits."""
+    """A question about cells of a group: their numbers of rows, or of visits."""
 
     text: str
     group: Group
     cells: Sequence[Group]
     about_visits: bool = False
+    overlap: int = 1  # how many of the cells a row may be in
 
     def __str__(self) -> str:
         return f"{self.text} of {self.group}"
 
     @property
-    def sensitivity(self) -> int:
-        """How far one row can move the true answers: it is in at most one of the cells."""
-        return CLAMP if self.about_visits else 1
+    def sensitivity(self) -> float:
+        """How far one row can move the true answers, as a Euclidean distance, rounded up to a 1024th."""
+        return (CLAMP if self.about_visits else 1) * math.ceil(1024 * math.sqrt(self.overlap)) / 1024
+
+    def with_gaussian(self, sigma: float) -> DiscreteGaussian:
+        """Return what it costs with Gaussian noise, of one parameter for all cells."""
+        return discrete_gaussian(sigma, self.sensitivity, self.overlap)
+
+    def noise(self, cost: Guarantee) -> float:
+        """Return the scale of the Laplace noise, or the sigma of the Gaussian noise, that a cost pays for."""
+        match cost:
+            case PureDP() if self.overlap == 1:
+                return self.sensitivity / float(cost.epsilon)
+            case DiscreteGaussian() if cost == self.with_gaussian(float(cost.sigma)):
+                return float(cost.sigma)
+        raise InvalidGuarantee(f"cost must be one that {self} can be asked for (got {cost})")
 
     def columns(self, data: Rows) -> list[Column]:
         """Return the visits of the rows of each cell."""
@@ -417,7 +506,7 @@ class DrillDown(ABC):
 
     @abstractmethod
     def ask(self, question: Question, wanted: Guarantee | None) -> tuple[list[int], float]:
-        """Charge a question and answer it with noise; return the answers and the epsilon that was charged.
+        """Charge a question and answer it with noise; return the answers and the size of the noise.
 
         If the wanted cost is refused, the largest admitted one is charged instead.
         """
@@ -434,8 +523,9 @@ class DrillDown(ABC):
         for _ in range(DEPTH):
             found: dict[frozenset[tuple[str, str]], Group] = {}  # a cell may be reached in two ways
             for group in levels[-1]:
-                for attribute in (name for name in ATTRIBUTES if name not in group.conditions):
-                    found |= {frozenset(cell.conditions.items()): cell for cell in self._split(group, attribute)}
+                for cells, noise in self._count(group):
+                    split = self._split(group, cells, noise)
+                    found |= {frozenset(cell.conditions.items()): cell for cell in split}
             # By the lower end of the margin: otherwise a small cell would win by its noise.
             best = sorted(found.values(), key=lambda cell: cell.mean - cell.margin, reverse=True)
             if not best:
@@ -448,27 +538,40 @@ class DrillDown(ABC):
         quarter = self.account.largest(PureDP, times=4)
         (count,), counting = self.ask(Question("rows again", group, [group]), quarter)
         self.show(f"{count:,}")
-        (visits,), epsilon = self.ask(Question("visits again", group, [group], about_visits=True), PureDP(0.5))
-        found = group.with_answers(count, visits, (counting, epsilon))
+        (visits,), noise = self.ask(Question("visits again", group, [group], about_visits=True), PureDP(0.5))
+        found = group.with_answers(count, visits, (counting, noise))
         self.show(f"{found.mean:.1f} +- {found.margin:.1f} each")
         return found
 
-    def _split(self, group: Group, attribute: str) -> list[Group]:
-        """Ask for the rows, and then the visits, of the cells of a group by one attribute."""
-        values = ATTRIBUTES[attribute]
-        column = self.data.attributes[attribute]
-        cells = [Group(group.conditions | {attribute: value}, group.rows & (column == value)) for value in values]
-        counts, counting = self.ask(Question(f"rows by {attribute}", group, cells), COUNT_COST)
-        largest_first = sorted(zip(counts, values, strict=True), reverse=True)
-        self.show(", ".join(f"{value} {count:,}" for count, value in largest_first))
+    def _count(self, group: Group) -> list[tuple[list[Group], float]]:
+        """Ask for the rows of the cells of a group by every attribute; return the cells of each, and the noise."""
+        splits = [
+            [
+                Group(group.conditions | {attribute: value}, group.rows & (self.data.attributes[attribute] == value))
+                for value in values
+            ]
+            for attribute, values in ATTRIBUTES.items()
+            if attribute not in group.conditions
+        ]
+        question = Question("rows by all attributes", group, [*chain(*splits)], overlap=len(splits))
+        counts, noise = self.ask(question, question.with_gaussian(COUNT_NOISE))
+        numbers = iter(counts)
+        counted = [[replace(cell, count=max(1, next(numbers))) for cell in cells] for cells in splits]
+        largest = (max(cells, key=lambda cell: cell.count) for cells in counted)
+        self.show(", ".join(f"{' '.join(cell.last)} {cell.count:,}" for cell in largest))
+        return [(cells, noise) for cells in counted]
+
+    def _split(self, group: Group, cells: Sequence[Group], counting: float) -> list[Group]:
+        """Ask for the visits of the cells of a group by one attribute, whose rows have been counted."""
+        attribute, _ = cells[0].last
         # The fewer rows the noisy count shows, the more is spent on them.
         wanted = round(min(max(CLAMP * len(cells) / (ACCURACY * group.count), MIN_EPSILON), MAX_EPSILON), 4)
         question = Question(f"visits by {attribute}", group, cells, about_visits=True)
-        sums, epsilon = self.ask(question, PureDP(wanted))
-        answers = zip(cells, counts, sums, strict=True)
-        found = [cell.with_answers(count, visits, (counting, epsilon)) for cell, count, visits in answers]
+        sums, noise = self.ask(question, PureDP(wanted))
+        answers = zip(cells, sums, strict=True)
+        found = [cell.with_answers(cell.count, visits, (counting, noise)) for cell, visits in answers]
         kept = sorted((cell for cell in found if cell.margin < MAX_MARGIN), key=lambda cell: cell.mean, reverse=True)
-        self.show(", ".join(f"{cell.conditions[attribute]} {cell.mean:.1f}" for cell in kept) or "too few rows")
+        self.show(", ".join(f"{cell.last[1]} {cell.mean:.1f}" for cell in kept) or "too few rows")
         return kept
 
 
@@ -500,19 +603,20 @@ class DurableDrillDown(DrillDown):
         key = self._key = self.next_key()
         cost = self._chosen.get(key) or wanted
         try:
-            epsilon, repeated = self._charge(key, question, cost)
+            paid, repeated = self._charge(key, question, cost)
         except BudgetExceeded as refused:
             _send("refused", question=str(question), message=str(refused))
-            epsilon, repeated = self._charge(key, question, refused.decision.largest)
-        event = {"key": key, "question": str(question), "epsilon": epsilon}
+            paid, repeated = self._charge(key, question, refused.decision.largest)
         group, answered = str(question.group), key in self._known
-        _send("charged", **event, short=question.text, group=group, repeated=repeated, answered=answered)
+        cost_of = {"cost": _brief(paid), "epsilon": _epsilon(paid)}
+        names = {"key": key, "question": str(question), "short": question.text, "group": group}
+        _send("charged", **names, **cost_of, repeated=repeated, answered=answered)
         if not answered:
             # An answer that was not written was never shown, so the charge still pays for it.
             if not sys.stdin.readline():
                 sys.exit(1)  # the demo has ended
-            self._write(event | {"answer": noisy(question.true_answers(self.data), question.sensitivity, epsilon)})
-        return self._known[key]["answer"], epsilon
+            self._write({"key": key, "question": str(question), **cost_of, "answer": self._noisy(question, paid)})
+        return self._known[key]["answer"], question.noise(paid)
 
     def show(self, answer: str) -> None:
         """Send the answer to the last question, and the state of the account."""
@@ -520,11 +624,18 @@ class DurableDrillDown(DrillDown):
         spent = used(account.compiled, account.totals)
         _send("answered", key=self._key, answer=answer, loss=account.reading().loss, left=1 - spent)
 
-    def _charge(self, key: str, question: Question, cost: Guarantee | None) -> tuple[float, bool]:
-        if not isinstance(cost, PureDP):
-            raise InvalidGuarantee(f"cost must be PureDP (got {cost}): nothing is left to ask with")
+    def _charge(self, key: str, question: Question, cost: Guarantee | None) -> tuple[Guarantee, bool]:
+        if cost is None:
+            raise InvalidGuarantee("cost must be a guarantee (got None): nothing is left to ask with")
+        question.noise(cost)  # raises for a cost that this question cannot be asked for
         receipt = self._ledger_account.spend(cost, key=key, note=str(question))
-        return float(cost.epsilon), receipt.repeated
+        return cost, receipt.repeated
+
+    def _noisy(self, question: Question, paid: Guarantee) -> list[int]:
+        truths = question.true_answers(self.data)
+        if isinstance(paid, DiscreteGaussian):
+            return noisy_gaussian(truths, paid)
+        return noisy(truths, int(question.sensitivity), _epsilon(paid))
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._answers.open("a", encoding="utf-8") as file:
@@ -544,6 +655,18 @@ def read_answers(answers: Path) -> dict[str, dict[str, Any]]:
         os.truncate(answers, len(whole.encode()))
     lines = [jsons.loads(line) for line in whole.splitlines()]
     return {line["key"]: line for line in lines}
+
+
+def _epsilon(cost: Guarantee) -> float:
+    """Return what a cost adds to the plain sum of epsilons: of a Gaussian, at its share of delta."""
+    if isinstance(cost, DiscreteGaussian):
+        return gdp_to_dp_epsilon(float(cost.mu), _SHARE)
+    return float(getattr(cost, "epsilon", math.inf))
+
+
+def _brief(cost: Guarantee) -> str:
+    """Return a cost in a few characters."""
+    return f"mu {float(cost.mu):.3f}" if isinstance(cost, DiscreteGaussian) else f"{_epsilon(cost):.3g}"
 
 
 def _send(event: str, **more: object) -> None:

@@ -34,7 +34,7 @@ from odograph.core.mechanisms import ORDERS
 from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition, load_extra
 from odograph.sessions import check_account, session
 
-__all__ = ["AccountContext", "Collected", "context", "cost_of", "guarded", "noisy", "queryable"]
+__all__ = ["AccountContext", "Collected", "context", "cost_of", "guarded", "noisy", "noisy_gaussian", "queryable"]
 
 SETTINGS: Final = ("d_in", "delta")
 
@@ -681,13 +681,34 @@ class AccountContext:
 
 def noisy(truths: Sequence[int], sensitivity: int, epsilon: float) -> list[int]:
     """Add OpenDP's Laplace noise: epsilon-DP if a row moves the truths by at most `sensitivity` in all."""
-    load_extra("opendp.mod").enable_features("contrib")  # its prelude would take a second to import
-    domains, metrics, measurements = (load_extra(f"opendp.{name}") for name in ("domains", "metrics", "measurements"))
-    space = domains.vector_domain(domains.atom_domain(T=int)), metrics.l1_distance(T=int)
     # A little more noise than necessary, so that OpenDP's own bound, rounded up, is still within the cost.
-    mechanism = measurements.make_laplace(*space, scale=sensitivity * (1 + 2**-40) / epsilon)
+    mechanism = _on_integers("laplace", "l1_distance", "i32", sensitivity * (1 + 2**-40) / epsilon)
     if mechanism.map(d_in=sensitivity) > epsilon:
         raise InvalidGuarantee(
             f"the cost of the noise must be at most {epsilon!r} (got {mechanism.map(d_in=sensitivity)!r})"
         )
     return [*mechanism([int(truth) for truth in truths])]
+
+
+def noisy_gaussian(truths: Sequence[int], noise: DiscreteGaussian) -> list[int]:
+    """Add OpenDP's Gaussian noise, of that sigma: for this cost if a row moves the truths as the cost says.
+
+    Raise `InvalidGuarantee` if OpenDP's own record of the mechanism says another cost.
+    """
+    mechanism = _on_integers("gaussian", "l2_distance", "f64", float_above(exact_of(noise.sigma)))
+    cost = cost_of(mechanism, d_in=noise.sensitivity)
+    if (
+        not isinstance(cost, DiscreteGaussian)
+        or (cost.dimension, cost.grid) != (noise.dimension, noise.grid)
+        or cost.mu > noise.mu
+    ):
+        raise InvalidGuarantee(f"the cost of the noise must be at most {noise!r} (got {cost!r})")
+    return [*mechanism([int(truth) for truth in truths])]
+
+
+def _on_integers(kind: str, metric: str, distance: str, scale: float) -> Any:  # noqa: ANN401  untyped library
+    """Return a measurement that adds noise to a vector of integers."""
+    load_extra("opendp.mod").enable_features("contrib")  # its prelude would take a second to import
+    domains, metrics, measurements = (load_extra(f"opendp.{name}") for name in ("domains", "metrics", "measurements"))
+    space = domains.vector_domain(domains.atom_domain(T=int)), getattr(metrics, metric)(T=distance)
+    return getattr(measurements, f"make_{kind}")(*space, scale=scale)
