@@ -230,17 +230,16 @@ def least_reading_at_one_moment(intrinsic: float, delta: float) -> float:
 
 
 def least_reading(intrinsic: float, delta: float, fineness: int = 2000) -> float:
-    """Return a loss below which no odometer at level `delta` can be at this intrinsic time.
+    """Return a loss below which no odometer at level `delta` can stay up to this intrinsic time.
 
     An analyst chooses each randomized response by the loss so far and the time left, so as to reach the level with
     the largest probability, and stops there. That is a control problem, solved by value iteration on a lattice whose
     steps cost about a share 1/`fineness` of the time each; a finer one allows the analyst more. The returned level is
-    reached with a probability above delta, so an odometer that reads less at `intrinsic` is passed more often than
-    delta.
+    reached with a probability above delta, so an odometer that always reads less is passed more often than delta.
 
     Theorem: value iteration: the best probability is the largest, over the next step, of its mean after that step.
-    Assumes: steps may be any pure ones; the reading is a function of intrinsic time that never falls, or the lesser
-        of one and the sum of the epsilons, as every reading here of such steps is.
+    Assumes: steps may be any pure ones. It bounds the largest reading after steps of at most this intrinsic time:
+        the reading at this time, where readings are a function of it that never falls.
     """
     time, delta = _reached(intrinsic, delta)
     if isinstance(fineness, bool) or not isinstance(fineness, int) or fineness < _LEAST_FINENESS:
