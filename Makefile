@@ -27,7 +27,7 @@ menu:
 	@echo "make mutants   break what must not be wrong, one line at a time, and see a test go red (a quarter of an hour)"
 	@echo "make check     formatting, lint, types, architecture"
 	@echo "make format    rewrite files in the project's format"
-	@echo "make figures   draw the paper's figures and ours into figures/"
+	@echo "make figures   draw the paper's figures and ours into figures/, and the paper's into docs/images/paper/"
 	@echo "make docs      build the documentation as a site into build/docs"
 	@echo "make bench     measure costs side by side with peers and the floor"
 	@echo "make table     recompute the shipped table of exact budgets (a quarter of an hour)"
@@ -127,6 +127,7 @@ format: $(VENV)/stamp
 
 figures: $(VENV)/stamp
 	@$(BIN)/odograph figures --out figures
+	@cp figures/fig*.svg docs/images/paper/
 
 docs: $(VENV)/stamp
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs

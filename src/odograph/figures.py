@@ -6,9 +6,11 @@ Matplotlib is imported only when something is drawn.
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PANELS",
     "Curve",
+    "Mark",
     "Panel",
     "account_card",
     "blank_axes",
@@ -46,10 +49,12 @@ __all__ = [
     "draw_account",
     "draw_all",
     "filter_odometers",
+    "fingerprint",
     "lower_order_terms",
     "mixture_odometers",
     "original_and_new",
     "pointwise",
+    "rates",
     "steps_at_one_size",
     "steps_by_size",
     "stitched_odometers",
@@ -158,12 +163,16 @@ def _label(odometer: Odometer) -> str:
     return odometer.kind.replace("-", " ")
 
 
-# The figures of the paper, and two of our own. The numbers come from one pure function per panel, with the parameters
-# of the paper's captions. Odometers are drawn as the paper prints them (two-sided mixture, rounded stitching
-# constants), with its errata corrected: y* (E1) and the second branch of Rogers et al. (E6). Intrinsic time in these
-# panels is the paper's, V = sum of epsilon^2, and all steps are pure.
+# The figures of the paper, and three of our own. The numbers come from one pure function per panel; docs/figures.md
+# says which parameters the paper gives. Odometers are drawn as the paper prints them (two-sided mixture, rounded
+# stitching constants), with its errata corrected: y* (E1) and the second branch of Rogers et al. (E6). Intrinsic time
+# in these panels is the paper's, V = sum of epsilon^2, and all steps are pure.
 
 _Array: TypeAlias = NDArray[np.float64]
+
+_PANEL_SIZE: Final = (7.0, 4.8)  # inches
+_LEGEND: Final[dict[str, Any]] = {"ncols": 2, "fontsize": 9.0, "handlelength": 3.4, "columnspacing": 1.5}
+_LEGEND_BELOW: Final = 0.47  # inches below the x axis: under its numbers and its label
 
 DELTA: Final = 1e-6  # delta' of every odometer, and delta of the policy whose steps are counted
 EPSILON: Final = 1.0  # of that policy
@@ -203,6 +212,25 @@ _HUES: Final = {
 }
 _FREE: Final = (_SKY, _ORANGE, _GREEN, _BLUE)
 
+# Curves differ by their dashes too, so that they can be told apart without color.
+_SOLID, _DASHED, _SHORT, _DOTTED = "solid", (0, (7.0, 2.0)), (0, (2.4, 1.4)), (0, (1.1, 1.6))
+_DASH_DOT, _DASH_DOT_DOT = (0, (6.0, 1.6, 1.2, 1.6)), (0, (6.0, 1.5, 1.2, 1.5, 1.2, 1.5))
+_MANY_DECADES: Final = 4.0  # of a logarithmic axis
+_Dashes: TypeAlias = str | tuple[int, tuple[float, ...]]
+_DASHES: Final[dict[str, _Dashes]] = {
+    "filter": _SOLID,
+    "mixture": _DASHED,
+    "stitched": _DASH_DOT,
+    "rogers": _SHORT,
+    "pointwise": _DOTTED,
+    "basic": _DASH_DOT_DOT,
+    "paper": _DASHED,
+    "renyi": _SHORT,
+    "zcdp": _DASH_DOT,
+    "exact": _SOLID,
+}
+_FREE_DASHES: Final = (_DASH_DOT_DOT, _DASHED, _DASH_DOT, _SOLID)
+
 _STYLE: Final[dict[Any, Any]] = {
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -227,8 +255,17 @@ class Curve:
 
     label: str
     values: tuple[float, ...]
-    hue: str = ""  # curves of the same hue have the same color in all panels; "" takes the next free one
-    warning: str = ""  # why the curve is not a guarantee; it is drawn dashed
+    hue: str = ""  # curves of the same hue have the same color and dashes in all panels; "" takes the next free ones
+    warning: str = ""  # why the curve is not a guarantee
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point of a panel that is marked with a dot, and with a text below it."""
+
+    x: float
+    y: float
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +282,7 @@ class Panel:
     log_axes: str = ""  # "x", "xy" or none
     top: float | None = None  # of the y axis
     percent: bool = False  # y is a share of 1
+    marks: tuple[Mark, ...] = ()
 
 
 def lower_order_terms() -> Panel:
@@ -268,17 +306,30 @@ def original_and_new() -> Panel:
 
 
 def filter_odometers() -> Panel:
-    """Figure 2a: filter odometers, each tightest where its filter would stop."""
-    x = _grid(1.0)
-    curves = tuple(Curve(f"ε = {epsilon:g}", _filter(x, epsilon)) for epsilon in (1.0, 2.0, 4.0, 8.0))
-    return Panel("fig2a-filter-odometers", f"Filter odometers, {_LEVEL}", _TIME, _LOSS, _floats(x), curves, top=9.0)
+    """Figure 2a: filter odometers, each tangent to the pointwise bound where its filter would stop."""
+    targets = (1.0, 2.0, 4.0, 8.0)
+    x = _grid(2.5)
+    curves = (*(Curve(f"ε = {epsilon:g}", _filter(x, epsilon)) for epsilon in targets), _pointwise(x))
+    marks = tuple(Mark(filter_time(epsilon, DELTA), epsilon) for epsilon in targets)
+    title = f"Filter odometers, {_LEVEL}"
+    note = "A dot marks where a line touches the pointwise bound: there its filter would stop, at its ε."
+    return Panel("fig2a-filter-odometers", title, _TIME, _LOSS, _floats(x), curves, note, top=14.0, marks=marks)
 
 
 def mixture_odometers() -> Panel:
-    """Figure 2b: mixture odometers."""
-    x = _grid(1.0)
-    curves = tuple(Curve(f"γ = {gamma:g}", _mixture(x, gamma)) for gamma in (0.001, 0.01, 0.1, 1.0))
-    return Panel("fig2b-mixture-odometers", f"Mixture odometers, {_LEVEL}", _TIME, _LOSS, _floats(x), curves, top=9.0)
+    """Figure 2b: mixture odometers, each tightest around a time of its own."""
+    gammas = (0.001, 0.01, 0.1, 1.0)
+    x = np.unique([*np.geomspace(1e-4, 100.0, 401), 1.0])
+    curves = (*(Curve(f"γ = {gamma:g}", _mixture(x, gamma)) for gamma in gammas), _pointwise(x))
+    # The time for which a gamma is the best grows in proportion to it.
+    times = np.asarray(gammas) / odometers.best_gamma(1.0, DELTA)
+    marks = tuple(
+        Mark(time, _mixture(times, gamma)[i])
+        for i, (time, gamma) in enumerate(zip(_floats(times), gammas, strict=True))
+    )
+    title = f"Mixture odometers, {_LEVEL}"
+    note = "A dot marks the time for which a γ is the best: about 31 γ."
+    return Panel("fig2b-mixture-odometers", title, _TIME, _LOSS, _floats(x), curves, note, log_axes="xy", marks=marks)
 
 
 def stitched_odometers() -> Panel:
@@ -291,22 +342,59 @@ def stitched_odometers() -> Panel:
 
 
 def windows() -> Panel:
-    """Figure 3a: the odometers of Figure 1b over four decades: none is the tightest everywhere."""
-    x = np.unique([*np.geomspace(1e-3, 10.0, 401), 0.005, 1.0, math.nextafter(1.0, 2.0)])
-    title = f"New odometers and the original, {_LEVEL}"
-    note = "The stitched odometer has no bound before its v₀; that of Rogers et al. changes its formula at V = 1."
-    curves = (_rogers(x), *_new_odometers(x))
-    return Panel("fig3a-new-and-original", title, _TIME, _LOSS, _floats(x), curves, note, log_axes="xy")
+    """Figure 3a: the odometers of Figure 1b over eight decades: none is the tightest everywhere."""
+    x = np.unique([*np.geomspace(1e-3, 1e5, 401), 0.005, 1.0, math.nextafter(1.0, 2.0)])
+    note = (
+        "Dots mark where the lowest odometer changes. The stitched odometer has no bound before its v₀; that of "
+        "Rogers\net al. changes its formula at V = 1."
+    )
+    return Panel(
+        "fig3a-new-and-original",
+        f"New odometers and the original, {_LEVEL}",
+        _TIME,
+        _LOSS,
+        _floats(x),
+        (_rogers(x), *_new_odometers(x)),
+        note,
+        log_axes="xy",
+        marks=_changes(1e-3, 1e5),
+    )
+
+
+def rates() -> Panel:
+    """Not in the paper: what the odometers of Figure 3a add to V/2, over what pointwise composition adds."""
+    x = np.unique([*np.geomspace(1e-3, 1e8, 401), 0.005, 1.0, math.nextafter(1.0, 2.0)])
+    floor = np.sqrt(-2.0 * math.log(DELTA) * x)
+    curves = tuple(
+        replace(curve, values=_floats((np.asarray(curve.values) - x / 2.0) / floor))
+        for curve in (_rogers(x), *_new_odometers(x))
+    )
+    marks = tuple(
+        replace(mark, y=(mark.y - mark.x / 2.0) / math.sqrt(-2.0 * math.log(DELTA) * mark.x))
+        for mark in _changes(1e-3, 1e8)
+    )
+    return Panel(
+        "fig3a-rates",
+        f"Figure 3a without V/2, over the pointwise bound, {_LEVEL}",
+        _TIME,
+        "(bound - V/2) / √(2 V log 1/δ')",
+        _floats(x),
+        curves,
+        "Dots mark where the lowest odometer changes.",
+        log_axes="x",
+        top=6.0,
+        marks=marks,
+    )
 
 
 def pointwise() -> Panel:
     """Figure 3b: the new odometers, and advanced composition evaluated at each time as if fixed in advance."""
     x = _grid(2.5, 0.005)
-    value = np.sqrt(-2.0 * math.log(DELTA) * x) + x / 2.0
-    curve = Curve("advanced composition, pointwise", _floats(value), "pointwise", warning="not an odometer")
     title = f"The price of holding at all times at once, {_LEVEL}"
-    curves = (*_new_odometers(x), curve)
-    return Panel("fig3b-pointwise", title, _TIME, _LOSS, _floats(x), curves)
+    curves = (*_new_odometers(x), _pointwise(x))
+    marks = (Mark(filter_time(8.0, DELTA), 8.0),)
+    note = "The dot marks where the filter odometer touches the pointwise bound."
+    return Panel("fig3b-pointwise", title, _TIME, _LOSS, _floats(x), curves, note, marks=marks)
 
 
 def steps_by_size() -> Panel:
@@ -355,6 +443,7 @@ PANELS: Final[Mapping[str, Callable[[], Panel]]] = MappingProxyType(
         "fig2b-mixture-odometers": mixture_odometers,
         "fig2c-stitched-odometers": stitched_odometers,
         "fig3a-new-and-original": windows,
+        "fig3a-rates": rates,
         "fig3b-pointwise": pointwise,
         "steps-by-size": steps_by_size,
         "steps-admitted": steps_at_one_size,
@@ -387,6 +476,32 @@ def _new_odometers(x: _Array) -> tuple[Curve, Curve, Curve]:
         Curve("mixture odometer, γ = 0.01", _mixture(x, 0.01), "mixture"),
         Curve("stitched odometer, v₀ = 0.005", _stitched(x, 0.005), "stitched"),
     )
+
+
+def _changes(start: float, end: float) -> tuple[Mark, ...]:
+    """Return the points between two times at which another of the odometers of Figure 3a becomes the lowest."""
+
+    def lowest(x: _Array) -> tuple[NDArray[np.intp], _Array]:
+        bounds = np.asarray([curve.values for curve in (_rogers(x), *_new_odometers(x))])
+        return bounds.argmin(axis=0), bounds.min(axis=0)
+
+    marks = []
+    x = np.geomspace(start, end, 1001)
+    which, _ = lowest(x)
+    for before in np.flatnonzero(np.diff(which)):
+        low, high = float(x[before]), float(x[before + 1])
+        while high > low * (1.0 + 1e-9):  # bisection
+            middle = math.sqrt(low * high)
+            index, _ = lowest(np.asarray([middle]))
+            low, high = (middle, high) if index[0] == which[before] else (low, middle)
+        _, value = lowest(np.asarray([high]))
+        marks.append(Mark(high, float(value[0]), f"{high:,.0f}" if high > 100.0 else f"{high:.3g}"))
+    return tuple(marks)
+
+
+def _pointwise(x: _Array) -> Curve:
+    value = np.sqrt(-2.0 * math.log(DELTA) * x) + x / 2.0
+    return Curve("pointwise composition", _floats(value), "pointwise", warning="not an odometer")
 
 
 def _rogers(x: _Array) -> Curve:
@@ -430,7 +545,7 @@ def draw(panel: Panel, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     png, svg, table = (folder / f"{panel.name}.{ending}" for ending in ("png", "svg", "csv"))
     with mpl.rc_context({**mpl.rcParamsDefault, **_STYLE}):
-        figure = load_extra("matplotlib.figure").Figure(figsize=_SIZE, layout="constrained")
+        figure = load_extra("matplotlib.figure").Figure(figsize=_PANEL_SIZE, layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(panel.title)
         if panel.note:
@@ -439,11 +554,34 @@ def draw(panel: Panel, folder: Path) -> list[Path]:
             _draw_bars(axes, panel)
         else:
             _draw_curves(axes, panel)
+            inches = load_extra("matplotlib.transforms").ScaledTranslation(
+                0.0, -_LEGEND_BELOW, figure.dpi_scale_trans
+            )
+            below = axes.transAxes + inches  # under the labels of the x axis, where the legend hides no curve
+            axes.legend(loc="upper left", bbox_to_anchor=(-0.01, 0.0), bbox_transform=below, **_LEGEND)
         # Without date and version, the same numbers give the same file.
-        figure.savefig(png, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+        made_from = fingerprint(panel)
+        figure.savefig(png, metadata={"Software": None, "Description": made_from})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None, "Description": made_from})
     write_csv(panel, table)
     return [png, svg, table]
+
+
+def fingerprint(panel: Panel) -> str:
+    """Return a digest of what a panel says, which is written into its pictures: they show which numbers they are of.
+
+    Numbers count to six digits, so that the last digits of another processor's functions do not matter.
+    """
+
+    def brief(part: object) -> object:
+        if isinstance(part, dict):
+            return {name: brief(value) for name, value in part.items()}
+        if isinstance(part, (list, tuple)):
+            return [brief(value) for value in part]
+        return f"{part:.6g}" if isinstance(part, float) else part
+
+    text = json.dumps(brief(asdict(panel)), sort_keys=True)
+    return f"{panel.name} {sha256(text.encode()).hexdigest()[:16]}"
 
 
 def write_csv(panel: Panel, path: Path) -> None:
@@ -460,14 +598,26 @@ def _one_line(curve: Curve) -> str:
 
 
 def _draw_curves(axes: Axes, panel: Panel) -> None:
-    free = cycle(_FREE)
+    free = cycle(zip(_FREE, _FREE_DASHES, strict=True))
     for curve in panel.curves:
-        color = _HUES[curve.hue] if curve.hue else next(free)
-        style = "--" if curve.warning else "-"
-        axes.plot(panel.x, curve.values, label=_one_line(curve), color=color, linestyle=style)
+        color, dashes = (_HUES[curve.hue], _DASHES[curve.hue]) if curve.hue else next(free)
+        axes.plot(panel.x, curve.values, label=_one_line(curve), color=color, linestyle=dashes)
         if math.isinf(curve.values[0]):  # a dot where the bound begins
             begin = next(i for i, value in enumerate(curve.values) if math.isfinite(value))
             axes.plot(panel.x[begin], curve.values[begin], marker="o", markersize=4.5, color=color)
+    for mark in panel.marks:
+        axes.plot(mark.x, mark.y, marker="o", markersize=5.0, color=_BLACK, zorder=3)
+        axes.annotate(
+            mark.text,
+            (mark.x, mark.y),
+            xytext=(0, -7),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=8.5,
+        )
+    axes.margins(y=0.08)
+    axes.set_xlim(panel.x[0], panel.x[-1])
     if "x" in panel.log_axes:
         _make_logarithmic(axes.set_xscale, axes.xaxis)
     if "y" in panel.log_axes:
@@ -476,18 +626,22 @@ def _draw_curves(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(0.0, panel.top)
     if panel.percent:
         axes.yaxis.set_major_formatter(load_extra("matplotlib.ticker").PercentFormatter(1.0))
-    axes.set_xlim(panel.x[0], panel.x[-1])
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
-    axes.legend()
 
 
 def _make_logarithmic(set_scale: Callable[[str], object], axis: Axis) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5."""
+    """Make an axis logarithmic: with plain numbers at 1, 2 and 5, or where it is long at powers of 10."""
     ticker = load_extra("matplotlib.ticker")
     set_scale("log")
-    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axis.get_view_interval()
+    if math.log10(high / low) > _MANY_DECADES:
+        axis.set_major_locator(ticker.LogLocator(numticks=16))
+        axis.set_major_formatter(ticker.LogFormatterMathtext())
+        axis.set_minor_locator(ticker.NullLocator())
+    else:
+        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(ticker.NullFormatter())
 
 

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from odograph.core.policy import Policy
 from odograph.core.theory import kov_steps
 from odograph.display import gauge
 from odograph.errors import InvalidArgument, MissingExtra
-from odograph.figures import PANELS, Panel, blank_axes, draw, draw_all
+from odograph.figures import PANELS, Panel, blank_axes, draw, draw_all, fingerprint
 
 VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
+PICTURES = Path(__file__).parents[2] / "docs" / "images" / "paper"
 
 
 @cache
@@ -40,7 +42,7 @@ def value(panel: Panel, start_of_label: str, x: float) -> float:
 
 
 def test_every_panel_is_listed_by_its_name_and_has_a_value_for_each_x() -> None:
-    assert len(PANELS) == 9
+    assert len(PANELS) == 10
     for name in PANELS:
         panel = made(name)
         assert panel.name == name
@@ -77,7 +79,7 @@ def test_odometers_match_the_reference_values() -> None:
 def test_the_families_hold_the_curves_of_the_comparison() -> None:
     reference = made("fig1b-odometers")
     assert value(made("fig2a-filter-odometers"), "ε = 8", 0.5) == value(reference, "filter", 0.5)
-    assert value(made("fig2b-mixture-odometers"), "γ = 0.01", 0.5) == value(reference, "mixture", 0.5)
+    assert value(made("fig2b-mixture-odometers"), "γ = 0.01", 1.0) == value(reference, "mixture", 1.0)
     assert value(made("fig2c-stitched-odometers"), "v₀ = 0.005", 0.5) == value(reference, "stitched", 0.5)
     assert math.isinf(value(made("fig2c-stitched-odometers"), "v₀ = 0.5", 0.25))
     assert math.isfinite(value(made("fig2c-stitched-odometers"), "v₀ = 0.5", 0.5))
@@ -95,6 +97,82 @@ def test_pointwise_composition_is_below_every_odometer_and_says_that_it_is_none(
 def test_rogers_jumps_where_its_formula_changes() -> None:
     panel = made("fig3a-new-and-original")
     assert value(panel, "Rogers", math.nextafter(1.0, 2.0)) > 2.0 * value(panel, "Rogers", 1.0)
+
+
+def test_a_filter_odometer_touches_the_pointwise_bound_at_its_epsilon_and_the_picture_reaches_that_far() -> None:
+    panel = made("fig2a-filter-odometers")
+    assert [mark.y for mark in panel.marks] == [1.0, 2.0, 4.0, 8.0]
+    for mark, curve in zip(panel.marks, panel.curves[:4], strict=True):
+        assert math.sqrt(-2.0 * math.log(1e-6) * mark.x) + mark.x / 2.0 == pytest.approx(mark.y, rel=1e-12)
+        assert mark.x < panel.x[-1]
+        assert mark.y == pytest.approx(np.interp(mark.x, panel.x, curve.values), rel=1e-9)  # the curve is a line
+        floor = np.asarray(panel.curves[4].values)
+        assert np.all(np.asarray(curve.values) >= floor)
+
+
+def test_a_mixture_is_the_lowest_at_the_time_that_is_marked() -> None:
+    ell = math.log(1e6)
+    for mark, gamma in zip(made("fig2b-mixture-odometers").marks, (0.001, 0.01, 0.1, 1.0), strict=True):
+
+        def reading(tuning: float, v: float = mark.x) -> float:
+            return math.sqrt((v + tuning) * (2 * ell + math.log1p(v / tuning))) + v / 2
+
+        assert mark.y == pytest.approx(reading(gamma), rel=1e-12)
+        assert reading(gamma) < min(reading(0.99 * gamma), reading(1.01 * gamma))
+
+
+def test_the_lowest_odometer_changes_at_the_marks_of_figure_3a() -> None:
+    ell, n = math.log(1e6), 1e6
+
+    def original(v: float) -> float:
+        if 1 / n**2 <= v <= 1:
+            return math.sqrt(2 * v * (math.log(110 * math.e) + 2 * (math.log(math.log(n)) + ell))) + v / 2
+        spread = (1 / n**2 + v) * (1 + math.log1p(n * n * v) / 2)
+        return math.sqrt(2 * spread * (math.log(4 * math.log2(n)) + ell)) + v / 2
+
+    def line(v: float) -> float:
+        tangent = (16 / (math.sqrt(2 * ell) + math.sqrt(2 * ell + 16))) ** 2
+        return math.sqrt(2 * tangent * ell) / 2 + (math.sqrt(2 * ell / tangent) + 1) * v / 2
+
+    def mixture(v: float) -> float:
+        return math.sqrt(2 * (ell + math.log((v + 0.01) / 0.01) / 2) * (v + 0.01)) + v / 2
+
+    def stitched(v: float) -> float:
+        if v < 0.005:
+            return math.inf
+        return 1.7 * math.sqrt(v * (math.log(math.log(2 * v / 0.005)) + 0.72 * (math.log(5.2) + ell))) + v / 2
+
+    marks = made("fig3a-rates").marks
+    assert [mark.text for mark in marks] == ["0.005", "0.0496", "0.808", "4.54", "1,721"]
+    order = [original, stitched, mixture, line, mixture, stitched]
+    ends = [1e-11, *(mark.x for mark in marks), 1e12]
+    for lowest, start, end in zip(order, ends, ends[1:], strict=False):
+        for v in np.geomspace(start * 1.000001, end * 0.999999, 50).tolist():
+            assert min((original, line, mixture, stitched), key=lambda bound: bound(v)) is lowest
+
+
+def test_the_committed_pictures_are_of_the_present_numbers() -> None:
+    names = [name for name in PANELS if name.startswith("fig")]
+    assert sorted(path.stem for path in PICTURES.iterdir()) == sorted(names)
+    for name in names:
+        picture = (PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+        assert f"<dc:description>{fingerprint(made(name))}</dc:description>" in picture, "run `make figures`"
+        assert len(picture) < 80_000
+
+
+def test_other_numbers_or_words_have_another_fingerprint() -> None:
+    panel = made("fig3b-pointwise")
+    curve = panel.curves[0]
+    others = [
+        replace(panel, title="Another"),
+        replace(panel, marks=()),
+        replace(
+            panel, curves=(replace(curve, values=(curve.values[0] * 1.0001, *curve.values[1:])), *panel.curves[1:])
+        ),
+    ]
+    assert len({fingerprint(other) for other in (panel, *others)}) == 4
+    last_digit = replace(curve, values=tuple(math.nextafter(value, math.inf) for value in curve.values))
+    assert fingerprint(replace(panel, curves=(last_digit, *panel.curves[1:]))) == fingerprint(panel)
 
 
 def test_steps_at_one_size() -> None:
@@ -143,7 +221,7 @@ def test_the_same_numbers_give_the_same_files(tmp_path: Path) -> None:
     assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
 
 
-def test_the_dashed_curve_is_labelled_in_picture_and_table(tmp_path: Path) -> None:
+def test_what_is_no_odometer_is_labelled_in_picture_and_table(tmp_path: Path) -> None:
     _, picture, table = draw(made("fig3b-pointwise"), tmp_path)
     svg = picture.read_text()
     assert "not an odometer" in svg  # matplotlib leaves the text of a label beside its outlines

@@ -11,8 +11,8 @@ their loss and no reveals,
     D(t) = E_P max(0, 1 - e^(t - L)),    total delta at t = 1 - (1 - delta)^k (1 - D(t)).
 
 L lives on the knots (k - 2i) epsilon, and D is A - B e^t between two of them, so it can be inverted in closed
-form. Floats are read as the decimals that they print as, by `kov_epsilon` as binary numbers too; all results are
-rounded up.
+form. Floats are read as the decimals that they print as, by `kov_epsilon` as binary numbers too; all bounds that
+hold are rounded up, and the losses that are really reached, `least_reading`, are rounded down.
 
 A theorem about two neighbors is a statement about a pair (P, Q). On finitely many outcomes with rational
 probabilities the divergence, the loss and their compositions are exact, so a false bound can be refuted by an
@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from fractions import Fraction
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -52,11 +53,17 @@ __all__ = [
     "kov_epsilon",
     "kov_steps",
     "leaky_step",
+    "least_reading",
+    "least_reading_at_one_moment",
     "tight_dp_to_probdp",
 ]
 
 _DIGITS: Final = 60  # of the decimal arithmetic, beyond the digits that the deltas use up
 _PATTERNS: Final = 2**22  # sign patterns that the exact enumeration holds at once
+_LEAST_FINENESS: Final = 16
+_COARSE: Final = 250  # a fineness that is enough to come close
+_LEVEL_STEP: Final = 1e-4  # relative: how much lower a level is tried that is reached too seldom
+_ROUNDING: Final = 1e-9  # relative, of chances, times and levels: far above what their sums lose
 
 
 def basic(epsilons: Iterable[float], deltas: Iterable[float]) -> tuple[float, float]:
@@ -207,6 +214,93 @@ def heterogeneous_delta_exact(epsilons: Iterable[float], epsilon_total: float) -
     excess = loss - (float(read(epsilon_total, "epsilon_total")) - rounding)
     above = excess > 0
     return min(1.0, up(math.fsum(-np.expm1(-excess[above]) * np.exp(log_mass[above])), 2048))
+
+
+def least_reading_at_one_moment(intrinsic: float, delta: float) -> float:
+    """Return the loss below which no bound can be that holds with `delta` after one Gaussian step of this size.
+
+    The loss of adding Gaussian noise of mu = sqrt(intrinsic) is N(mu^2/2, mu^2), and this is its quantile.
+
+    Theorem: the privacy loss of Gaussian noise is Gaussian (Dong, Roth and Su 2022); no bound on a random variable
+        that fails with probability at most delta is below its quantile.
+    Assumes: the bound is for steps that may be Gaussian. It says nothing about a second moment.
+    """
+    time, level = _reached(intrinsic, delta)
+    return time / 2.0 - math.sqrt(time) * NormalDist().inv_cdf(level)
+
+
+def least_reading(intrinsic: float, delta: float, fineness: int = 2000) -> float:
+    """Return a loss below which no odometer at level `delta` can stay up to this intrinsic time.
+
+    An analyst chooses each randomized response by the loss so far and the time left, so as to reach the level with
+    the largest probability, and stops there. That is a control problem, solved by value iteration on a lattice whose
+    steps cost about a share 1/`fineness` of the time each; a finer one allows the analyst more. The returned level is
+    reached with a probability above delta, so an odometer that always reads less is passed more often than delta.
+
+    Theorem: value iteration: the best probability is the largest, over the next step, of its mean after that step.
+    Assumes: steps may be any pure ones. It bounds the largest reading after steps of at most this intrinsic time:
+        the reading at this time, where readings are a function of it that never falls.
+    """
+    time, delta = _reached(intrinsic, delta)
+    if isinstance(fineness, bool) or not isinstance(fineness, int) or fineness < _LEAST_FINENESS:
+        raise InvalidArgument(f"fineness must be an integer from {_LEAST_FINENESS} (got {fineness!r})")
+    level = math.sqrt(2.0 * -math.log(delta) * time) + time / 2.0  # Ville's inequality: no probability above delta
+    for each in (*[min(fineness, max(_COARSE, fineness // 8))] * 3, fineness):  # Newton's method, coarsely first
+        points, chances = _chances(time, level, each)
+        near = chances[points - 1 : points + 2]
+        if near[-1] == 0.0:
+            raise InvalidArgument(f"fineness must be larger for an intrinsic time of {time:g} (got {fineness})")
+        before, at, after = np.log(near).tolist()
+        level *= 1.0 + 2.0 * (math.log(delta) - at) / ((after - before) * points)
+    while True:
+        points, chances = _chances(time, level, fineness)
+        if chances[points] > delta * (1.0 + _ROUNDING):
+            return level * (1.0 - _ROUNDING)
+        level *= 1.0 - _LEVEL_STEP
+
+
+def _chances(time: float, level: float, fineness: int) -> tuple[int, NDArray[np.float64]]:
+    """Return a number of equal steps up to a level, and the best chances of ever rising by 0, 1, 2, .. of them.
+
+    Within the time, and with one more than that number; the analyst gives up a quarter of the level below the start.
+    """
+    points = max(2, round(level * math.sqrt(fineness / time)))
+    step, size = level / points, points + max(2, points // 4)
+    unit = 2.0 * step * math.tanh(step / 2.0)
+    units = math.floor(time / unit * (1.0 - _ROUNDING))
+    jumps: list[tuple[int, int, float]] = []  # steps, what they cost, and how likely they are upward
+    for jump in range(1, size):
+        cost = math.ceil(2.0 * jump * step * math.tanh(jump * step / 2.0) / unit)
+        if cost > units:
+            break
+        jumps.append((jump, cost, 1.0 / (1.0 + math.exp(-jump * step))))
+    # Columns are what is missing, from -size to 2 size: nothing is missing below 0, and beyond size all is lost.
+    rows = np.zeros((units + 1, 3 * size))
+    rows[:, : size + 1] = 1.0
+    here = slice(size + 1, 2 * size)
+    upward, downward = np.empty(size - 1), np.empty(size - 1)
+    for n in range(1, units + 1):
+        best = rows[n, here]
+        best[:] = rows[n - 1, here]
+        for jump, cost, odds in jumps:
+            if cost > n:
+                break
+            after = rows[n - cost]
+            np.multiply(after[here.start - jump : here.stop - jump], odds, out=upward)
+            np.multiply(after[here.start + jump : here.stop + jump], 1.0 - odds, out=downward)
+            upward += downward
+            np.maximum(best, upward, out=best)
+    return points, rows[units, size : 2 * size]
+
+
+def _reached(intrinsic: float, delta: float) -> tuple[float, float]:
+    time = float(read(intrinsic, "intrinsic"))
+    if not 0.0 < time < math.inf:
+        raise InvalidArgument(f"intrinsic must be above 0 and finite (got {intrinsic!r})")
+    level = float(_delta(delta, "delta"))
+    if not 0.0 < level < 1.0:
+        raise InvalidGuarantee(f"delta must be above 0 and below 1 (got {delta!r})")
+    return time, level
 
 
 def _advanced(delta: float, *, spread: float, drift: float) -> float:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from html import escape
-from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
 from bokeh.embed import json_item
@@ -20,6 +19,7 @@ from odograph.core.guarantees import GDP, Guarantee, PureDP
 from odograph.core.odometers import Odometer
 from odograph.core.planning import AccountState, Kind, largest
 from odograph.core.policy import Compiled, other_odometers
+from odograph.core.theory import least_reading_at_one_moment
 from odograph.errors import InvalidArgument, UnprovenComposition
 from odograph.ledger.ledger import Ledger, LedgerAccount, State, states
 from odograph.service import visibility
@@ -87,8 +87,7 @@ def reading_at_limit(compiled: Compiled) -> LimitReading | None:
             return None
         least = None
         if isinstance(step, GDP) and 0.0 < reading.delta < 1.0:
-            variance = _SMALL_STEPS * float(step.mu) ** 2
-            least = variance / 2 - math.sqrt(variance) * NormalDist().inv_cdf(reading.delta)
+            least = least_reading_at_one_moment(_SMALL_STEPS * float(step.mu) ** 2, reading.delta)
         return LimitReading(reading.loss, least)
     return None
 
