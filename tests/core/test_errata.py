@@ -158,7 +158,7 @@ def test_e7_the_first_filter_theorem_spends_delta_twice() -> None:
 
 def test_e8_the_informal_filter_never_ends_a_run_of_reveals() -> None:
     # Steps of epsilon 0 that reveal with probability .01 leave the printed sum at 0, whatever delta is promised.
-    reveals = conditional_randomized_response(0.0, "0.01")
+    reveals = conditional_randomized_response(0.0, Fraction("0.01"))
     policy = Policy(1, "0.05", delta_steps="0.03", filter="paper")
     compiled = compile_policy(policy)
     admitted = how_many(AccountState("", compiled, compiled.start), ApproxDP(0, "0.01"))
