@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import mpmath
 import numpy as np
 import pytest
 from crossings import response_crossing
+from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from odograph import ApproxDP, Policy, PureDP, compile_policy
@@ -39,6 +40,8 @@ from odograph.core.planning import AccountState, how_many
 from odograph.core.policy import Compiled
 from odograph.core.theory import FinitePair, conditional_randomized_response, dp_not_probdp
 from odograph.figures import PANELS
+
+Floats: TypeAlias = NDArray[np.float64]
 
 DELTA: Final = 1e-6
 ORDERS: Final = (1.0, 1.0001, 1.5, 2.0, 7.3, 64.0)
@@ -116,7 +119,7 @@ def test_the_losses_of_dependent_answers_add_up_given_the_past_and_not_otherwise
 
 
 def rational(pair: FinitePair) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-    return tuple(map(Fraction, pair.p)), tuple(map(Fraction, pair.q))
+    return tuple(Fraction(mass) for mass in pair.p), tuple(Fraction(mass) for mass in pair.q)
 
 
 def least_probdp(pair: FinitePair, epsilon: float) -> Fraction:
@@ -203,52 +206,46 @@ def test_the_printed_conversion_of_zcdp_holds_and_the_one_in_use_is_smaller(rho:
         assert divergence(0.9 * used) > delta  # negative control
 
 
-def paths(
-    compiled: Compiled, deltas: Sequence[Fraction], steps: int
-) -> Iterator[tuple[Fraction, Fraction, Fraction, Fraction]]:
-    """All runs of responses with reveals that a gate admits, the size of each step chosen by the answers before it.
+class Run(NamedTuple):
+    """The probabilities of a run under both laws, P and Q, and those of the same steps without reveals, P' and Q'."""
 
-    Yields the probabilities of a run under both laws, P and Q, and those of the same steps without reveals, P' and
-    Q', which are 0 if there was one.
-    """
-    odds = (Fraction(3, 2), Fraction(5, 4))
+    p: Fraction
+    q: Fraction
+    good_p: Fraction  # 0 if there was a reveal
+    good_q: Fraction
 
-    def follow(totals: Totals, past: tuple[int, ...], masses: tuple[Fraction, ...]) -> Iterator[tuple[Fraction, ...]]:
+
+def runs(compiled: Compiled, deltas: Sequence[Fraction], steps: int) -> Iterator[Run]:
+    """All runs of responses with reveals that a gate admits, each step chosen by the answers before it."""
+    nothing = Fraction(0)
+
+    def follow(totals: Totals, past: tuple[int, ...], run: Run) -> Iterator[Run]:
         wish = deltas[sum(past) % len(deltas)]
-        ratio = odds[len(past) % 2]
-        decision = decide(compiled.meters, totals, compiled.price(ApproxDP(math.log(ratio), wish)))
+        odds = (Fraction(3, 2), Fraction(5, 4))[len(past) % 2]
+        decision = decide(compiled.meters, totals, compiled.price(ApproxDP(math.log(odds), wish)))
         if not decision.admitted:
-            wish = Fraction(0)  # without a delta the same step fits
-            decision = decide(compiled.meters, totals, compiled.price(PureDP(math.log(ratio))))
+            wish = nothing  # without a delta the same step fits
+            decision = decide(compiled.meters, totals, compiled.price(PureDP(math.log(odds))))
         if len(past) == steps or not decision.admitted:
-            yield masses
+            yield run
             return
-        high, low = ratio / (1 + ratio), 1 / (1 + ratio)
-        for outcome, (p, q, hidden) in enumerate(
-            ((low, high, True), (high, low, True), (1, 0, False), (0, 1, False))
-        ):
-            share = 1 - wish if hidden else wish
-            now = (
-                masses[0] * share * p,
-                masses[1] * share * q,
-                *(m * x if hidden else Fraction(0) for m, x in zip(masses[2:], (p, q), strict=True)),
-            )
+        high, low = (1 - wish) * odds / (1 + odds), (1 - wish) / (1 + odds)
+        answers = ((low, high, True), (high, low, True), (wish, nothing, False), (nothing, wish, False))
+        for answer, (p, q, hidden) in enumerate(answers):
+            good = (run.good_p * p / (1 - wish), run.good_q * q / (1 - wish)) if hidden else (nothing, nothing)
+            now = Run(run.p * p, run.q * q, *good)
             if any(now):
-                yield from follow(decision.totals_after, (*past, outcome), now)
+                yield from follow(decision.totals_after, (*past, answer), now)
 
-    yield from follow(compiled.start, (), (Fraction(1),) * 4)  # type: ignore[misc]
+    yield from follow(compiled.start, (), Run(*[Fraction(1)] * 4))
 
 
 def least_rest(compiled: Compiled, delta: Fraction) -> Fraction:
     """The least mass that the other part of the mixture gives a run: negative where it is no law."""
-    least = Fraction(1)
-    totals = [Fraction(0)] * 4
-    for masses in paths(compiled, (Fraction(1, 50), Fraction(3, 100), Fraction(0)), 4):
-        totals = [total + mass for total, mass in zip(totals, masses, strict=True)]
-        for whole, good in zip(masses[:2], masses[2:], strict=True):
-            least = min(least, (whole - (1 - delta) * good) / delta)
-    assert totals == [1, 1, 1, 1]
-    return least
+    found = [*runs(compiled, (Fraction(1, 50), Fraction(3, 100), Fraction(0)), 4)]
+    assert [sum(masses) for masses in zip(*found, strict=True)] == [1, 1, 1, 1]
+    sides = [(run.p, run.good_p) for run in found] + [(run.q, run.good_q) for run in found]
+    return min((whole - (1 - delta) * good) / delta for whole, good in sides)
 
 
 def test_the_limit_of_the_deltas_leaves_a_law_beside_the_runs_without_reveals() -> None:
@@ -274,7 +271,8 @@ def expected(order: float, rho: float, epsilon: float, steps: int, counts: Rule)
     high = 1 / (1 + math.exp(-epsilon))
     total = 0.0
     for signs in itertools.product((1, -1), repeat=steps):
-        mass, exponent, past = 1.0, 0.0, ()
+        mass, exponent = 1.0, 0.0
+        past: tuple[float, ...] = ()
         for sign in signs:
             mass *= high if sign > 0 else 1 - high
             if counts(past, sign * epsilon):
@@ -306,7 +304,7 @@ def test_the_line_is_passed_with_nearly_its_delta_and_a_lower_one_with_more(delt
     """Ville's inequality, exactly: smaller steps overshoot less, and come closer to equality."""
     rates = []
     for epsilon in (0.2, 0.1, 0.05):
-        v = np.arange(1, int(9 / epsilon**2) + 1) * pure_to_intrinsic(epsilon)
+        v: Floats = np.arange(1.0, int(9 / epsilon**2) + 1.0) * pure_to_intrinsic(epsilon)
         line = odometers.line(v, delta, at=1.0)
         rates.append(response_crossing(epsilon, line + v / 2) / delta)
     assert rates == sorted(rates)
@@ -341,8 +339,8 @@ def test_larger_starts_make_the_stitched_odometer_tighter_and_later() -> None:
     assert math.isfinite(odometers.stitched_paper(0.4, DELTA, start=0.05))
 
 
-def slopes(values: np.ndarray, of: np.ndarray) -> np.ndarray:
-    return np.diff(values) / np.diff(of)
+def slopes(values: Floats, of: Floats) -> Floats:
+    return np.asarray(np.diff(values) / np.diff(of))
 
 
 def test_the_boundaries_grow_as_log_log_log_and_linearly() -> None:
@@ -367,7 +365,7 @@ def test_the_boundaries_grow_as_log_log_log_and_linearly() -> None:
 
 def windows() -> list[tuple[float, str]]:
     """Where another curve of Figure 3a becomes the lowest: the first x, and the first word of its label."""
-    curves: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    curves: dict[str, Callable[[Floats], Floats]] = {
         "Rogers": lambda v: odometers.rogers(v, DELTA, people=1e6),
         "filter": lambda v: odometers.line(v, DELTA, at=filter_time(8.0, DELTA)),
         "mixture": lambda v: odometers.mixture(v, DELTA, gamma=0.01),
