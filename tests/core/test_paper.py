@@ -7,10 +7,12 @@ control: the same statement with one condition dropped, which the check finds fa
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import mpmath
@@ -313,6 +315,34 @@ def test_the_line_is_passed_with_nearly_its_delta_and_a_lower_one_with_more(delt
 
 
 # Odometers.
+
+VECTORS: Final = json.loads((Path(__file__).parents[1] / "golden" / "vectors.json").read_text())
+KINDS: Final[dict[str, Callable[[dict[str, float]], odometers.Odometer]]] = {
+    "filter_odometer": lambda given: odometers.FilterOdometer(given["eps"]),
+    "mixture_odometer": lambda given: odometers.PaperMixture(given["gamma"]),
+    "mixture_onesided_odometer": lambda given: Mixture(given["gamma"]),
+    "stitched_odometer_paper": lambda given: odometers.PaperStitched(given["v0"]),
+    "stitched_odometer_exact": lambda given: odometers.Stitched(given["v0"], given["eta"], given["s"]),
+    "rogers_odometer": lambda given: odometers.Rogers(given["n"]),
+}
+
+
+@pytest.mark.parametrize("function", KINDS)
+def test_the_odometers_read_the_values_of_their_formulas(function: str) -> None:
+    """Boundary plus V/2, at the level that is asked for, against values of 40 digits."""
+    vectors = [v for v in VECTORS if v["function"] == function and v["inputs"]["delta_prime"] <= math.exp(-1)]
+    assert len(vectors) > 5
+    differ = 0
+    for vector in vectors:
+        given, true = vector["inputs"], math.inf if vector["value"] is None else float(vector["value"])
+        odometer = KINDS[function](given)
+        assert not isinstance(odometer, odometers.RenyiOdometer)
+        reading = odometer.bound(Spent(given["V"], math.inf, 0.0, {}), given["delta_prime"])
+        assert true * (1 - 1e-15) <= reading <= true * (1 + 1e-12)
+        # Negative control: half of delta' is another level, and reads more, unless V/2 is nearly all of the reading.
+        half = odometer.bound(Spent(given["V"], math.inf, 0.0, {}), given["delta_prime"] / 2)
+        differ += half > true * (1 + 1e-6)
+    assert differ >= len(vectors) / 2
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])
