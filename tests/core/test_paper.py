@@ -33,10 +33,10 @@ from odograph.core.conversions import (
     zcdp_to_dp_epsilon,
     zcdp_to_dp_epsilon_standard,
 )
-from odograph.core.filters import ExactMeter
+from odograph.core.filters import ExactMeter, Renyi, RenyiMeter
 from odograph.core.fixed_point import DELTA_SCALE
 from odograph.core.gate import Totals, decide
-from odograph.core.meters import DeltaMeter
+from odograph.core.meters import DeltaMeter, Meter
 from odograph.core.odometers import Mixture, Spent
 from odograph.core.planning import AccountState, how_many
 from odograph.core.policy import Compiled
@@ -206,6 +206,33 @@ def test_the_printed_conversion_of_zcdp_holds_and_the_one_in_use_is_smaller(rho:
 
         assert divergence(printed) < divergence(used) <= delta
         assert divergence(0.9 * used) > delta  # negative control
+
+
+@pytest.mark.parametrize("order", [16, 24, 40])
+def test_a_renyi_filter_at_one_order_admits_what_its_conversion_allows_and_no_more(order: int) -> None:
+    """The approximate Rényi filter: the divergences of all steps together, by the definition, against the limit."""
+    step = 0.01
+    compiled = compile_policy(Policy(1, DELTA, filter=Renyi(orders={order: 1})))
+    with mpmath.workdps(40):
+        a, tolerance = mpmath.mpf(order), mpmath.mpf(10) ** -10  # the plain sum has this share of delta
+        # Canonne, Kamath and Steinke 2020, Proposition 12, solved for the divergence.
+        share = mpmath.log(mpmath.mpf(DELTA) - tolerance)
+        limit = 1 + (share + mpmath.log(a) - (a - 1) * mpmath.log(1 - 1 / a)) / (a - 1)
+        each = response_divergence(step, float(order))
+
+    def admitted(meters: tuple[Meter, ...]) -> int:
+        allowed = replace(compiled, meters=meters)
+        return how_many(AccountState("", allowed, allowed.start), PureDP(step))
+
+    steps = admitted(compiled.meters)
+    assert steps * step > 1  # not by the plain sum
+    assert steps * each <= limit * (1 + mpmath.mpf("1e-9")) < (steps + 2) * each
+    # Negative control: a limit that is 2% higher admits more than the conversion allows.
+    raised = [
+        replace(meter, limit=int(1.02 * (meter.limit or 0))) if isinstance(meter, RenyiMeter) else meter
+        for meter in compiled.meters
+    ]
+    assert admitted(tuple(raised)) * each > limit * (1 + mpmath.mpf("1e-9"))
 
 
 class Run(NamedTuple):
