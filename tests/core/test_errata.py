@@ -1,4 +1,6 @@
-"""The errata of the paper: each printed form is shown to fail, and what is implemented to hold.
+"""The errata of the paper: what is false as printed is shown to fail, and what is implemented to hold.
+
+What is printed and true (E11 to E13) is shown to be loose, and the conjecture (E15) to be true.
 
 The probabilities here are exact up to rounding: pairs of laws with rational masses, or a forward recursion
 over all outcomes of equal randomized-response steps. Nothing is simulated.
@@ -12,37 +14,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from crossings import clock, crossing, response_crossing
 from scipy.special import zeta
 
+from odograph import ZCDP, Accountant, ApproxDP, Policy, PureDP, compile_policy
 from odograph.core import odometers
-from odograph.core.conversions import dp_to_probdp_delta, dp_to_probdp_delta_one_sided, filter_time, probdp_drift
-from odograph.core.theory import dp_not_probdp, kov_delta, leaky_step, tight_dp_to_probdp
+from odograph.core.conversions import (
+    dp_to_probdp_delta,
+    dp_to_probdp_delta_one_sided,
+    filter_time,
+    probdp_drift,
+    pure_to_zcdp,
+)
+from odograph.core.planning import AccountState, how_many, quote
+from odograph.core.theory import (
+    FinitePair,
+    conditional_randomized_response,
+    dp_not_probdp,
+    kov_delta,
+    leaky_step,
+    tight_dp_to_probdp,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
-
-
-def crossing(gain: float, loss: float, p_gain: float, limits: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return P(exists n: L_n > limits[n-1]) for independent steps: `gain` with p_gain, else `loss`."""
-    alive, crossed = np.ones(1), 0.0  # alive[i]: i gains so far and no crossing yet
-    for n, limit in enumerate(limits, start=1):
-        alive = np.append(alive, 0.0) * (1 - p_gain) + np.insert(alive, 0, 0.0) * p_gain
-        gains = np.arange(n + 1)
-        over = gains * gain + (n - gains) * loss > limit
-        crossed += math.fsum(alive[over])
-        alive[over] = 0.0
-    return crossed
-
-
-def response_crossing(epsilon: float, limits: Sequence[float] | NDArray[np.float64]) -> float:
-    return crossing(epsilon, -epsilon, 1 / (1 + math.exp(-epsilon)), limits)
-
-
-def clock(epsilon: float, steps: int) -> NDArray[np.float64]:
-    """Return the intrinsic times, on the paper's clock, of 1 to `steps` equal steps."""
-    return np.arange(1, steps + 1, dtype=np.float64) * epsilon**2
 
 
 def pointwise(v: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
@@ -122,6 +117,19 @@ def test_e4_the_drift_is_at_most_delta() -> None:
     assert probdp_drift(2.0, 1e-6) == pytest.approx(2e-6 / math.sinh(2.0), rel=1e-12)
 
 
+@pytest.mark.parametrize("delta0", [1e-4, 0.01, 0.3])
+def test_e5_given_that_no_step_exceeds_its_epsilon_the_mean_loss_is_larger_than_in_the_proof(delta0: float) -> None:
+    step = leaky_step(delta0)
+    loss = step.losses[0]
+    epsilon = loss * (1 + 1e-12)
+    assert step.is_probdp(epsilon, Fraction(str(delta0)))
+    # Under P no loss exceeds epsilon, so conditioning on that event changes nothing: the mean is the loss.
+    assert step.tail(epsilon) == 0
+    mean = float(step.p[0]) * loss
+    assert mean > 5 * epsilon**2 / 2
+    assert mean <= pure_to_zcdp(epsilon) + probdp_drift(epsilon, delta0)
+
+
 @pytest.mark.parametrize(("people", "factor"), [(2, 1000), (5, 200), (10, 37)])
 def test_e6_the_second_branch_of_rogers_et_al_is_crossed_too_often(people: int, factor: float) -> None:
     delta, epsilon = 1e-6, 0.05
@@ -146,6 +154,41 @@ def test_e7_the_first_filter_theorem_spends_delta_twice() -> None:
     promised = rho + 2 * math.sqrt(rho * math.log(1 / share))
     spent = share + (1 - share) * kov_delta(steps, step, 0.0, promised)
     assert spent <= share + (1 - share) * share < delta
+
+
+def test_e8_the_informal_filter_never_ends_a_run_of_reveals() -> None:
+    # Steps of epsilon 0 that reveal with probability .01 leave the printed sum at 0, whatever delta is promised.
+    reveals = conditional_randomized_response(0.0, Fraction("0.01"))
+    policy = Policy(1, "0.05", delta_steps="0.03", filter="paper")
+    compiled = compile_policy(policy)
+    admitted = how_many(AccountState("", compiled, compiled.start), ApproxDP(0, "0.01"))
+    assert admitted == 3
+    assert reveals.power(admitted).hockey_stick(1.0) <= Fraction("0.03")
+    assert reveals.power(100).hockey_stick(1.0) > Fraction("0.6")
+
+
+def test_e9_a_reading_without_the_last_step_is_exceeded_by_it() -> None:
+    policy = Policy(8, 1e-6, filter="paper")
+    account = Accountant(policy)
+    before = policy.odometer.bound(odometers.Spent(0.0, math.inf, 0.0, {}), float(policy.delta_filter))
+    account.spend(PureDP(7))
+    step = conditional_randomized_response(7.0, 0)
+    assert float(step.tail(before)) > 0.99
+    assert step.tail(account.reading().loss) == 0
+
+
+def test_e10_less_the_means_given_all_but_the_last_step_the_loss_is_no_martingale() -> None:
+    step = conditional_randomized_response(1.0, 0)
+    outcomes = [(float(p), loss) for p, loss in zip(step.p, step.losses, strict=True) if p]
+    mean = math.fsum(p * loss for p, loss in outcomes)
+    assert mean == pytest.approx(pure_to_zcdp(1.0), rel=1e-12)
+    for _, first in outcomes:
+        # Given the first step its own loss is known, and the printed process subtracts it: what is left is the last.
+        printed = math.fsum(p * (first + second - (first + mean)) for p, second in outcomes)
+        corrected = math.fsum(p * (first + second - 2 * mean) for p, second in outcomes)
+        assert corrected == pytest.approx(first - mean, rel=1e-12)
+        assert printed == pytest.approx(0.0, abs=1e-12)
+        assert abs(first - mean) > 0.5
 
 
 def test_e11_the_one_sided_mixture_is_lower_and_still_holds() -> None:
@@ -180,6 +223,14 @@ def test_e13_below_its_start_the_stitched_boundary_may_stay_constant() -> None:
     assert response_crossing(epsilon, pointwise(v, delta) + v / 2) > 2 * delta
 
 
+def test_e14_a_filter_that_runs_at_least_one_step_breaks_the_promise() -> None:
+    # With n from 1 on the first step runs, whatever it costs; here it would have delta .27 instead of a millionth.
+    account = Accountant(Policy(1, 1e-6, filter="paper"))
+    assert kov_delta(1, 1.5, 0.0, 1.0) > 0.2
+    assert not account.decide(PureDP("1.5")).admitted
+    assert account.decide(PureDP(1)).admitted
+
+
 def test_e15_dp_steps_break_the_odometers_and_theorem_6_holds() -> None:
     delta0, steps, delta_prime = 1e-6, 10_000, 1e-6
     step = leaky_step(delta0)
@@ -204,3 +255,40 @@ def test_e15_theorem_6_for_responses_that_hide_their_reveals(t: float) -> None:
     limits = odometers.line(v, delta_prime, at=2.0) + v / 2 + t
     probability = crossing(pair.losses[1], pair.losses[0], float(pair.p[1]), limits)
     assert 0 < probability <= (delta_prime + steps * delta_step) / -math.expm1(-t)
+
+
+def test_e16_a_sum_over_another_index_than_the_steps_has_no_end() -> None:
+    # The sum over m of rho_l, read with l as the last step: n rho_n = rho for every n, and the steps add up to more.
+    compiled = compile_policy(Policy(rho="0.5"))
+    steps = [ZCDP(Fraction(1, 2 * n)) for n in range(1, 40)]
+    assert all(n * Fraction(1, 2 * n) <= Fraction(1, 2) for n in range(1, 40))
+    state = AccountState("", compiled, compiled.start)
+    assert quote(state, steps[:1]).admitted
+    assert not quote(state, steps[:2]).admitted
+    assert sum(Fraction(1, 2 * n) for n in range(1, 40)) > 2
+
+
+def test_e16_one_direction_of_the_divergence_says_nothing_about_the_other() -> None:
+    # Condition 2 prints D(P', Q') twice. This pair has D(P, Q) = log 2 at every order, and reveals with one half.
+    pair = FinitePair((Fraction(1), Fraction(0)), (Fraction(1, 2), Fraction(1, 2)))
+    for order in (1.5, 2.0, 30.0):
+        total = math.fsum(
+            float(p) ** order * float(q) ** (1 - order) for p, q in zip(pair.p, pair.q, strict=True) if p
+        )
+        assert math.log(total) / (order - 1) == pytest.approx(math.log(2), rel=1e-12)
+    assert pair.hockey_stick(math.log(2)) == 0
+    assert pair.swapped.hockey_stick(50.0) == Fraction(1, 2)
+    assert not pair.is_dp(50.0, Fraction(49, 100))
+
+
+def test_e16_on_the_event_of_the_inequality_the_loss_is_above_the_line_and_not_below() -> None:
+    # In the proof of Theorem 4 "on such event" must be: on its complement.
+    delta, epsilon, at = 0.05, 0.1, 1.0
+    b = math.sqrt(-2 * math.log(delta) * at)
+    v = clock(epsilon, 60)
+    centered = np.arange(1, 61) * epsilon - v / 2  # every step loses epsilon
+    process = np.exp(b / at * centered - (b / at) ** 2 * v / 2)
+    event = process > math.exp(b * b / (2 * at))
+    below = centered <= odometers.line(v, delta, at=at)
+    assert np.any(event)
+    assert np.all(event == ~below)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, ProbDP, PureDP
 from odograph.core.guarantees import DiscreteGaussian, Mechanism, exact_of, guarantee_from_dict
-from odograph.errors import InvalidGuarantee
+from odograph.core.theory import tight_dp_to_probdp
+from odograph.errors import InvalidArgument, InvalidGuarantee
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -345,3 +348,77 @@ def test_a_cost_in_brief_is_rounded_up_but_for_the_last_digits_of_a_library(size
     assert Fraction(repr(size)) * (1 - Fraction(1, 10**9)) <= shown <= Fraction(repr(size)) * Fraction(1001, 1000)
     short = float(f"{size:.4g}")
     assert odo.PureDP(short * (1 + more)).brief() == odo.PureDP(short).brief()
+
+
+# From (epsilon, delta)-DP to probabilistic DP at t (erratum E3).
+
+VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "vectors.json").read_text())
+
+
+def beyond(epsilon: Fraction, delta: Fraction, t: Fraction) -> mpmath.mpf:
+    """The most that (epsilon, delta)-DP lets the absolute loss exceed t, in 60 digits."""
+    e, d, level = (mpmath.mpf(x.numerator) / x.denominator for x in (epsilon, delta, t))
+    return d * (1 + mpmath.exp(-level)) / -mpmath.expm1(e - level)
+
+
+@pytest.mark.parametrize("vector", [v for v in VECTORS if v["function"] == "dp_to_pdp_delta_twosided"], ids=str)
+def test_the_probabilistic_dp_of_a_guarantee_is_the_reference_value(vector: dict[str, Any]) -> None:
+    given_, true = vector["inputs"], Fraction(vector["value"])
+    found = ApproxDP(given_["eps"], given_["delta"]).as_probdp(given_["t"])
+    assert found.epsilon == given_["t"]
+    assert true <= exact_of(found.delta) <= true * (1 + Fraction(1, 10**12))
+
+
+@given(
+    st.fractions(0, 20, max_denominator=10**9),
+    st.fractions(Fraction(1, 10**15), Fraction(1, 100), max_denominator=10**18),
+    st.fractions(Fraction(1, 10**3), 10, max_denominator=10**9),
+)
+def test_the_probability_beyond_t_is_rounded_up_and_hardly(epsilon: Fraction, delta: Fraction, gap: Fraction) -> None:
+    true = beyond(epsilon, delta, epsilon + gap)
+    if true < 1:
+        found = exact_of(ApproxDP(epsilon, delta).as_probdp(epsilon + gap).delta)
+        near = mpmath.mpf(found.numerator) / found.denominator
+        assert true <= near <= true * (1 + mpmath.mpf("1e-11"))
+
+
+@pytest.mark.parametrize(("epsilon", "t"), [("0.001", "0.002"), ("0.1", "0.2"), ("1", "2"), ("3", "6")])
+def test_what_follows_holds_for_the_worst_pair_and_neither_a_part_less_nor_the_printed_lemma_does(
+    epsilon: str, t: str
+) -> None:
+    delta = Fraction(1, 10**9)
+    cost = ApproxDP(epsilon, delta).as_probdp(t)
+    worst = tight_dp_to_probdp(float(epsilon), delta, float(t) * (1 + 1e-12))  # its large losses are just above t
+    assert worst.is_dp(float(epsilon), delta)
+    assert worst.is_probdp(float(t), exact_of(cost.delta))
+    assert not worst.is_probdp(float(t), exact_of(cost.delta) * (1 - Fraction(1, 10**6)))
+    printed = 2e-9 / (float(epsilon) * math.exp(float(epsilon)))  # at t = 2 epsilon
+    assert not worst.is_probdp(float(t), printed)
+
+
+def test_without_a_delta_the_loss_never_exceeds_epsilon() -> None:
+    assert ApproxDP("1/3", 0).as_probdp("1/3") == ProbDP("1/3", 0)
+    assert ApproxDP("1/3", 0).as_probdp(2) == ProbDP(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("cost", "t", "said"),
+    [
+        (ApproxDP(0.1, 1e-9), 0.1, "above 0.1001: .* (got 0.1)"),
+        (ApproxDP(0.1, 1e-9), "0.05", "above 0.1001: .* (got '0.05')"),
+        (ApproxDP(1, "0.9"), 3.58, "above 3.589: .* (got 3.58)"),
+        (ApproxDP(1, 0), 0.5, "at least 1: .* (got 0.5)"),
+        (ApproxDP(1, 1e-9), 2e6, "at most 1,000,000, .* (got 2000000.0)"),
+        (ApproxDP(1, 1e-9), -1, "t must not be negative"),
+        (ApproxDP(1, 1e-9), True, "t must be a finite number"),
+    ],
+    ids=str,
+)
+def test_where_nothing_follows_the_least_t_is_named(cost: ApproxDP, t: Any, said: str) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidArgument, match=said.replace("(", r"\(").replace(")", r"\)")):
+        cost.as_probdp(t)
+
+
+def test_the_least_t_that_is_named_is_the_least() -> None:
+    assert exact_of(ApproxDP(1, "0.9").as_probdp(3.589).delta) < 1
+    assert beyond(Fraction(1), Fraction(9, 10), Fraction("3.588")) > 1

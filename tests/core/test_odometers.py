@@ -8,12 +8,13 @@ from fractions import Fraction
 import mpmath as mp
 import numpy as np
 import pytest
+from crossings import clock, crossing
 from hypothesis import given
 from hypothesis import strategies as st
 
 import odograph as odo
 from odograph.core import odometers
-from odograph.core.conversions import filter_time, largest_mu
+from odograph.core.conversions import filter_time, largest_mu, probdp_drift
 from odograph.core.filters import FILTERS, Exact, ExactMeter, Gdp, Renyi, Zcdp
 from odograph.core.mechanisms import LossDistribution, MenuItem
 from odograph.core.odometers import (
@@ -33,6 +34,7 @@ from odograph.core.odometers import (
     odometer_to_dict,
     standard_odometer,
 )
+from odograph.core.theory import dp_not_probdp
 from odograph.errors import InvalidArgument
 
 EVERY: list[Odometer] = [
@@ -401,3 +403,56 @@ def test_a_reading_says_with_which_probability_it_holds_or_that_it_allows_no_cla
     assert "1 - 0" not in statement(0.0)
     for delta in (1.0, 1.998, 5e8):
         assert statement(delta).startswith("It allows no claim")
+
+
+def one_sided(v: float, delta: float, gamma: mp.mpf) -> mp.mpf:
+    """The one-sided mixture boundary from its equation, in 30 digits."""
+    goal = mp.log(mp.sqrt((v + gamma) / gamma) / (2 * mp.mpf(delta)))
+    z = mp.findroot(lambda z: z * z / 2 + mp.log(mp.ncdf(z)) - goal, mp.sqrt(2 * goal + 2 * mp.log(2)))
+    return z * mp.sqrt(v + gamma)
+
+
+@pytest.mark.parametrize("delta", [0.1, 1e-6, 1e-12])
+@pytest.mark.parametrize("v", [1e-3, 1.0, 40.0])
+def test_a_mixture_at_a_time_is_the_tightest_there(v: float, delta: float) -> None:
+    with mp.workdps(30):
+        found = Mixture.at(v, delta)
+        near = mp.mpf(found.gamma)
+        here = one_sided(v, delta, near)
+        others = [one_sided(v, delta, near * mp.mpf(factor)) for factor in (0.25, 0.5, 0.9, 1.1, 2, 4)]
+        assert found.boundary(v, delta) == pytest.approx(float(here), rel=1e-12)
+        assert here <= min(others)
+        best = min(one_sided(v, delta, near * mp.mpf(1 + k / 200)) for k in range(-60, 61))
+        assert here <= best * (1 + mp.mpf("2e-5"))
+        # Negative control: tuned for a time four times as late, it reads more here.
+        assert Mixture.at(4 * v, delta).boundary(v, delta) > 1.004 * found.boundary(v, delta)
+
+
+def test_a_mixture_at_a_time_reads_numbers_as_they_are_written_and_refuses_others() -> None:
+    assert Mixture.at("1/20", Fraction(1, 10**6)) == Mixture.at(0.05, 1e-6)
+    for v, delta in ((0, 1e-6), (1e7, 1e-6), (1, 0), (1, 1), (1, 2)):
+        with pytest.raises(InvalidArgument, match=r"v must be above 0 .* as in Mixture.at\(0.05, 1e-6\)"):
+            Mixture.at(v, delta)
+    with pytest.raises(InvalidArgument, match="delta must be a finite number"):
+        Mixture.at(1, "small")
+
+
+def test_a_dp_step_as_a_probabilistic_one_is_read_without_a_slack() -> None:
+    """Erratum E15 ends the reading of a step that is only DP; the probabilistic DP that follows from it has one."""
+    cost = odo.ApproxDP("0.1", "1e-9")
+    policy = odo.Policy(8, 1e-6, delta_steps="5e-7", filter="zcdp")
+    assert math.isinf(spend(policy, cost).loss)
+    reading = spend(policy, *[cost.as_probdp("0.2")] * 20)
+    assert reading.loss == pytest.approx(4.0, rel=1e-12)
+    # The step that hides its reveals is (0.1, 2e-4)-DP; 60 of them, as 0.25-pDP, against the exact crossing rate.
+    hiding = dp_not_probdp(0.1, 2e-4)
+    step, steps, delta = odo.ApproxDP("0.1", "2e-4").as_probdp("0.25"), 60, 0.05
+    v, drift = clock(0.25, steps), probdp_drift(0.25, float(step.delta))
+    reading_of = [
+        FilterOdometer(3.0).bound(Spent(float(x), math.inf, drift * n, {}), delta) for n, x in enumerate(v, 1)
+    ]
+    crossed = crossing(hiding.losses[1], hiding.losses[0], float(hiding.p[1]), reading_of)
+    assert crossed <= delta + steps * float(step.delta)
+    # Negative control: limits a sixth as high are passed more often.
+    low = [bound / 6 for bound in reading_of]
+    assert crossing(hiding.losses[1], hiding.losses[0], float(hiding.p[1]), low) > delta + steps * float(step.delta)

@@ -10,6 +10,7 @@ float is that number (`Fraction(1, 3)`) the fraction itself is kept.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +19,24 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar, Final, Self, TypeVar
 
+from odograph.core.conversions import dp_to_probdp_delta
 from odograph.core.fixed_point import (
     BRIEF_DIGITS,
+    MOST_PRICED,
     Number,
     Numeric,
     brief_above,
     decimal_above,
     decimal_below,
     exact_of,
+    float_above,
+    float_below,
     kept_above,
     read,
     text_of,
     tidy,
 )
-from odograph.errors import InvalidGuarantee, did_you_mean, with_usage
+from odograph.errors import InvalidArgument, InvalidGuarantee, did_you_mean, with_usage
 
 __all__ = [
     "GDP",
@@ -239,6 +244,31 @@ class ApproxDP(Guarantee):
     def __post_init__(self) -> None:
         read_number(self, "epsilon")
         read_probability(self, "delta")
+
+    def as_probdp(self, t: Numeric) -> ProbDP:
+        """Return the probabilistic guarantee that follows: with which probability the loss exceeds `t`, rounded up.
+
+        The result costs more than this guarantee, and an odometer reads it without a slack. Fix `t` before the
+        mechanism runs. Just above epsilon nothing follows: there the probability would be 1 or more.
+
+        Theorem: P(abs(loss) > t) <= delta (1 + e^-t)/(1 - e^(epsilon - t)) for every t > epsilon, which is attained;
+            the lemma that is printed in the paper is false (erratum E3).
+        Assumes: the mechanism is (epsilon, delta)-DP for both orders of the neighbors, given all earlier answers.
+        """
+        level, epsilon, delta = read(t, "t", InvalidArgument), exact_of(self.epsilon), exact_of(self.delta)
+        if level > MOST_PRICED:
+            raise InvalidArgument(f"t must be at most {MOST_PRICED:,}, beyond which nothing has a price (got {t!r})")
+        if not delta and level >= epsilon:
+            return ProbDP(tidy(level), 0)
+        beyond = dp_to_probdp_delta(float_above(epsilon), float_above(delta), float_below(level))
+        if beyond >= 1.0:
+            # Where the bound is 1.
+            least = float(epsilon) + math.log1p(float(delta) * math.exp(-float(epsilon))) - math.log1p(-float(delta))
+            raise InvalidArgument(
+                f"t must be {'above' if delta else 'at least'} {brief_above(least)}: for a smaller t no probability"
+                f" below 1 follows from {self} (got {t!r})"
+            )
+        return ProbDP(tidy(level), beyond)
 
 
 @register

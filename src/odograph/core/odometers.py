@@ -19,13 +19,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from odograph.core.conversions import filter_time
-from odograph.core.fixed_point import ULP, brief_above, down, last_holding, read, up
+from odograph.core.fixed_point import (
+    MOST_PRICED,
+    ULP,
+    Numeric,
+    brief_above,
+    down,
+    float_below,
+    last_holding,
+    read,
+    up,
+)
 from odograph.core.meters import DriftMeter, Meter, MomentMeter, distinguish_names
 from odograph.display import badge, card, facts, one_line, paragraph
 from odograph.errors import InvalidArgument, InvalidPolicy, explain
@@ -228,6 +238,20 @@ class Mixture(_TimeOdometer):
 
     def __post_init__(self) -> None:
         _check_positive(self, "gamma")
+
+    @classmethod
+    def at(cls, v: Numeric, delta: Numeric) -> Self:
+        """Return the mixture that is tightest at intrinsic time `v`, if it holds with probability 1 - `delta`.
+
+        Any gamma is valid, so another `delta` costs tightness only. Both are fixed before the first step.
+        """
+        time, level = read(v, "v", InvalidArgument), read(delta, "delta", InvalidArgument)
+        if not (0 < time <= MOST_PRICED and 0 < level < 1):
+            raise InvalidArgument(
+                f"v must be above 0 and at most {MOST_PRICED:,}, and delta above 0 and below 1 (got {v!r} and"
+                f" {delta!r}), as in Mixture.at(0.05, 1e-6)"
+            )
+        return cls(best_gamma_one_sided(float(time), float_below(level)))
 
     def boundary(self, v: float, delta: float) -> float:
         """Return B(v) at level `delta`."""
