@@ -1,7 +1,9 @@
 """The generated part of docs/reference/: command line, HTTP API, errors, theorems and examples, as Markdown.
 
-It is generated from the code in every build and never stored, so it cannot be out of date. Each page of
-docs/reference/ has a handwritten introduction; Sphinx appends the generated part below it.
+    python tools/reference_pages.py
+
+writes the tables of theorems, errors and commands, and the list of decisions, into their pages, below the handwritten
+part: they are read in the repository too. A test compares them with the code. Sphinx appends the rest in every build.
 """
 
 from __future__ import annotations
@@ -23,14 +25,32 @@ from odograph.service.dashboard.view_models import Citation, read_citation
 from odograph.service.openapi import FieldDescription, Operation, describe_operations, describe_types
 from odograph.service.routes import ROUTES
 
-__all__ = ["ALIASES", "PAGES", "cli", "errors", "examples", "http", "markdown", "theorems", "to_restructured"]
+__all__ = [
+    "ALIASES",
+    "MARK",
+    "PAGES",
+    "STORED",
+    "cli",
+    "decisions",
+    "errors",
+    "examples",
+    "exceptions",
+    "http",
+    "main",
+    "markdown",
+    "theorems",
+    "to_restructured",
+    "with_table",
+]
 
 ROOT: Final = Path(__file__).parents[1]
 SOURCE: Final = Path(odograph.__file__).parent
+MARK: Final = "<!-- Written by tools/reference_pages.py: edit the code instead. -->\n"
 
 # Type aliases that signatures show by name instead of expanding them.
 ALIASES: Final = ("ArrayLike", "Cost", "Guarantee", "Numeric", "Odometer", "Progress")
 
+_THEOREMS: Final = ROOT / "docs" / "theorems.md"
 _CODE: Final = re.compile(r"(`[^`]*`)")
 _INDENT: Final = "&nbsp;" * 4
 _LEDGER: Final = {field.name for field in fields(LedgerOptions)}
@@ -79,7 +99,7 @@ def cli() -> Iterator[str]:
     for title, lines in panels.items():
         yield f"\n## {title}\n"
         yield from lines
-    yield "\n(ledger-options)=\n## Options of every command with a ledger"
+    yield "\n## Options of every command with a ledger"
     yield from _parameters([one for one in program.commands["show"].params if one.name in _LEDGER], context)
 
 
@@ -88,7 +108,7 @@ def _command(path: str, command: Any, context: typer.Context) -> Iterator[str]: 
     shared = {one.name for one in command.params} >= _LEDGER
     yield from _parameters([one for one in command.params if not (shared and one.name in _LEDGER)], context)
     if shared:
-        yield "\nAnd the [options of every command with a ledger](#ledger-options)."
+        yield "\nAnd the [options of every command with a ledger](#options-of-every-command-with-a-ledger)."
     for name, inner in getattr(command, "commands", {}).items():
         yield from _command(f"{path} {name}", inner, context)
 
@@ -165,7 +185,7 @@ def _type_link(name: str) -> str:
 
 
 def errors() -> Iterator[str]:
-    """Write the table of errors, and the description of each."""
+    """Write the table of errors."""
     rows = [
         (
             f"{_INDENT * (len(_ancestry(error)) - 1)}{_error_link(error)}",
@@ -178,6 +198,10 @@ def errors() -> Iterator[str]:
         for error, row in ERROR_TABLE.items()
     ]
     yield from _table(("error", "meaning", "HTTP status", "exit code", "retryable", "charged"), rows)
+
+
+def exceptions() -> Iterator[str]:
+    """Write the description of each error, which the names in the table link to."""
     yield "\n```{eval-rst}"
     yield from (f".. autoexception:: {_public(error)}\n   :show-inheritance:\n" for error in ERROR_TABLE)
     yield "```"
@@ -206,8 +230,24 @@ def theorems() -> Iterator[str]:
         if found := [*_read_citations(tree)]:
             says = (ast.get_docstring(tree) or "").partition("\n")[0]
             yield f"\n## `{path.relative_to(SOURCE).as_posix()}`\n\n{markdown(says)}\n"
-            for one in found:
-                yield f"`{one.title}`\n: {markdown(one.theorem)}\n\n  *Assumes:* {markdown(one.assumes)}\n"
+            yield from (
+                f"- `{one.title}`: {_linked(one.theorem)}\n  *Assumes:* {markdown(one.assumes)}" for one in found
+            )
+
+
+def _linked(theorem: str) -> str:
+    """Link the first heading of theorems.md that a theorem names."""
+    text = markdown(theorem)
+    names = {
+        found.removeprefix("The "): found for found in re.findall(r"^##+ (.+)$", _THEOREMS.read_text(), re.MULTILINE)
+    }
+    found = [(text.casefold().find(name.casefold()), -len(name), name) for name in names]
+    start, length, name = min((one for one in found if one[0] >= 0), default=(-1, 0, ""))
+    if start < 0:
+        return text
+    anchor = re.sub(r"[^\w -]", "", names[name].casefold()).replace(" ", "-")
+    end = start - length
+    return f"{text[:start]}[{text[start:end]}](../theorems.md#{anchor}){text[end:]}"
 
 
 def _read_citations(tree: ast.AST, within: str = "") -> Iterator[Citation]:
@@ -230,10 +270,49 @@ def examples() -> Iterator[str]:
     yield re.sub(r"\]\(([^):]+)\)", r"](../../examples/\1)", text)
 
 
+# Decisions
+
+
+def decisions() -> Iterator[str]:
+    """Write the list of decisions, with links to their pages."""
+    for path in sorted((ROOT / "docs" / "decisions").glob("*.md")):
+        number, _, title = path.read_text().partition("\n")[0].removeprefix("# ").partition(". ")
+        yield f"{number}. [{title}](../decisions/{path.name})"
+
+
+# Appended to a page in every build.
 PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
-    "reference/cli": cli,
-    "reference/errors": errors,
+    "reference/errors": exceptions,
     "reference/examples": examples,
     "reference/http": http,
+}
+# Stored below `MARK` in a page.
+STORED: Final[dict[str, Callable[[], Iterator[str]]]] = {
+    "reference/cli": cli,
+    "reference/decisions": decisions,
+    "reference/errors": errors,
     "reference/theorems": theorems,
 }
+
+
+def with_table(name: str, text: str) -> str:
+    """Return a page with what is generated for it below the mark, and its handwritten part as it is."""
+    written, mark, _ = text.partition(MARK)
+    if not mark:
+        raise ValueError(f"the page {name} must have the line {MARK!r}: put it below the handwritten part")
+    lines = "\n".join(STORED[name]()).split("\n")
+    return re.sub(r"\n{3,}", "\n\n", "\n".join([f"{written}{mark}", *(line.rstrip() for line in lines), ""]))
+
+
+def main() -> None:
+    """Write the stored tables into their pages."""
+    for name in STORED:
+        page = ROOT / "docs" / f"{name}.md"
+        before = page.read_text()
+        if (after := with_table(name, before)) != before:
+            page.write_text(after)
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

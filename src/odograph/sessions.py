@@ -440,8 +440,8 @@ def interact(  # noqa: PLR0913  the arguments of `Account.interact`
 ) -> Interaction:
     """Charge the whole cost, then open the mechanism: what `Account.interact` does on every account.
 
-    Theorem: Haney et al. 2023: any filter, or odometer, for one-shot mechanisms is one for interactive mechanisms
-        that are asked concurrently, if each is charged whole when it starts.
+    Theorem: interactive mechanisms (Haney et al. (2023)): any filter, or odometer, for one-shot mechanisms is one for
+        interactive mechanisms that are asked concurrently, if each is charged whole when it starts.
     Assumes: the cost holds against every strategy of asking; it depends on what was released only.
     """
     name = name_of(mechanism)

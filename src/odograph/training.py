@@ -81,7 +81,7 @@ def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
     each step, before it runs, with `subsampled_gaussian(rate, noise)`; clipping norms may change freely, because
     noise is a multiple of them.
 
-    Theorem: the exact filter over a menu, or the Rényi filter at fixed orders (Lemma 3); Rényi odometer.
+    Theorem: the exact filter over a menu, or the Rényi filter at fixed orders; Rényi odometer.
     Assumes: Poisson sampling, per-example clipping, add/remove neighbors; each setting of a step is chosen from
         what was released before it.
     """

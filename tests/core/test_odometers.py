@@ -228,7 +228,7 @@ def test_a_reading_that_is_the_plain_sum_says_so() -> None:
 
 
 def test_dp_steps_need_a_slack() -> None:
-    """Erratum E15 and Theorem 6."""
+    """Erratum E15, and readings with a slack."""
     step = odo.ApproxDP(0.1, "1e-8")
     policy = odo.Policy(1, 1e-6, filter="zcdp", delta_steps="1e-7")
     reading = spend(policy, step)

@@ -105,7 +105,7 @@ ROUNDING: Final = mpf(10) ** -40
 
 
 def closed_form(e: mpf, w: mpf) -> mpf:
-    """Theorem A."""
+    """The price of randomized response under a reserve."""
     return 2 * (mp.log(mp.cosh(e / 2)) - mp.log(mp.cos(e / mp.sqrt(w)))) / (mpf(1) / 4 + 1 / w)
 
 
@@ -119,7 +119,7 @@ def bought_by(time: mpf) -> mpf:
 
 
 def reference_pure(epsilon: float, quantum: Fraction, reserve: int) -> tuple[mpf, mpf, int]:
-    """The price of Theorem A and of whole units; with it c(epsilon) and the units of the composite."""
+    """The price of a pure step and of whole units; with it c(epsilon) and the units of the composite."""
     e, u = exact(epsilon), exact(quantum)
     w, time = reserve * u, intrinsic(e)
     whole = int(mp.ceil(time / u))
@@ -130,7 +130,7 @@ def reference_pure(epsilon: float, quantum: Fraction, reserve: int) -> tuple[mpf
 
 
 def sharp(e: mpf, w: mpf, bought: mpf) -> mpf:
-    """Theorem A*: the least r at which the total variations agree."""
+    """The least price under a Gaussian reserve: the least r at which the total variations agree."""
 
     def variation(size: mpf, variance: mpf) -> mpf:
         return expectation(lambda at: put(at, variance), response(size), mpf(0))
@@ -164,7 +164,7 @@ def pure_cases(count: int, seed: int) -> list[tuple[float, Fraction, int]]:
     return cases
 
 
-# Theorem A: pure steps.
+# Randomized response under a reserve: pure steps.
 
 
 @pytest.mark.parametrize("case", pure_cases(24, 1), ids=str)
@@ -334,7 +334,7 @@ def test_what_steps_are_admitted_at_the_shipped_table() -> None:
     assert limit // (smooth_price_gaussian(0.001) or 0) == 53_960
 
 
-# Theorem B: steps known by Rényi moments.
+# Steps known by their moments.
 
 
 def law_of(masses: list[mpf], ratios: list[mpf]) -> Law:

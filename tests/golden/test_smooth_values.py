@@ -1,7 +1,7 @@
 """Smooth prices meet reference values of 40 digits, and a value on the wrong side is caught.
 
-The values are of the formulas, computed with mpmath at 60 digits: Theorem A with its composite price, Theorem B for
-one order and for zCDP, the limit N - k - 4.
+The values are of the formulas, computed with mpmath at 60 digits: randomized response under a reserve with its
+composite price, steps known by their moments for one order and for zCDP, the limit N - k - 4.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     ] = None,
     slack: Annotated[
         str | None,
-        typer.Option(help="What readings add to the loss, so that they cover steps with a delta (Theorem 6)."),
+        typer.Option(help="What readings add to the loss, so that they cover steps with a delta."),
     ] = None,
     privacy_unit: Annotated[str, typer.Option(help="Whom or what the promise protects.")] = "person",
     neighbors: Annotated[str, typer.Option(help="Neighboring relation: add-remove or replace-one.")] = "add-remove",

@@ -64,7 +64,8 @@ _NODES: Final = np.exp(np.arange(-400, 40) * _STEP)
 def pure_to_zcdp(epsilon: float) -> float:
     """Return a rho, `epsilon tanh(epsilon/2)`, for which every epsilon-DP step is rho-zCDP.
 
-    Theorem: Lemma 1; randomized response is the worst case and its Rényi slope is largest at order 1.
+    Theorem: intrinsic time of a pure step; randomized response is the worst case and its Rényi slope is largest at
+        order 1.
     Assumes: the step is epsilon-DP with delta = 0.
     """
     return above(epsilon * math.tanh(0.5 * epsilon)) if epsilon else 0.0
@@ -73,7 +74,7 @@ def pure_to_zcdp(epsilon: float) -> float:
 def pure_to_intrinsic(epsilon: float) -> float:
     """Return the intrinsic time of an epsilon-DP step, `2 epsilon tanh(epsilon/2)`.
 
-    Theorem: Lemma 1.
+    Theorem: intrinsic time of a pure step.
     Assumes: the step is epsilon-DP with delta = 0.
     """
     return above(2.0 * epsilon * math.tanh(0.5 * epsilon)) if epsilon else 0.0
@@ -82,7 +83,7 @@ def pure_to_intrinsic(epsilon: float) -> float:
 def intrinsic_to_pure(v: float) -> float:
     """Return the largest epsilon, rounded down, whose `pure_to_intrinsic` is at most `v`.
 
-    Theorem: with r = v/2 the root of 2e tanh(e/2) = v lies in [max(r, sqrt(2r)), r + sqrt(2r)].
+    Theorem: by calculation: with r = v/2 the root of 2e tanh(e/2) = v lies in [max(r, sqrt(2r)), r + sqrt(2r)].
     Assumes: the request that follows is tested forward; what is returned passes that test.
     """
     half = 0.5 * v
@@ -94,7 +95,7 @@ def intrinsic_to_pure(v: float) -> float:
 def laplace_to_zcdp(epsilon: float) -> float:
     """Return a rho, `epsilon + e^-epsilon - 1`, for the epsilon-DP Laplace mechanism itself.
 
-    Theorem: cited from arXiv 2510.25746, spot-checked here.
+    Theorem: Harrison and Manurangsi (2025), spot-checked here.
     Assumes: the step adds Laplace noise of scale sensitivity/epsilon; epsilon-DP alone is not enough.
     """
     if not epsilon:
@@ -113,7 +114,7 @@ def laplace_to_zcdp(epsilon: float) -> float:
 def zcdp_to_dp_epsilon_standard(rho: float, delta: float) -> float:
     """Return an epsilon, `rho + 2 sqrt(rho log(1/delta))`, for which rho-zCDP gives (epsilon, delta)-DP.
 
-    Theorem: Bun and Steinke 2016, Prop. 1.3.
+    Theorem: Bun and Steinke (2016), Proposition 1.3.
     Assumes: rho was fixed before the first step.
     """
     if not rho or delta >= 1.0:
@@ -127,7 +128,7 @@ def zcdp_to_dp_epsilon_standard(rho: float, delta: float) -> float:
 def zcdp_to_dp_epsilon(rho: float, delta: float) -> float:
     """Return the least epsilon for which the optimal conversion of rho-zCDP gives (epsilon, delta)-DP.
 
-    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; the best t solves t^2 rho + log(1+t) = log(1/delta).
+    Theorem: Canonne, Kamath and Steinke (2020), Proposition 12; the best t solves t^2 rho + log(1+t) = log(1/delta).
     Assumes: rho was fixed before the first step.
     """
     if not rho or delta >= 1.0:
@@ -145,7 +146,7 @@ def zcdp_to_dp_epsilon(rho: float, delta: float) -> float:
 def zcdp_to_dp_log_delta(rho: float, epsilon: float) -> float:
     """Return the natural log of the least delta for which rho-zCDP gives (epsilon, delta)-DP.
 
-    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; the best t solves (1+2t) rho = epsilon + log(1+1/t).
+    Theorem: Canonne, Kamath and Steinke (2020), Proposition 12; the best t solves (1+2t) rho = epsilon + log(1+1/t).
     Assumes: epsilon was fixed before the first step.
     """
     if not rho:
@@ -157,7 +158,7 @@ def zcdp_to_dp_log_delta(rho: float, epsilon: float) -> float:
 def largest_rho(epsilon: float, delta: float) -> float:
     """Return the largest rho, rounded down, for which rho-zCDP gives (epsilon, delta)-DP.
 
-    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; for each t the rho it allows is explicit.
+    Theorem: Canonne, Kamath and Steinke (2020), Proposition 12; for each t the rho it allows is explicit.
     Assumes: epsilon and delta were fixed before the first step.
     """
     if not delta:
@@ -186,7 +187,7 @@ def largest_rho(epsilon: float, delta: float) -> float:
 def pure_to_rdp(epsilon: float, order: float) -> float:
     """Return the Rényi divergence of randomized response: a bound at `order` for every epsilon-DP step.
 
-    Theorem: Lemma 1; at order 1 it is the Kullback-Leibler divergence epsilon tanh(epsilon/2).
+    Theorem: intrinsic time of a pure step; at order 1 it is the Kullback-Leibler divergence epsilon tanh(epsilon/2).
     Assumes: the step is epsilon-DP with delta = 0, and order >= 1.
     """
     t = order - 1.0
@@ -203,7 +204,7 @@ def pure_to_rdp(epsilon: float, order: float) -> float:
 def zcdp_to_rdp(rho: float, order: float) -> float:
     """Return the Rényi divergence at `order` that rho-zCDP allows, `order rho`.
 
-    Theorem: the definition of zCDP, Bun and Steinke 2016.
+    Theorem: the definition of zCDP, Bun and Steinke (2016).
     Assumes: the step is rho-zCDP, and order >= 1.
     """
     return above(order * rho) if rho else 0.0
@@ -212,7 +213,7 @@ def zcdp_to_rdp(rho: float, order: float) -> float:
 def gdp_to_rdp(mu: float, order: float) -> float:
     """Return the Rényi divergence at `order` that mu-GDP allows, `order mu^2/2`.
 
-    Theorem: the divergence of N(mu, 1) from N(0, 1), and post-processing.
+    Theorem: by calculation: the divergence of N(mu, 1) from N(0, 1), and post-processing.
     Assumes: the step is mu-GDP, and order >= 1.
     """
     return above(0.5 * order * mu * mu) if mu else 0.0
@@ -221,7 +222,7 @@ def gdp_to_rdp(mu: float, order: float) -> float:
 def largest_rdp(order: float, epsilon: float, delta: float) -> float:
     """Return the largest divergence at `order`, rounded down, that gives (epsilon, delta)-DP.
 
-    Theorem: Canonne, Kamath and Steinke 2020, Prop. 12; below zero the order is broken from the start.
+    Theorem: Canonne, Kamath and Steinke (2020), Proposition 12; below zero the order is broken from the start.
     Assumes: the order, epsilon and delta were fixed before the first step.
     """
     if delta >= 1.0:
@@ -268,7 +269,7 @@ def probdp_drift(epsilon: float, delta: float) -> float:
 def filter_time(epsilon: float, delta: float) -> float:
     """Return y*, rounded down: the most intrinsic time with `sqrt(2 log(1/delta) v) + v/2 <= epsilon`.
 
-    Theorem: Whitehouse et al. 2023, with the corrected root (E1); the line at y* meets epsilon there.
+    Theorem: the paper's filter, Whitehouse et al. (2023), with the corrected root (E1); its line meets epsilon there.
     Assumes: epsilon and delta were fixed before the first step.
     """
     # Decimal arithmetic, once per policy: the limit is then within three units of y*, however close it gets.
@@ -284,7 +285,7 @@ def filter_time(epsilon: float, delta: float) -> float:
 def gdp_to_dp_delta(mu: float, epsilon: float) -> float:
     """Return the delta for which mu-GDP gives (epsilon, delta)-DP, and no smaller delta does.
 
-    Theorem: Dong, Roth and Su 2022, arXiv 1905.02383, Cor. 2.13; Balle and Wang 2018.
+    Theorem: Dong, Roth and Su (2022), Corollary 2.13; Balle and Wang (2018), Theorem 8.
     Assumes: the guarantee is mu-GDP.
     """
     if not mu:
@@ -295,7 +296,7 @@ def gdp_to_dp_delta(mu: float, epsilon: float) -> float:
 def gdp_to_dp_epsilon(mu: float, delta: float) -> float:
     """Return the epsilon for which mu-GDP gives (epsilon, delta)-DP, and no smaller epsilon does.
 
-    Theorem: Dong, Roth and Su 2022, arXiv 1905.02383, Cor. 2.13; delta falls in epsilon.
+    Theorem: Dong, Roth and Su (2022), Corollary 2.13; delta falls in epsilon.
     Assumes: the guarantee is mu-GDP.
     """
     if not mu or delta >= 1.0:
@@ -313,7 +314,7 @@ def gdp_to_dp_epsilon(mu: float, delta: float) -> float:
 def largest_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu, rounded down, for which mu-GDP gives (epsilon, delta)-DP.
 
-    Theorem: Dong, Roth and Su 2022, arXiv 1905.02383, Cor. 2.13; delta grows in mu.
+    Theorem: Dong, Roth and Su (2022), Corollary 2.13; delta grows in mu.
     Assumes: epsilon and delta were fixed before the first step.
     """
     if not delta:
@@ -336,7 +337,7 @@ def largest_mu(epsilon: float, delta: float) -> float:
 def pure_to_gdp(epsilon: float) -> float:
     """Return the mu, `2 Phi^-1(e^epsilon/(1 + e^epsilon))`, for which every epsilon-DP step is mu-GDP.
 
-    Theorem: randomized response is the worst step, and its trade-off curve lies above that of mu.
+    Theorem: totals of rho and of mu: randomized response is the worst step, and its trade-off curve lies above mu's.
     Assumes: the step is epsilon-DP with delta = 0.
     """
     if not epsilon:

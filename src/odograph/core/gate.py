@@ -302,7 +302,8 @@ def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Gua
     meter with a limit) has had no unpriced step and stays within its own. Every admission charges every meter.
     `request` is what the price is of; the decision shows it.
 
-    Theorem: Lemma 3: admitting while at least one filter holds costs the sum of the filters' shares of delta'.
+    Theorem: combining filters: admitting while at least one filter holds costs the sum of the filters' shares of
+        delta'.
     Assumes: each alternative's limit was compiled for its own share; the price was fixed before the step runs.
     """
     amounts: list[int] = []

@@ -358,7 +358,7 @@ class DiscreteGaussian(Guarantee):
     def implies(self) -> tuple[Guarantee, ...]:
         """Return what meters charge that have no price of their own for it.
 
-        Theorem: Canonne, Kamath, Steinke 2020, Theorem 14: (sensitivity^2 / (2 sigma^2))-zCDP.
+        Theorem: Canonne, Kamath and Steinke (2020), Theorem 14: (sensitivity^2 / (2 sigma^2))-zCDP.
         Assumes: the query has its values on the grid, and the sensitivity bounds its L2 change between neighbors.
         """
         return (ZCDP(kept_above(self.mu**2 / 2)),)
@@ -425,7 +425,8 @@ class RDP(Guarantee):
     def at(self, order: Fraction) -> Fraction | None:
         """Return a bound on the divergence at any order up to the largest given one, else None.
 
-        Theorem: (a - 1) D_a is convex in a and 0 at a = 1, so its chord lies above it (van Erven, Harremoës).
+        Theorem: (a - 1) D_a is convex in a and 0 at a = 1, so its chord lies above it (van Erven and
+            Harremoës (2014)).
         Assumes: each given value bounds the divergence at its own order, in both directions.
         """
         above = bisect_left(self.orders, order, key=exact_of)

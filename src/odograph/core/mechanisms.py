@@ -97,8 +97,9 @@ class LossDistribution:
     def kernel(self, loss_step: float, step: float, delta: Fraction) -> Kernel:
         """Return the kernel of the losses, on multiples of `loss_step`, on a grid of log-ratio step `step`.
 
-        Theorem: spreading each mass linearly in x bounds Phi's expectation from above; a tail towards x = 0 may
-            be counted as a reveal (Phi <= 1), a tail towards large x at the last kept point (Phi falls with x).
+        Theorem: the exact filter, on a grid: spreading each mass linearly in x bounds Phi's expectation from above; a
+            tail towards x = 0 may be counted as a reveal (Phi <= 1), a tail towards large x at the last kept point
+            (Phi falls with x).
         Assumes: the losses dominate the mechanism's privacy loss, for this direction of the pair of neighbors.
         """
         kept = _cut_tails(self, float(delta) * 1e-9, float(delta) * 1e-12)
@@ -193,8 +194,8 @@ class MenuItem:
 def subsampled_gaussian_losses(rate: float, noise: float, step: float) -> tuple[LossDistribution, LossDistribution]:
     """Return the loss distributions (remove, add) of a Poisson-subsampled Gaussian, on multiples of `step`.
 
-    Theorem: the pair (1-q) N(0, s^2) + q N(1, s^2) against N(0, s^2) dominates (Zhu, Dong, Wang 2022); masses
-        spread linearly in x dominate it in turn ("connect the dots").
+    Theorem: the pair (1-q) N(0, s^2) + q N(1, s^2) against N(0, s^2) dominates (Zhu, Dong and Wang (2022)); masses
+        spread linearly in x dominate it in turn (Doroshenko et al. (2022)).
     Assumes: Poisson sampling at `rate`, noise of `noise` times the clipping norm, add/remove neighbors.
     """
     # Panels end where the loss is a multiple of the step, so that what is spread on a cell is smooth on a panel,
@@ -292,7 +293,7 @@ def _ratio(top: Numeric, bottom: Numeric, top_name: str, bottom_name: str) -> Nu
 def laplace(scale: Numeric, sensitivity: Numeric = 1) -> PureDP:
     """Return the guarantee of Laplace noise of the given scale.
 
-    Theorem: Dwork, McSherry, Nissim, Smith 2006.
+    Theorem: Dwork et al. (2006a).
     Assumes: `sensitivity` bounds the L1 change of the query between neighbors.
     """
     return PureDP(_ratio(sensitivity, scale, "laplace(sensitivity)", "laplace(scale)"))
@@ -301,7 +302,7 @@ def laplace(scale: Numeric, sensitivity: Numeric = 1) -> PureDP:
 def laplace_zcdp(scale: Numeric, sensitivity: Numeric = 1) -> ZCDP:
     """Return the zCDP guarantee of Laplace noise, smaller than that of an arbitrary epsilon-DP mechanism.
 
-    Theorem: the epsilon-DP Laplace mechanism is (epsilon + e^-epsilon - 1)-zCDP (arXiv 2510.25746).
+    Theorem: the epsilon-DP Laplace mechanism is (epsilon + e^-epsilon - 1)-zCDP (Harrison and Manurangsi (2025)).
     Assumes: `sensitivity` bounds the change of a scalar query between neighbors.
     """
     epsilon = _ratio(sensitivity, scale, "laplace_zcdp(sensitivity)", "laplace_zcdp(scale)")
@@ -312,7 +313,7 @@ def laplace_zcdp(scale: Numeric, sensitivity: Numeric = 1) -> ZCDP:
 def gaussian(sigma: Numeric, sensitivity: Numeric = 1) -> GDP:
     """Return the guarantee of Gaussian noise of standard deviation `sigma`.
 
-    Theorem: Dong, Roth, Su 2022: exactly (sensitivity/sigma)-GDP.
+    Theorem: Dong, Roth and Su (2022): exactly (sensitivity/sigma)-GDP.
     Assumes: `sensitivity` bounds the L2 change of the query between neighbors.
     """
     return GDP(_ratio(sensitivity, sigma, "gaussian(sensitivity)", "gaussian(sigma)"))
@@ -326,7 +327,7 @@ def discrete_gaussian(
     The smooth filter charges about (sensitivity / sigma)^2 of intrinsic time where the noise is a few times the grid;
     other filters charge by zCDP. `grid` is the distance of neighboring values, such as 0.01 for money in cents.
 
-    Theorem: Canonne, Kamath, Steinke 2020, Theorem 14: (sensitivity^2 / (2 sigma^2))-zCDP.
+    Theorem: Canonne, Kamath and Steinke (2020), Theorem 14: (sensitivity^2 / (2 sigma^2))-zCDP.
     Assumes: a query of `dimension` coordinates whose values are multiples of `grid`, as the noise is, and whose L2
         change between neighbors is at most `sensitivity`.
     """
@@ -336,7 +337,7 @@ def discrete_gaussian(
 def exponential(epsilon: Numeric) -> PureDP:
     """Return the guarantee of an exponential mechanism run at `epsilon`.
 
-    Theorem: McSherry, Talwar 2007.
+    Theorem: McSherry and Talwar (2007).
     Assumes: scores weighted by exp(epsilon * score / (2 sensitivity)).
     """
     return PureDP(epsilon)
@@ -345,7 +346,7 @@ def exponential(epsilon: Numeric) -> PureDP:
 def exponential_zcdp(epsilon: Numeric) -> ZCDP:
     """Return the zCDP guarantee of an exponential mechanism, a quarter of what epsilon-DP alone would give.
 
-    Theorem: epsilon-bounded range implies (epsilon^2/8)-zCDP (Cesar, Rogers 2021).
+    Theorem: epsilon-bounded range implies (epsilon^2/8)-zCDP (Cesar and Rogers (2021)).
     Assumes: as `exponential`: such a mechanism has range bounded by epsilon.
     """
     return ZCDP(tidy(read(epsilon, "exponential_zcdp(epsilon)") ** 2 / 8))
@@ -357,7 +358,7 @@ def parallel(parts: Mapping[str, Guarantee] | Sequence[Guarantee], *, data: str 
     `parts` holds a guarantee for each part. With people added or removed the step is priced at the dearest part,
     meter by meter; with people replaced, at the dearest two.
 
-    Theorem: parallel composition (McSherry 2009): neighbors differ in one part, or in two if a person moves.
+    Theorem: parallel composition (McSherry (2009)): neighbors differ in one part, or in two if a person moves.
     Assumes: no record is in two parts, and its part follows from the record alone; the data do not change with the
         answers. Where records arrive or change adaptively, approximate guarantees do not compose in parallel, so
         `data="changing"` raises `UnprovenComposition`: spend the sum there.
@@ -373,7 +374,7 @@ def parallel(parts: Mapping[str, Guarantee] | Sequence[Guarantee], *, data: str 
 def randomized_response(truth: Numeric, categories: int = 2) -> PureDP:
     """Return the guarantee of answering truthfully with probability `truth`, else another answer uniformly.
 
-    Theorem: Warner 1965: epsilon = log(truth (categories - 1) / (1 - truth)).
+    Theorem: Warner (1965): epsilon = log(truth (categories - 1) / (1 - truth)).
     Assumes: one answer per person.
     """
     probability = read(truth, "randomized_response(truth)")
@@ -409,7 +410,7 @@ def sampling_settings(sampling_rate: Numeric, noise_multiplier: Numeric) -> tupl
 def subsampled_gaussian(sampling_rate: Numeric, noise_multiplier: Numeric, steps: int = 1) -> Mechanism:
     """Return `steps` runs of a Poisson-subsampled Gaussian: priced by its name on a menu, or by its Rényi curve.
 
-    Theorem: Mironov, Talwar, Zhang 2019 (the curve; it bounds both directions), and RDP composition.
+    Theorem: Mironov, Talwar and Zhang (2019) (the curve; it bounds both directions), and RDP composition.
     Assumes: Poisson sampling at `sampling_rate`, noise of `noise_multiplier` times the clipping norm, add/remove.
     """
     return _subsampled_gaussian(*sampling_settings(sampling_rate, noise_multiplier), steps)
@@ -515,7 +516,8 @@ def subsampled_gaussian_divergence(order: float, rate: float, noise: float) -> f
     densities. It has no cancellation: for an integer order it is a finite sum of positive terms, for others a smooth
     integral.
 
-    Theorem: Mironov, Talwar, Zhang 2019: the divergence of the mixture from the Gaussian is the larger direction.
+    Theorem: Mironov, Talwar and Zhang (2019): the divergence of the mixture from the Gaussian is the larger
+        direction.
     Assumes: Poisson sampling at `rate`, noise of `noise` times the clipping norm, add/remove neighbors.
     """
     if rate == 1.0:

@@ -89,10 +89,10 @@ class Meter(ABC):
     def price_interactive(self, guarantee: Guarantee) -> int | None:
         """Return what an interactive mechanism with the guarantee costs, all of it when it starts.
 
-        Theorem: Haney et al. 2023: for one pair of neighbors an interactive mechanism with an (epsilon, delta) or
-            f-DP guarantee is an interactive postprocessing of one pair of distributions, drawn when it starts; so a
-            price by that pair holds. Sums of Rényi divergences at a fixed order hold for interactive mechanisms too,
-            and so do sums of zCDP parameters, which are such a sum at every order.
+        Theorem: interactive mechanisms (Haney et al. (2023)): for one pair of neighbors an interactive mechanism with
+            an (epsilon, delta) or f-DP guarantee is an interactive postprocessing of one pair of distributions, drawn
+            when it starts; so a price by that pair holds. Sums of Rényi divergences at a fixed order hold for
+            interactive mechanisms too, and so do sums of zCDP parameters, which are such a sum at every order.
         Assumes: the guarantee holds against every strategy of asking. A Rényi or zCDP guarantee has no delta, and is
             priced by its divergences: it need not have one dominating pair. A meter that prices it otherwise says
             None here.
@@ -204,7 +204,7 @@ class IntrinsicMeter(Meter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Intrinsic time V: twice the zCDP parameter of the step.
 
-        Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
+        Theorem: intrinsic time of a pure step: epsilon-DP is (epsilon tanh(epsilon/2))-zCDP; mu-GDP is (mu^2/2)-zCDP.
         Assumes: parameters predictable; a step's own delta is counted on the delta meter.
         """
         return intrinsic_units(guarantee)
@@ -213,7 +213,7 @@ class IntrinsicMeter(Meter):
 def intrinsic_units(guarantee: Guarantee) -> int | None:
     """Return the intrinsic time of a guarantee in units, rounded up; None where it has none.
 
-    Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
+    Theorem: intrinsic time of a pure step: epsilon-DP is (epsilon tanh(epsilon/2))-zCDP; mu-GDP is (mu^2/2)-zCDP.
     Assumes: parameters predictable; a step's own delta is counted on the delta meter.
     """
     if isinstance(guarantee, WITH_EPSILON):
@@ -230,7 +230,7 @@ def intrinsic_units(guarantee: Guarantee) -> int | None:
 class DriftMeter(Meter):
     """What the deltas of probabilistic guarantees add to the loss that an odometer reads.
 
-    It is `latent` under a slack (Theorem 6), which reads the steps without their deltas.
+    It is `latent` under a slack, which reads the steps without their deltas.
     """
 
     pricing: ClassVar[str] = "drift"
@@ -244,7 +244,7 @@ class DriftMeter(Meter):
 
         Theorem: each (epsilon, delta)-pDP step adds at most delta epsilon / sinh(epsilon) (erratum E4).
         Assumes: two-sided pDP. A step known only to be (epsilon, delta)-DP has no such bound (erratum E15): it
-            needs a slack fixed beforehand (Theorem 6).
+            needs a slack fixed beforehand.
         """
         if delta_of(guarantee) == 0 or self.latent:
             return 0
@@ -279,7 +279,8 @@ class OrderMeter(Meter):
     def divergence(self, guarantee: Guarantee) -> int | None:
         """Return the Rényi divergence of a guarantee in units, rounded up; None where it is not known.
 
-        Theorem: Lemma 1 (pure steps), the definition of zCDP, the divergence of two Gaussians, the chord of a curve.
+        Theorem: intrinsic time of a pure step, the definition of zCDP, the divergence of two Gaussians, the chord of
+            a curve.
         Assumes: divergences valid in both directions; a step's own delta is counted elsewhere.
         """
         curve: Callable[[float, float], float]

@@ -3,8 +3,8 @@
 An odometer is a frozen value: its boundary and tuning are fixed before the first step and never change.
 
 A boundary is a curve that the centered privacy loss ever crosses with probability at most delta. S_n is the privacy
-loss of the first n steps less V_n/2, V_n their intrinsic time. By Lemma 1 the process `exp(c S_n - c^2 V_n/2)` is a
-nonnegative supermartingale for every c >= 0, and every boundary B here has `P(there is an n with S_n >= B(V_n)) <=
+loss of the first n steps less V_n/2, V_n their intrinsic time, by whose theorem the process `exp(c S_n - c^2 V_n/2)`
+is a nonnegative supermartingale for every c >= 0. Every boundary B here has `P(there is an n with S_n >= B(V_n)) <=
 delta` by Ville's inequality. The tuning of a boundary (the keyword arguments) is fixed before the first step: the
 best of several tunings picked afterwards is not a boundary.
 
@@ -335,7 +335,7 @@ class DiscreteMixture(_TimeOdometer):
 
 @dataclass(frozen=True, slots=True)
 class Rogers(_TimeOdometer):
-    """Rogers et al. 2016, corrected (E6): a baseline; `people` is a public constant, never the data's size."""
+    """Rogers et al. (2016), corrected (E6): a baseline; `people` is a public constant, never the data's size."""
 
     kind: ClassVar[str] = "rogers"
     people: float
@@ -555,7 +555,7 @@ def standard_odometers(epsilon: float, delta: float) -> tuple[Odometer, ...]:
 def line(v: Values, delta: float, *, at: float) -> Values:
     """Return the straight boundary that is tightest at intrinsic time `at`.
 
-    Theorem: Ville's inequality for c = sqrt(2 log(1/delta)/at); Howard et al. 2020, arXiv 1808.03204.
+    Theorem: boundaries: Ville's inequality for c = sqrt(2 log(1/delta)/at), Howard et al. (2020).
     Assumes: at > 0 was fixed before the first step.
     """
     x, ell = _read(v, delta)
@@ -566,7 +566,7 @@ def line(v: Values, delta: float, *, at: float) -> Values:
 def mixture(v: Values, delta: float, *, gamma: float) -> Values:
     """Return the two-sided normal-mixture boundary, as the paper prints it.
 
-    Theorem: Robbins 1970; Howard et al. 2021, arXiv 1810.08240.
+    Theorem: boundaries: it lies above the one-sided mixture; two-sided Robbins (1970), Howard et al. (2021).
     Assumes: gamma > 0 was fixed before the first step.
     """
     x, ell = _read(v, delta)
@@ -576,7 +576,8 @@ def mixture(v: Values, delta: float, *, gamma: float) -> Values:
 def mixture_one_sided(v: Values, delta: float, *, gamma: float) -> Values:
     """Return the one-sided normal-mixture boundary: the mixture runs over c >= 0 only, which is enough here.
 
-    Theorem: `z sqrt(v+gamma)` with z^2/2 + log Phi(z) = log(sqrt(1+v/gamma)/(2 delta)); half-normal mixture.
+    Theorem: boundaries: `z sqrt(v+gamma)` with z^2/2 + log Phi(z) = log(sqrt(1+v/gamma)/(2 delta)); half-normal
+        mixture.
     Assumes: gamma > 0 was fixed before the first step.
     """
     x, ell = _read(v, delta)
@@ -599,7 +600,7 @@ def mixture_one_sided(v: Values, delta: float, *, gamma: float) -> Values:
 def mixture_one_sided_closed(v: Values, delta: float, *, gamma: float) -> Values:
     """Return a closed form slightly above the one-sided mixture boundary (4e-8 relative at delta = 1e-6).
 
-    Theorem: Phi(-z) <= e^(-z^2/2)/2 puts `sqrt(2 log(K + 1/2))` above z, K = sqrt(1+v/gamma)/(2 delta).
+    Theorem: boundaries: Phi(-z) <= e^(-z^2/2)/2 puts `sqrt(2 log(K + 1/2))` above z, K = sqrt(1+v/gamma)/(2 delta).
     Assumes: gamma > 0 was fixed before the first step.
     """
     x, ell = _read(v, delta)
@@ -610,7 +611,7 @@ def mixture_one_sided_closed(v: Values, delta: float, *, gamma: float) -> Values
 def stitched_paper(v: Values, delta: float, *, start: float) -> Values:
     """Return the stitched boundary with the paper's rounded constants, infinite before `start`.
 
-    Theorem: Howard et al. 2021, arXiv 1810.08240, Theorem 1 with eta = 2, s = 1.4, constants rounded up.
+    Theorem: boundaries: Howard et al. (2021), Theorem 1 with eta = 2, s = 1.4, constants rounded up.
     Assumes: start > 0 was fixed before the first step.
     """
     x, ell = _read(v, delta)
@@ -622,7 +623,7 @@ def stitched_paper(v: Values, delta: float, *, start: float) -> Values:
 def stitched(v: Values, delta: float, *, start: float, eta: float = 2.0, s: float = 1.4) -> Values:
     """Return the stitched boundary with exact constants, constant before `start`: log log growth.
 
-    Theorem: Howard et al. 2021, arXiv 1810.08240, Theorem 1; `max(v, start)` is free because B is increasing.
+    Theorem: boundaries: Howard et al. (2021), Theorem 1; `max(v, start)` is free because B is increasing.
     Assumes: start > 0, eta > 1 and s > 1 were fixed before the first step.
     """
     x, ell = _read(v, delta)
@@ -638,7 +639,7 @@ def stitched(v: Values, delta: float, *, start: float, eta: float = 2.0, s: floa
 def discrete_mixture(v: Values, delta: float, *, times: tuple[float, ...], weights: tuple[float, ...]) -> Values:
     """Return the boundary of a weighted mixture of lines, each tightest at one of `times`.
 
-    Theorem: Ville's inequality for sum_k w_k exp(c_k S - c_k^2 V/2), c_k = sqrt(2 log(1/delta)/v_k).
+    Theorem: boundaries: Ville's inequality for sum_k w_k exp(c_k S - c_k^2 V/2), c_k = sqrt(2 log(1/delta)/v_k).
     Assumes: times > 0 and weights > 0 with sum at most 1 were fixed before the first step.
     """
     x, ell = _read(v, delta)
@@ -660,9 +661,9 @@ def discrete_mixture(v: Values, delta: float, *, times: tuple[float, ...], weigh
 
 
 def rogers(v: Values, delta: float, *, people: float) -> Values:
-    """Return the odometer of Rogers et al. 2016 as a boundary, with its second branch corrected (E6).
+    """Return the odometer of Rogers et al. (2016) as a boundary, with its second branch corrected (E6).
 
-    Theorem: Rogers, Roth, Ullman and Vadhan 2016, arXiv 1605.08294, with `log(4 log2(n)/delta)`.
+    Theorem: Rogers et al. (2016), Theorem 6.5, with `log(4 log2(n)/delta)`.
     Assumes: people >= 2 is a public constant, and delta <= 1/e.
     """
     x, ell = _read(v, delta)
@@ -677,7 +678,7 @@ def rogers(v: Values, delta: float, *, people: float) -> Values:
 def best_gamma(v: float, delta: float) -> float:
     """Return the gamma that makes the two-sided `mixture` smallest at intrinsic time `v`.
 
-    Theorem: v/(x-1), x the root above 1 of x = 1 + 2 log(1/delta) + log x; any gamma is valid.
+    Theorem: by calculation: v/(x-1), x the root above 1 of x = 1 + 2 log(1/delta) + log x; any gamma is valid.
     Assumes: v > 0 is a target named beforehand, not the intrinsic time that was reached.
     """
     return _gamma(v, -math.log(delta))
@@ -686,7 +687,8 @@ def best_gamma(v: float, delta: float) -> float:
 def best_gamma_one_sided(v: float, delta: float) -> float:
     """Return a gamma that makes `mixture_one_sided` nearly smallest at intrinsic time `v`.
 
-    Theorem: the two-sided optimum with (1 + 1/delta)/2, as in the closed form, for 1/delta; any is valid.
+    Theorem: by calculation: the two-sided optimum with (1 + 1/delta)/2, as in the closed form, for 1/delta; any is
+        valid.
     Assumes: v > 0 is a target named beforehand, not the intrinsic time that was reached.
     """
     return _gamma(v, float(_log_mean_one_exp(np.asarray(-math.log(delta)))))

@@ -152,9 +152,9 @@ class Policy:
     fiftieth of delta, or nothing if `filter` was chosen; the rest (delta') pays for the filters.
 
     `odometer` is the one whose readings the guarantee covers: one of `odograph.odometers`, or the name of one that is
-    tuned to the target ("filter", "mixture", "stitched", "lines"). With a `slack` (t of Theorem 6) it also reads
-    (epsilon, delta)-DP steps. `privacy_unit` names whom the promise protects, and `neighbors` what differs between
-    two neighboring datasets: "add-remove" or "replace-one".
+    tuned to the target ("filter", "mixture", "stitched", "lines"). With a `slack`, which readings add,
+    it also reads (epsilon, delta)-DP steps. `privacy_unit` names whom the promise protects, and `neighbors` what
+    differs between two neighboring datasets: "add-remove" or "replace-one".
     """
 
     epsilon: Number | None  # None under another promise
@@ -245,7 +245,7 @@ class Policy:
     def delta_reading(self) -> float:
         """The probability with which the reading ever fails.
 
-        Theorem: the level of the boundary and the steps' deltas; with a slack t, over 1 - e^-t (Theorem 6).
+        Theorem: readings with a slack: the level of the boundary and the steps' deltas, over 1 - e^-t for a slack t.
         Assumes: as the odometer.
         """
         delta = float(self.delta_odometer + exact_of(self.delta_steps))
@@ -379,7 +379,7 @@ class Policy:
         A price is rounded up to units, so that three thirds would exceed the whole by two of them.
 
         Theorem: a loss of at most epsilon + t is (epsilon, 1 - e^-t)-DP, and 1 - e^-t <= t: so basic composition up
-            to epsilon + t is an alternative with a share t of delta' (Lemma 3), and the others have the rest.
+            to epsilon + t is an alternative with a share t of delta' (combining filters), and the others the rest.
         Assumes: as basic composition. Alone it has no delta' to pay with, and no tolerance.
         """
         if self.is_basic or self.epsilon is None:
@@ -804,7 +804,8 @@ class Compiled:
     def _price_implied(self, guarantee: Guarantee, implied: Sequence[Guarantee], *, interactive: bool) -> Price:
         """Price a guarantee by what follows from it, and by itself if a filter takes it: on each meter the cheapest.
 
-        Theorem: the guarantee itself and every implied one bound the step, so each meter may charge by any of them.
+        Theorem: by calculation: the guarantee itself and every implied one bound the step, so each meter may charge
+            by any of them.
         Assumes: a single one is charged by, or all are without delta: else one meter could charge by a guarantee
             whose delta the delta meter does not count.
         """
@@ -856,7 +857,7 @@ class Compiled:
     def reading(self, totals: Totals, odometer: Odometer | None = None) -> Reading:
         """Read the policy's odometer, or another one, which the guarantee does not cover.
 
-        Theorem: odometers; with a slack t, Theorem 6: P(exists n: L > U + t) <= delta / (1 - e^-t).
+        Theorem: odometers; readings with a slack t: P(exists n: L > U + t) <= delta / (1 - e^-t).
         Assumes: the odometer, its tuning and the slack were fixed before the first step: the policy's alone is.
         """
         policy = self.policy
@@ -950,7 +951,8 @@ def check_compiled(compiled: Compiled) -> None:
 def compile_meters(policy: Policy, budget: Budget | None = None, note: str = "") -> Compiled:
     """Compile a policy to its meters; the exact filter needs the certified budget for `policy.need`.
 
-    Theorem: Lemma 3: one limit on the sum of deltas, tested first, and any one alternative, each at its share.
+    Theorem: combining filters: one limit on the sum of deltas, tested first, and any one alternative, each at its
+        share.
     Assumes: nothing about the target, the split or the filters changes after the first step.
     """
     meters = [*_common_meters(policy, policy.tolerance)]
@@ -995,7 +997,7 @@ def _dearest(amounts: Sequence[int | None], count: int) -> int | None:
 def _refuse_approximate_moments(guarantee: Guarantee) -> None:
     """Raise for an interactive mechanism whose Rényi or zCDP guarantee holds but for an event of probability delta.
 
-    Concurrent composition is proven for (epsilon, delta)-DP, f-DP and Rényi DP (Haney et al. 2023), not for these.
+    Concurrent composition is proven for (epsilon, delta)-DP, f-DP and Rényi DP (Haney et al. (2023)), not for these.
     """
     delta = exact_of(delta_of(guarantee))
     if not delta or not isinstance(guarantee, ZCDP | RDP | Mechanism):
@@ -1012,7 +1014,7 @@ def _as_approximate(guarantee: ZCDP) -> ApproxDP | str:
     """Return an (epsilon, delta)-DP guarantee that follows from an approximate zCDP one, with twice its delta.
 
     Theorem: but for an event of probability delta_n the step is rho-zCDP, so (epsilon, delta')-DP there (Canonne,
-        Kamath and Steinke 2020, Proposition 12); the two add up to (epsilon, delta' + delta_n)-DP.
+        Kamath and Steinke (2020), Proposition 12); the two add up to (epsilon, delta' + delta_n)-DP.
     Assumes: as the guarantee.
     """
     delta = exact_of(guarantee.delta)

@@ -5,7 +5,7 @@ Filters and odometers are for those; these functions are what they could reach a
 
 With fixed parameters the worst case is known exactly: any (epsilon, delta)-DP step is post-processing of
 randomized response, which reveals its input with probability delta and otherwise has a loss of +epsilon or
--epsilon with odds e^epsilon to 1 (Kairouz, Oh and Viswanath 2015, "KOV"). With P the law of k such steps, L
+-epsilon with odds e^epsilon to 1 (Kairouz, Oh and Viswanath (2015), "KOV"). With P the law of k such steps, L
 their loss and no reveals,
 
     D(t) = E_P max(0, 1 - e^(t - L)),    total delta at t = 1 - (1 - delta)^k (1 - D(t)).
@@ -69,7 +69,7 @@ _ROUNDING: Final = 1e-9  # relative, of chances, times and levels: far above wha
 def basic(epsilons: Iterable[float], deltas: Iterable[float]) -> tuple[float, float]:
     """Return the sums of the epsilons and of the deltas, exact and then rounded up.
 
-    Theorem: basic composition (Dwork, McSherry, Nissim and Smith 2006; Dwork et al. 2006).
+    Theorem: basic composition (Dwork et al. (2006a); Dwork et al. (2006b)).
     Assumes: step n is (epsilons[n], deltas[n])-DP for every outcome of the steps before it.
     """
     epsilon = sum((read(value, "epsilons") for value in epsilons), Fraction(0))
@@ -80,8 +80,8 @@ def basic(epsilons: Iterable[float], deltas: Iterable[float]) -> tuple[float, fl
 def advanced_half(epsilons: Iterable[float], delta: float) -> float:
     """Return an epsilon that holds with `delta`: sqrt(2 log(1/delta) V) + V/2, V the sum of squares.
 
-    Theorem: advanced composition (Dwork, Rothblum and Vadhan 2010) with the drift eps^2/2 of Bun and
-        Steinke 2016.
+    Theorem: advanced composition (Dwork, Rothblum and Vadhan (2010)) with the drift eps^2/2 of Bun and
+        Steinke (2016).
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
     """
     intrinsic = _total(epsilons, lambda epsilon: epsilon * epsilon)
@@ -91,8 +91,8 @@ def advanced_half(epsilons: Iterable[float], delta: float) -> float:
 def advanced_tanh(epsilons: Iterable[float], delta: float) -> float:
     """Return an epsilon that holds with `delta`: sqrt(2 log(1/delta) V) + V/2, V = 2 sum eps tanh(eps/2).
 
-    Theorem: an eps-DP step has Rényi divergence at most l eps tanh(eps/2) at every order l (a secant of
-        log cosh(eps sqrt t), which is concave), then Chernoff's bound.
+    Theorem: intrinsic time of a pure step: it has Rényi divergence at most l eps tanh(eps/2) at every order l (a
+        secant of log cosh(eps sqrt t), which is concave), then Chernoff's bound.
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
     """
     intrinsic = _total(epsilons, lambda epsilon: 2 * epsilon * math.tanh(epsilon / 2))
@@ -103,7 +103,7 @@ def advanced_hoeffding(epsilons: Iterable[float], delta: float) -> float:
     """Return an epsilon that holds with `delta`: sqrt(2 log(1/delta) sum eps^2) + sum eps tanh(eps/2).
 
     Theorem: advanced composition with the exact drift of randomized response and Hoeffding's bound
-        (the third term of Kairouz, Oh and Viswanath 2015, Theorem 3.5).
+        (the third term of Kairouz, Oh and Viswanath (2015), Theorem 3.5).
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
     """
     spread, drift = _moments(epsilons)
@@ -116,7 +116,7 @@ def advanced_kov(epsilons: Iterable[float], delta: float) -> float:
     They are the sum of the epsilons, `advanced_hoeffding`, and the same with log(e + sqrt(S)/delta) in place of
     log(1/delta), S the sum of squares: the sharper one where S is below about 1.
 
-    Theorem: Kairouz, Oh and Viswanath 2015, Theorem 3.5 (Theorem 3.4 for equal epsilons).
+    Theorem: Kairouz, Oh and Viswanath (2015), Theorem 3.5 (Theorem 3.4 for equal epsilons).
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance.
     """
     epsilons = list(epsilons)
@@ -134,7 +134,7 @@ def kov_epsilon(steps: int, epsilon: Numeric, delta: Numeric, delta_total: Numer
     Infinite where no t will do: `delta_total` is below the probability 1 - (1 - delta)^steps of a reveal. It holds
     for both readings of floats, the decimals that were written and the binary numbers that they are.
 
-    Theorem: optimal composition (Kairouz, Oh and Viswanath 2015, Theorem 3.3).
+    Theorem: optimal composition (Kairouz, Oh and Viswanath (2015), Theorem 3.3).
     Assumes: every step is (epsilon, delta)-DP for every outcome of the steps before it; all three are fixed.
     """
     written = read(epsilon, "epsilon"), _delta(delta, "delta"), _delta(delta_total, "delta_total")
@@ -149,7 +149,7 @@ def kov_delta(steps: int, epsilon: Numeric, delta: Numeric, epsilon_total: Numer
 
     It is rounded up, within 1e-12 relative where it is above 1e-290, and takes time of order sqrt(steps).
 
-    Theorem: optimal composition (Kairouz, Oh and Viswanath 2015, Theorem 3.3).
+    Theorem: optimal composition (Kairouz, Oh and Viswanath (2015), Theorem 3.3).
     Assumes: every step is (epsilon, delta)-DP for every outcome of the steps before it; all three are fixed.
     """
     eps, dlt, target = read(epsilon, "epsilon"), _delta(delta, "delta"), read(epsilon_total, "epsilon_total")
@@ -165,7 +165,8 @@ def kov_delta(steps: int, epsilon: Numeric, delta: Numeric, epsilon_total: Numer
 def kov_steps(epsilon: float, delta_total: float, step_epsilon: float) -> int:
     """Return how many `step_epsilon`-DP steps are (epsilon, delta_total)-DP by optimal composition.
 
-    Theorem: optimal composition; its delta grows with the number of steps, so bisection finds the last one.
+    Theorem: optimal composition (Kairouz, Oh and Viswanath (2015)); its delta grows with the number of steps, so
+        bisection finds the last one.
     Assumes: the number of steps was fixed in advance, and every step is step_epsilon-DP.
     """
     limit, step = _delta(delta_total, "delta_total"), read(step_epsilon, "step_epsilon")
@@ -193,7 +194,7 @@ def heterogeneous_delta_exact(epsilons: Iterable[float], epsilon_total: float) -
     Equal epsilons are grouped, so any number of steps with few distinct values is cheap; distinct values
     double the work each, and more than 2^22 losses are refused.
 
-    Theorem: optimal heterogeneous composition (Murtagh and Vadhan 2016, Theorem 1.5).
+    Theorem: optimal heterogeneous composition (Murtagh and Vadhan (2016), Theorem 1.5).
     Assumes: step n is epsilons[n]-DP for every outcome of the steps before it, and the epsilons are fixed.
     """
     groups = Counter(_read_epsilons(epsilons))
@@ -534,7 +535,7 @@ def conditional_randomized_response(epsilon: float, delta: Number) -> FinitePair
     """Return randomized response on the outcomes (0, 1, top, bottom): P with input bit 1, Q with input bit 0.
 
     Theorem: every (epsilon, delta)-DP step is post-processing of it, also given the past (Kairouz, Oh and
-        Viswanath 2015; Whitehouse et al., reduction to conditional randomized response). It is
+        Viswanath (2015); Whitehouse et al. (2023), reduction to conditional randomized response). It is
         (epsilon, delta)-DP and (epsilon, delta)-pDP, with equality.
     Assumes: nothing; epsilon and delta may be the values that a past outcome chose.
     """
@@ -546,7 +547,7 @@ def conditional_randomized_response(epsilon: float, delta: Number) -> FinitePair
 def dp_not_probdp(epsilon: float, delta: Number) -> FinitePair:
     """Return the response on the outcomes (0, 1) that merges top into 1 and bottom into 0.
 
-    Theorem: it is (epsilon, delta)-DP and, for delta > 0, not (epsilon, delta)-pDP (Whitehouse et al.,
+    Theorem: it is (epsilon, delta)-DP and, for delta > 0, not (epsilon, delta)-pDP (Whitehouse et al. (2023),
         appendix "An algorithm satisfying DP but not pDP").
     Assumes: nothing; `dp_not_probdp_loss` is its loss on the outcome 1.
     """
@@ -559,7 +560,8 @@ def dp_not_probdp(epsilon: float, delta: Number) -> FinitePair:
 def dp_not_probdp_loss(epsilon: float, delta: float) -> float:
     """Return log((delta + e^epsilon)/(1 - delta)), the largest loss of `dp_not_probdp`, rounded up.
 
-    Theorem: the loss exceeds epsilon with probability above delta, although the pair is (epsilon, delta)-DP.
+    Theorem: by calculation: the loss exceeds epsilon with probability above delta, although the pair is (epsilon,
+        delta)-DP.
     Assumes: 0 <= delta < 1.
     """
     eps, reveal = float(read(epsilon, "epsilon")), _probability(delta, "delta")
@@ -572,7 +574,7 @@ def dp_not_probdp_loss(epsilon: float, delta: float) -> float:
 def leaky_step(delta0: Number) -> FinitePair:
     """Return the step on the outcomes (a, b) that answers a under P, and under Q answers b with `delta0`.
 
-    Theorem: it is (0, delta0)-DP and (-log(1 - delta0), delta0)-pDP, and under P its loss is
+    Theorem: by calculation: it is (0, delta0)-DP and (-log(1 - delta0), delta0)-pDP, and under P its loss is
         -log(1 - delta0) surely: losses that concentration bounds never see, because they have no variance.
     Assumes: 0 <= delta0 < 1.
     """
@@ -583,8 +585,8 @@ def leaky_step(delta0: Number) -> FinitePair:
 def tight_dp_to_probdp(epsilon: float, delta: Number, t: float) -> FinitePair:
     """Return the (epsilon, delta)-DP pair on (S, S', rest) with the most mass at loss t or more.
 
-    Theorem: P(L >= t) = delta/(1 - e^(epsilon - t)), and P(abs L >= t) is 1 + e^-t times that: the largest
-        values that (epsilon, delta)-DP allows.
+    Theorem: by calculation: P(L >= t) = delta/(1 - e^(epsilon - t)), and P(abs L >= t) is 1 + e^-t times that: the
+        largest values that (epsilon, delta)-DP allows.
     Assumes: t > epsilon, and delta small enough that the masses stay below 1.
     """
     if not t > epsilon:

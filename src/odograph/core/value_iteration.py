@@ -178,8 +178,8 @@ def hockey_stick(grid: Grid, epsilon: float, sign: float) -> Row:
 def spread(shifts: Row, masses: Row, step: float) -> Kernel:
     """Put a mass at each log-shift on the two grid points around it, linearly in x.
 
-    Theorem: Phi(., n) is convex in x, so its chord between two grid points lies above it; the kernel's
-        expectation is an upper bound ("connect the dots").
+    Theorem: the exact filter, on a grid: Phi(., n) is convex in x, so its chord between two grid points lies above
+        it; the kernel's expectation is an upper bound (Doroshenko et al. (2022)).
     Assumes: Phi convex in x, which h is, and which expectations and maxima keep.
     """
     # Phi falls with x: rounding a shift down covers the rounding of the weights.
@@ -214,8 +214,8 @@ INWARD: Final = Edges(_extend_inward, -1.0)
 def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) -> Iterator[float]:
     """Yield Phi(1, 1), Phi(1, 2), ...: certified from above or from below, as `edges` says.
 
-    Theorem: with OUTWARD edges every yielded value is at least the divergence at epsilon of any adaptive
-        sequence of members whose charges total at most n; with INWARD edges some sequence reaches it.
+    Theorem: the exact filter: with OUTWARD edges every yielded value is at least the divergence at epsilon of any
+        adaptive sequence of members whose charges total at most n; with INWARD edges some sequence reaches it.
     Assumes: OUTWARD: kernels made by `spread` or dominated by it. INWARD: kernels that land on grid points.
     """
     fine = _by_charge(m for m in members if not m.coarse)
@@ -403,8 +403,8 @@ def solve(  # noqa: PLR0913  the arguments are the certificate
 ) -> Budget:
     """Return the certified budget for the target, for the families in `takes` and the items on the menu.
 
-    Theorem: any fully adaptive sequence whose charges total at most `units` has hockey-stick divergence at
-        most `delta` at `epsilon`; steps with delta_n > 0 add the sum of their delta_n (docs/theorems.md).
+    Theorem: the exact filter: any fully adaptive sequence whose charges total at most `units` has hockey-stick
+        divergence at most `delta` at `epsilon`; steps with delta_n > 0 add the sum of their delta_n.
     Assumes: charges are predictable, fixed before their step runs; each step is of a family in `takes`
         (a pure step charged ceil(2 e tanh(e/2) / unit), a Gaussian max(4, ceil(mu^2 / unit))) or on the menu.
     """
@@ -636,8 +636,9 @@ def _gaussian_kernel(variance: float, step: float) -> Kernel:
 def refuted_intrinsic(epsilon: Fraction, delta: Fraction, step: float) -> Fraction:
     """Return an intrinsic time that no filter for the target may admit, whatever its unit.
 
-    Theorem: the adversary that plays the value function on the lattice spends at most the returned intrinsic
-        time (sum of 2 e tanh(e/2)) and reaches a hockey-stick divergence above `delta` at `epsilon`.
+    Theorem: the exact filter, from the other side: the adversary that plays the value function on the lattice spends
+        at most the returned intrinsic time (sum of 2 e tanh(e/2)) and reaches a hockey-stick divergence above `delta`
+        at `epsilon`.
     Assumes: the filter charges a step of epsilon e at most its intrinsic time, in total.
     """
     unit = pure_to_intrinsic(step)

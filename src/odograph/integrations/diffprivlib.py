@@ -121,7 +121,7 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
     code outside diffprivlib passes to `check` and `spend` are taken as they are, for the policy's neighbors.
 
     Theorem: the policy's filter: charges are admitted one by one, in any order, chosen from the answers so far; group
-        privacy, for two records.
+        privacy, for two records (Dwork and Roth (2014)).
     Assumes: each tool is (epsilon, delta)-DP, as diffprivlib says, for the neighbors in the table. A record is one
         entry of an array, or a row where columns are processed separately, and none is NaN. The bounds and norms of
         the data, and the set of labels, are public (diffprivlib warns where it reads bounds from the data).
@@ -249,7 +249,7 @@ class BudgetAccountant(_library.BudgetAccountant):  # type: ignore[misc, name-de
 def cost_of(mechanism: Any, *, neighbors: str = "add-remove") -> _Cost:  # noqa: ANN401, ARG001  untyped; as asked
     """Return the (epsilon, delta) of a diffprivlib mechanism; a transformer costs what it wraps.
 
-    Theorem: each mechanism's own, as its documentation cites it.
+    Theorem: by its own proof: each mechanism's, as its documentation cites it.
     Assumes: its sensitivity is that of the query, for the policy's neighbors: the mechanism cannot know.
     """
     while isinstance(mechanism, _transforms.DPTransformer):
@@ -279,7 +279,8 @@ def _caller(accountant: BudgetAccountant) -> FrameType:
 def _for_neighbors(cost: _Cost, caller: FrameType, neighbors: str) -> _Cost:
     """Return the cost of a function of diffprivlib for the policy's neighbors, from the cost that it claims.
 
-    Theorem: group privacy: two steps of (epsilon, delta)-DP are (2 epsilon, (1 + e^epsilon) delta)-DP.
+    Theorem: group privacy, Dwork and Roth (2014): two steps of (epsilon, delta)-DP are (2 epsilon, (1 + e^epsilon)
+        delta)-DP.
     Assumes: the table; replacing a record is removing one and adding one. There is no theorem for the other
         direction: replacements never lead to a dataset of another size.
     """
@@ -374,7 +375,7 @@ def _is_precise(kind: np.dtype[Any], *, integers: bool) -> bool:
 
 
 def _is_covered(model: Any) -> bool:  # noqa: ANN401  untyped library
-    """Whether objective perturbation (Chaudhuri, Monteleoni, Sarwate 2011, Theorem 9) covers a logistic regression.
+    """Whether objective perturbation of Chaudhuri, Monteleoni and Sarwate (2011) covers a logistic regression.
 
     It covers records of norm at most 1 and an objective that is strongly convex in every coefficient. For norm R the
     curvature of a record is at most R^2/4, and diffprivlib allows for R/4 only.

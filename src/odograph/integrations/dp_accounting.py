@@ -78,9 +78,10 @@ def cost_of(event: Any, *, neighbors: str = "add-remove") -> Guarantee:  # noqa:
     them one by one, for less), runs of one Poisson-sampled Gaussian a mechanism that a menu may list; other events,
     and mixtures, have a Rényi curve.
 
-    Theorem: Gaussian DP composition (Dong, Roth, Su 2022), basic composition, RDP composition; the curves of Laplace
-        noise, randomized response, repeated selection and sampling without replacement are dp-accounting's, with the
-        noise halved for replaced records, which `RdpAccountant` leaves to its caller.
+    Theorem: Gaussian DP composition (Dong, Roth and Su (2022)), basic composition, RDP composition; the curves of
+        Laplace noise, randomized response, repeated selection (Papernot and Steinke (2022)) and sampling without
+        replacement are dp-accounting's, with the noise halved for replaced records, which `RdpAccountant` leaves to
+        its caller.
     Assumes: the event's parameters were fixed before it began. A zCDP event is for the policy's neighbors.
     """
     if neighbors not in _NORMS:
@@ -418,7 +419,7 @@ def _steps(cost: Guarantee, times: int) -> list[Guarantee]:
 def heterogeneous_epsilon(epsilons: Iterable[float], delta: float) -> float:
     """Return the optimal epsilon at `delta` of pure steps with different epsilons, to about .1%.
 
-    Theorem: optimal heterogeneous composition (Murtagh and Vadhan 2016), as a convolution of the privacy loss
+    Theorem: optimal heterogeneous composition (Murtagh and Vadhan (2016)), as a convolution of the privacy loss
         distributions of randomized response.
     Assumes: step n is epsilons[n]-DP, and the epsilons were fixed in advance: a baseline, never a filter.
     """

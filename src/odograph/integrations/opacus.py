@@ -47,8 +47,8 @@ def charge_before_step(
     change, the batch is dropped, and the next step, with more noise, may be admitted. A gradient that is not finite
     raises `UnprovenComposition` in the same way, and is not charged.
 
-    Theorem: a step is one Poisson-subsampled Gaussian (Mironov, Talwar, Zhang 2019); the policy's filter composes
-        them.
+    Theorem: a step is one Poisson-subsampled Gaussian (Mironov, Talwar and Zhang (2019)); the policy's filter
+        composes them.
     Assumes: the training uses this loader, and `loss.backward()` on its batches is all that sees records; sampling
         rate, batch size and clipping norms do not depend on the records, or on how many there are, other than through
         what was released before. Steps are skipped by `BatchMemoryManager` only, whose loop is left between batches

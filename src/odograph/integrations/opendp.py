@@ -102,8 +102,8 @@ def cost_of(
     A Gaussian is a `DiscreteGaussian`, or zCDP where not all of its numbers are known. A measurement that answers
     queries is `Interactive`. An odometer has no cost before its queries, and is refused: see `queryable`.
 
-    Theorem: the measurement's privacy map, with OpenDP's proof of it; of an interactive one it holds against every
-        strategy of asking.
+    Theorem: by its own proof: the measurement's privacy map, with OpenDP's proof of it; of an interactive one it
+        holds against every strategy of asking.
     Assumes: maps written by users are right. Queries to an interactive measurement are checked (`guarded`), because
         it believes their maps.
     """
@@ -302,8 +302,8 @@ def _check_growth(measurement: Any, distance: int, delta: Numeric | None, cost: 
     All maps known to be wrong for one record fail this: data of known size (zero for one record), amplification by
     sampling (too little).
 
-    Theorem: two steps of epsilon-DP are 2 epsilon-DP, of rho-zCDP 4 rho-zCDP (Bun and Steinke 2016), and of a
-        Rényi curve at most 3 times at half the order (Mironov 2017). With a fixed delta there is no such theorem; a
+    Theorem: two steps of epsilon-DP are 2 epsilon-DP, of rho-zCDP 4 rho-zCDP (Bun and Steinke (2016)), and of a
+        Rényi curve at most 3 times at half the order (Mironov (2017)). With a fixed delta there is no such theorem; a
         zCDP curve read at one delta grows by at most 4.
     Assumes: the map is right at twice the distance; where it is wrong there too, this check finds nothing.
     """
@@ -401,8 +401,8 @@ def _noise(
 ) -> DiscreteGaussian | None:
     """Return the noise of a measurement that `make_gaussian` made; None where a number of it is not known.
 
-    Theorem: rounding two vectors to multiples of 2^k changes each coordinate's difference by less than 2^k, and
-        rounding the answer is postprocessing.
+    Theorem: by calculation: rounding two vectors to multiples of 2^k changes each coordinate's difference by less
+        than 2^k, and rounding the answer is postprocessing.
     Assumes: the inputs are at most the distance apart; OpenDP samples the discrete Gaussian exactly.
     """
     domain, k = measurement.input_domain, settings["k"]
@@ -473,7 +473,7 @@ def queryable(
     Compositors and filters are measurements: open them with `account.interact(measurement, data)`.
 
     Theorem: the policy's filter; a query is a mechanism of its own, and an interactive one is charged whole before it
-        is asked, beside others (Haney et al. 2023).
+        is asked, beside others (Haney et al. (2023)).
     Assumes: the maps of the queries are right, for the account's neighbors.
     """
     check_account(account, "a queryable")

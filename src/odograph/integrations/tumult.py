@@ -39,8 +39,8 @@ def cost_of(
     what is left of its budget. For a measurement, `d_in` is the distance of neighbors in its input metric: by default
     one row of a table; for numbers it must be given.
 
-    Theorem: the budget's own definition; a measurement's privacy function, with Tumult's proof of it, for interactive
-        ones against every strategy of asking.
+    Theorem: by its own proof: the budget's definition; a measurement's privacy function, with Tumult's proof of it,
+        for interactive ones against every strategy of asking.
     Assumes: the session's protected change is the policy's privacy unit.
     """
     analytics, core = load_extra("tmlt.analytics"), load_extra("tmlt.core.measurements.base")

@@ -53,8 +53,9 @@ class Gate(NamedTuple):
 def gate_of(compiled: Compiled) -> Gate:
     """Return the part of a policy that decides for one person.
 
-    Theorem: individual filters (Feldman and Zrnic): leaving out of each round the people whose own filter would
-        refuse it keeps every person's promise, because a filter's proof speaks of one pair of neighbors at a time.
+    Theorem: individual filters (Feldman and Zrnic (2021)): leaving out of each round the people whose own filter
+        would refuse it keeps every person's promise, because a filter's proof speaks of one pair of neighbors at a
+        time.
     Assumes: a round sees past outputs, public constants, coins and the records of its participants; a price is a
         function of one's own record and past outputs, and bounds what one's record changes among any others; the
         round always answers; neighbors are add/remove.

@@ -361,7 +361,8 @@ class Population:
 
         Each person whose filter admits it is charged `cost`, and counted if they would admit `probe` after that.
 
-        Theorem: a count that one person changes by at most one, with Laplace noise of scale 1/epsilon, is epsilon-DP.
+        Theorem: Dwork et al. (2006a): a count that one person changes by at most one, with Laplace noise of scale
+            1/epsilon, is epsilon-DP.
         Assumes: a person's totals depend on their own record and past outputs alone.
         """
         amounts = self._context.gate.amounts(self._opened.compiled.price(probe))

@@ -89,7 +89,7 @@ class RhoMeter(Meter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Intrinsic time V: twice the zCDP parameter of the step.
 
-        Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
+        Theorem: intrinsic time of a pure step: epsilon-DP is (epsilon tanh(epsilon/2))-zCDP; mu-GDP is (mu^2/2)-zCDP.
         Assumes: parameters predictable; a step's own delta is counted on the delta meter.
         """
         return intrinsic_units(guarantee)
@@ -111,8 +111,8 @@ class ZcdpTotal(Total):
     def alternatives(self, target: Target) -> tuple[Meter, ...]:  # noqa: ARG002  as every filter
         """Sum of rho within what is promised. The plain sum of epsilons is no alternative: it bounds no divergence.
 
-        Theorem: approximate-zCDP filter (Whitehouse et al.): steps that are delta_n-approximately rho_n-zCDP, with
-            sum rho_n <= rho and sum delta_n <= delta, are together delta-approximately rho-zCDP.
+        Theorem: totals of rho and of mu (Whitehouse et al. (2023)): steps that are delta_n-approximately rho_n-zCDP,
+            with sum rho_n <= rho and sum delta_n <= delta, are together delta-approximately rho-zCDP.
         Assumes: rho_n and delta_n predictable.
         """
         return (RhoMeter("rho", floor_units(2 * exact_of(self.rho), SCALE)),)
@@ -147,10 +147,11 @@ class GdpTotal(Total):
     def alternatives(self, target: Target) -> tuple[Meter, ...]:  # noqa: ARG002  as every filter
         """Sum of mu^2 within what is promised, with no reserve: it would pay for a divergence at one epsilon only.
 
-        Theorem: GDP filter (Smith and Thakurta 2022; Koskela et al. 2023): mu_n-GDP steps with sum mu_n^2 <= mu^2
-            are together mu-GDP. An epsilon-DP step is mu-GDP with mu = 2 Phi^-1(e^epsilon/(1 + e^epsilon)). Steps
-            with deltas, sum delta_n <= delta, make it delta-approximate: the run is a mixture that with probability
-            1 - delta is mu-GDP, and so has a trade-off of at least (1 - delta) G_mu(alpha/(1 - delta)).
+        Theorem: totals of rho and of mu (Smith and Thakurta (2022); Koskela, Tobaben and Honkela (2023)): mu_n-GDP
+            steps with sum mu_n^2 <= mu^2 are together mu-GDP. An epsilon-DP step is mu-GDP with mu = 2
+            Phi^-1(e^epsilon/(1 + e^epsilon)). Steps with deltas, sum delta_n <= delta, make it delta-approximate: the
+            run is a mixture that with probability 1 - delta is mu-GDP, and so has a trade-off of at least (1 - delta)
+            G_mu(alpha/(1 - delta)).
         Assumes: mu_n, epsilon_n and delta_n predictable. zCDP, a Rényi curve or discrete Gaussian noise imply no mu.
         """
         return (GdpMeter("mu^2", floor_units(exact_of(self.mu) ** 2, SCALE)),)

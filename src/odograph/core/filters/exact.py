@@ -49,9 +49,9 @@ _MOST_STEPS: Final = 10**6  # that a refutation composes: its work grows as thei
 def started_units(charges: Sequence[tuple[str, int, int]]) -> Fraction:
     """Return the units by which blocks that are begun can exceed what their runs are charged.
 
-    Theorem: n runs of an item whose blocks of b cost m units use ceil(n/b) m <= n m/b + m (1 - 1/b) units. A block
-        is drawn from its dominating pair when its first run starts; runs that come later, in between other steps,
-        are revealed from it (interactive postprocessing).
+    Theorem: runs of a menu's mechanism: n runs of an item whose blocks of b cost m units use ceil(n/b) m <= n m/b + m
+        (1 - 1/b) units. A block is drawn from its dominating pair when its first run starts; runs that come later, in
+        between other steps, are revealed from it (interactive postprocessing).
     Assumes: each run is dominated by the item's pair whatever was released before it, as for a menu at all.
     """
     return sum((units * Fraction(block - 1, block) for _, block, units in charges), Fraction(0))
@@ -277,7 +277,7 @@ def is_refuted(epsilon: Fraction, delta: Fraction, meter: ExactMeter) -> bool:
     False does not certify the meter; `odograph.compile.certification` does.
 
     Theorem: a Gaussian that uses up the limit is mu-GDP with mu^2 = quantum * limit; equal pure steps that use it up
-        have the divergence of optimal composition (Kairouz, Oh and Viswanath 2015).
+        have the divergence of optimal composition (Kairouz, Oh and Viswanath (2015)).
     Assumes: the steps are charged as by `solve`; what a menu's mechanisms lose is not known from a document.
     """
     limit, quantum = meter.certified_units, meter.quantum

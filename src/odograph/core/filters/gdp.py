@@ -66,8 +66,8 @@ class GdpMeter(Meter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Sum of mu^2, and of what steps of other kinds cost under the reserve.
 
-        Theorem: GDP filter (Smith and Thakurta; Koskela et al.), and the reserve theorem with the Gaussians alone: a
-            ratio Z may be charged s if Z W is below G_s W in put order.
+        Theorem: the GDP filter (for Gaussian steps Smith and Thakurta (2022)), and the reserve theorem with the
+            Gaussians alone: a ratio Z may be charged s if Z W is below G_s W in put order.
         Assumes: charges predictable; a step's own delta is counted on the delta meter. Without a reserve there are
             Gaussian steps and steps with an epsilon only.
         """
@@ -87,7 +87,7 @@ class GdpMeter(Meter):
         """Return what an interactive mechanism costs; a zCDP one has no price.
 
         Theorem: as `Meter.price_interactive`, for Gaussian steps and steps with an epsilon.
-        Assumes: a zCDP guarantee is priced by the moments of the whole ratio (Theorem B), not by a dominating pair.
+        Assumes: a zCDP guarantee is priced by the moments of the whole ratio, not by a dominating pair.
         """
         return None if isinstance(guarantee, ZCDP) else self.price(guarantee)
 
@@ -98,7 +98,8 @@ def _pure_units(epsilon: float, reserve: tuple[int, int] | None) -> int:
     """Return the units that an epsilon-DP step costs: the least of three prices, or of the first without a reserve.
 
     Theorem: epsilon-DP is mu-GDP, mu = 2 Phi^-1(e^epsilon/(1 + e^epsilon)), a post-processing of that Gaussian. With
-        a reserve also Theorem A with no whole units (others are not proven for Gaussians alone), and Theorem A*.
+        a reserve also the price of randomized response under a reserve with no whole units (others are not proven for
+        Gaussians alone), and the least price under a Gaussian reserve.
     Assumes: the step is epsilon-DP but for a reveal, which is counted elsewhere.
     """
     prices = [units_computed(up(pure_to_gdp(epsilon) ** 2), epsilon)]
@@ -116,9 +117,9 @@ def _sharp_time(epsilon: float, w: float) -> float | None:
 
     A price for a smaller reserve is enough for a larger one, so `w` may be rounded down.
 
-    Theorem: Theorem A*: the least s that keeps the put order is where the total variations of Z W and of G_s W agree,
-        `s = 8 erfinv(tau)^2 - w` with `tau = tanh(epsilon/2) + 2 delta/(1 + e^epsilon)`, delta that of sqrt(w)-GDP
-        at epsilon.
+    Theorem: the least price under a Gaussian reserve: the least s that keeps the put order is where the total
+        variations of Z W and of G_s W agree, `s = 8 erfinv(tau)^2 - w` with `tau = tanh(epsilon/2) + 2 delta/(1 +
+        e^epsilon)`, delta that of sqrt(w)-GDP at epsilon.
     Assumes: as `_pure_units`.
     """
     if epsilon * epsilon <= _TOO_SMALL * w:
@@ -145,7 +146,7 @@ class Gdp(Filter):
     def alternatives(self, target: Target) -> tuple[Meter, ...]:
         """Sum of mu^2 within mu*^2 - w, for the reserve w.
 
-        Theorem: GDP filter (Smith and Thakurta; Koskela et al.) and the reserve theorem: the divergence starts at
+        Theorem: the GDP filter, by the reserve theorem: the divergence starts at
             E Phi(W, mu*^2 - w) = Phi(1, mu*^2) = delta'.
         Assumes: the reserve is fixed before the first step; charges predictable.
         """

@@ -1,4 +1,4 @@
-"""The filter of Whitehouse et al. for (epsilon, delta)-DP steps, as corrected."""
+"""The filter of Whitehouse et al. (2023) for (epsilon, delta)-DP steps, as corrected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PaperMeter(Meter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Sum of epsilon^2, exactly.
 
-        Theorem: Whitehouse et al., Theorem on (epsilon, delta)-DP filters, as corrected (E7).
+        Theorem: the paper's filter (Whitehouse et al. (2023)), as corrected (E7).
         Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
         """
         if isinstance(guarantee, WITH_EPSILON):
@@ -39,7 +39,7 @@ class Paper(Filter):
     def alternatives(self, target: Target) -> tuple[Meter, ...]:
         """The paper's filter, sum of epsilon^2 within y*.
 
-        Theorem: Whitehouse et al., (epsilon, delta)-DP filter, with y* and the delta split corrected (E1, E7).
+        Theorem: the paper's filter (Whitehouse et al. (2023)), with y* and the delta split corrected (E1, E7).
         Assumes: (epsilon_n, delta_n)-DP steps, predictable.
         """
         limit = filter_time(float_below(target.epsilon), float_below(target.delta))

@@ -37,7 +37,7 @@ class RenyiMeter(OrderMeter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Sum of Rényi divergences at one order.
 
-        Theorem: (approximate) RDP filter at an order fixed beforehand (Feldman and Zrnic; Whitehouse et al.).
+        Theorem: the Rényi filter at an order fixed beforehand (Feldman and Zrnic (2021); Whitehouse et al. (2023)).
         Assumes: divergences predictable and valid in both directions; a step's delta is on the delta meter.
         """
         return self.divergence(guarantee)
@@ -76,7 +76,7 @@ class Renyi(Filter):
     def alternatives(self, target: Target) -> tuple[Meter, ...]:
         """One alternative per order, each with its own share of delta'.
 
-        Theorem: approximate-RDP filter at each order, and Lemma 3: their shares of delta' add up.
+        Theorem: the Rényi filter: each order alone, and combining filters: their shares of delta' add up.
         Assumes: orders and shares fixed before the first step; "some order fits" without shares is not safe.
         """
         meters = []

@@ -104,11 +104,12 @@ _ROW_PAD: Final = 1.0 + 2.0**-30  # of a sum over rows: far more than the roundi
 def effective_reserve(quantum: Fraction, reserve: int, order: Fraction | None = None) -> float:
     """Return a w for which the log-density of the reserve curves by at most 1/w, rounded down; at least that of G_w.
 
-    Theorem: the density of log W in symmetric form is q(y) = E_T phi_(w+T)(y) with T exponential of rate l^2/2,
-        l = a - 1/2. Given y, T has a density in proportion to e^(-l^2 T/2 - y^2/(2 (w+T))) (w+T)^(-1/2), so
-        -(log q)'' = E(1/(w+T) | y) - y^2 Var(1/(w+T) | y) <= E(1/(w+T) | y), which falls as y^2 grows, because
-        larger T become likelier. At y = 0 it is l^2 (e^-r/(sqrt(pi r) erfc(sqrt r)) - 1), r = w l^2/2. So q'' >= -q
-        times that, which is all that Theorem A asks of W, and Theorem B asks of it beside tails of e^(-l |y|).
+    Theorem: a reserve with a tail: the density of log W in symmetric form is q(y) = E_T phi_(w+T)(y) with T
+        exponential of rate l^2/2, l = a - 1/2. Given y, T has a density in proportion to e^(-l^2 T/2 - y^2/(2 (w+T)))
+        (w+T)^(-1/2), so -(log q)'' = E(1/(w+T) | y) - y^2 Var(1/(w+T) | y) <= E(1/(w+T) | y), which falls as y^2
+        grows, because larger T become likelier. At y = 0 it is l^2 (e^-r/(sqrt(pi r) erfc(sqrt r)) - 1), r = w l^2/2.
+        So q'' >= -q times that, which is all that randomized response asks of W, and steps known by their moments ask
+        of it beside tails of e^(-l |y|).
     Assumes: `order` is the one that the account's limit was computed with (`smooth_limit_with_order`).
     """
     w = down(float(reserve * quantum))  # a smaller reserve prices higher
@@ -158,7 +159,7 @@ def smooth_price_pure(
 
     The price grows with epsilon and is never below its intrinsic time c(epsilon) = 2 epsilon tanh(epsilon/2).
 
-    Theorem: Theorem A (randomized response under a reserve whose q'' >= -q/w), and its composite form: for any e_m
+    Theorem: randomized response under a reserve (whose q'' >= -q/w), and its composite form: for any e_m
         <= epsilon that m units buy, m u + s(epsilon) - s(e_m) dominates the step in put order. w is the
         `effective_reserve`.
     Assumes: the step is (epsilon, delta)-DP; the budget was certified with "pure" too, or `pure_certified` is False:
@@ -191,7 +192,7 @@ def smooth_time_pure(
 
 def _pure(epsilon: float, pricing: _Pricing) -> tuple[float | None, int | None]:
     """Return the price of a positive epsilon as intrinsic time, and in units."""
-    smooth = _theorem_a(epsilon, pricing) * (1.0 + _PAD)
+    smooth = _reserved_pure(epsilon, pricing) * (1.0 + _PAD)
     if not pricing.pure_certified:
         return (None, None) if math.isinf(smooth) else (above(smooth), units_computed(above(smooth), epsilon))
     time = pure_to_intrinsic(epsilon)
@@ -213,11 +214,13 @@ def _bought(units: int, pricing: _Pricing) -> tuple[float, int, float]:
     """
     whole = -(-units * pricing.top * SCALE // pricing.bottom)
     less = units - 1
-    rest = less * pricing.unit - _theorem_a(intrinsic_to_pure(down(less * pricing.unit)), pricing) if less else 0.0
+    rest = (
+        less * pricing.unit - _reserved_pure(intrinsic_to_pure(down(less * pricing.unit)), pricing) if less else 0.0
+    )
     return up(units * pricing.unit), whole, rest
 
 
-def _theorem_a(epsilon: float, pricing: _Pricing) -> float:
+def _reserved_pure(epsilon: float, pricing: _Pricing) -> float:
     """Return s(epsilon) = 2 (log cosh(epsilon/2) - log cos(epsilon/sqrt(w)))/(1/4 + 1/w), not padded."""
     angle = epsilon / pricing.root
     if angle > _LARGEST_ANGLE or epsilon > _LARGEST_EPSILON:
@@ -241,7 +244,7 @@ def smooth_price_gaussian(mu: Number) -> int | None:
 def smooth_price_zcdp(rho: Number, quantum: Fraction, reserve: int) -> int | None:
     """Return the units of 1e-15 that a rho-zCDP step costs, `2 rho/(1 - 2 rho/w)`; None unless 4 rho <= w <= 6.
 
-    Theorem: Theorem B (b), steps known by their Rényi moments, with the constant that is proven by hand.
+    Theorem: steps known by their moments: zCDP, with the constant that is proven by hand.
     Assumes: the step is rho-zCDP in both directions, all of it released at once (not interactive).
     """
     time = smooth_time_zcdp(rho, quantum, reserve)
@@ -266,19 +269,19 @@ def smooth_price_zcdp_scanned(rho: Number, quantum: Fraction, reserve: int) -> i
     The constants come from a scan, not from a proof by hand. w counts as at most 1, x as at least 1/500, and where
     x > 1 the price is None. Randomized response alone needs `2 rho (1 + x/3 + rho/12)` to second order.
 
-    Theorem: duality at each strike e^y. With c = y/w the put of the step rises by q(y) times the mean, with masses
-        e^(z/2) P(dz), of psi(z), the integral of 2 sinh((z - u)/2) e^(c u - u^2/(2w)) over u in [0, z]. Where psi(z)
-        <= A cosh(z/2) + D sinh(z/2) + the sum of b_i f_i(z), b_i >= 0, f_i the same integral with e^(c_i u), the mean
-        is at most A + the sum of b_i times the integral of e^((c_i^2 - 1/4) r) over r in [0, rho] (rho itself for
-        |c_i| < 1/2). That of G_s is half the integral of e^(-r/8 + c^2 r/(2 (1 + r/w)))/sqrt(1 + r/w) over [0, s].
-        A dual holds at every rho, and a mixture of the duals of two strikes at all between them, as psi is convex in
-        c. `tests/core/test_zcdp_price.py` covers x in [1/500, 1] and w in (0, 1] by some 240 cells and 16,000 duals,
-        each at or above psi at 4,500 points, in the gaps between them and beyond. Within a cell all strikes are
-        covered, five sizes and three reserves are sampled; at the points of a table the duals leave at least 1.9% of
-        what is charged above 2 rho. Cells end at B = c^2 rho/(1 + t)^2 - rho/4 = 12, t = 2 rho/w. Beyond, f of
-        c/(1 + t) alone is enough: up to 2 rho the Gaussian lacks at most t e^B (1/(2B) + (2B + rho/2)/B^3), and up
-        to s = 2 rho X it gains (X - 1) e^B (1 + t X)^(-1/2) e^(-rho t (X - 1)^2/4). Below x = 1/500 and above w = 1
-        only a part of the reserve is used: the rest keeps the put order.
+    Theorem: zCDP by a scan: duality at each strike e^y. With c = y/w the put of the step rises by q(y) times the
+        mean, with masses e^(z/2) P(dz), of psi(z), the integral of 2 sinh((z - u)/2) e^(c u - u^2/(2w)) over u in [0,
+        z]. Where psi(z) <= A cosh(z/2) + D sinh(z/2) + the sum of b_i f_i(z), b_i >= 0, f_i the same integral with
+        e^(c_i u), the mean is at most A + the sum of b_i times the integral of e^((c_i^2 - 1/4) r) over r in [0, rho]
+        (rho itself for |c_i| < 1/2). That of G_s is half the integral of e^(-r/8 + c^2 r/(2 (1 + r/w)))/sqrt(1 + r/w)
+        over [0, s]. A dual holds at every rho, and a mixture of the duals of two strikes at all between them, as psi
+        is convex in c. `tests/core/test_zcdp_price.py` covers x in [1/500, 1] and w in (0, 1] by some 240 cells and
+        16,000 duals, each at or above psi at 4,500 points, in the gaps between them and beyond. Within a cell all
+        strikes are covered, five sizes and three reserves are sampled; at the points of a table the duals leave at
+        least 1.9% of what is charged above 2 rho. Cells end at B = c^2 rho/(1 + t)^2 - rho/4 = 12, t = 2 rho/w.
+        Beyond, f of c/(1 + t) alone is enough: up to 2 rho the Gaussian lacks at most t e^B (1/(2B) + (2B +
+        rho/2)/B^3), and up to s = 2 rho X it gains (X - 1) e^B (1 + t X)^(-1/2) e^(-rho t (X - 1)^2/4). Below x =
+        1/500 and above w = 1 only a part of the reserve is used: the rest keeps the put order.
     Assumes: as `smooth_price_zcdp`.
     """
     exact, w = exact_of(rho), min(Fraction(1), reserve * quantum)
@@ -294,7 +297,8 @@ def smooth_price_renyi(divergence: Number, order: Fraction, quantum: Fraction, r
     For the divergence D at the order a it is the least s with `s >= 2 R + R^2/w`, where
     `R = e^(s/8) (e^((a-1) D) - 1)/(a (a-1))`.
 
-    Theorem: Theorem B (a), one order, for a reserve whose log-density falls like e^(-(a - 1/2) |y|).
+    Theorem: steps known by their moments: one Rényi order, for a reserve whose log-density falls like e^(-(a - 1/2)
+        |y|).
     Assumes: the divergence bounds both directions; `order` > 1 is the one that the account's limit was computed with
         (`smooth_limit_with_order`); all of the step is released at once (not interactive).
     """
@@ -338,9 +342,10 @@ def smooth_price_discrete_gaussian(
     The correction is 2.2 A (min(d, floor(D^2)) w + D^2/sigma^2) for the amplitude A = 2 exp(-2 pi^2 sigma^4 w /
     (D^2 + sigma^2 w)). None where w + D^2/sigma^2 > 1 or A > 1e-3.
 
-    Theorem: Poisson summation: smoothed by the reserve, the lattice of losses is a Gaussian of v = w + D^2/sigma^2
-        times 1 + an oscillation of amplitude A. With q the density of the Gaussian, the puts of the oscillation are
-        at most 1.09 A v q for v <= 1, and 2.2 A v more of a Gaussian adds 1.098 A v q for A <= 1e-3. Coordinates add.
+    Theorem: discrete Gaussian noise, by Poisson summation: smoothed by the reserve, the lattice of losses is a
+        Gaussian of v = w + D^2/sigma^2 times 1 + an oscillation of amplitude A. With q the density of the Gaussian,
+        the puts of the oscillation are at most 1.09 A v q for v <= 1, and 2.2 A v more of a Gaussian adds 1.098 A v q
+        for A <= 1e-3. Coordinates add.
     Assumes: integer-valued queries of L2 sensitivity D in d coordinates, with integer noise of parameter sigma.
     """
     if sensitivity == 0:
@@ -552,7 +557,7 @@ class SmoothMeter(Meter):
         """Return what an interactive mechanism costs, where its price is that of a dominating pair.
 
         Theorem: as `Meter.price_interactive`, for pure, approximate, Gaussian, discrete Gaussian and menu steps.
-        Assumes: zCDP and Rényi guarantees have no price: Theorem B prices moments of the whole ratio, and what an
+        Assumes: zCDP and Rényi guarantees have no price: it would be one of moments of the whole ratio, and what an
             interactive mechanism reveals in between other steps need not come from one pair with these moments.
         """
         return self.price(guarantee) if _has_pair(guarantee, [name for name, _, _ in self.charges]) else None

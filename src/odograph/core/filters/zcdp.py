@@ -21,7 +21,7 @@ class ZcdpMeter(Meter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Intrinsic time V: twice the zCDP parameter of the step.
 
-        Theorem: Lemma 1: an epsilon-DP step is (epsilon tanh(epsilon/2))-zCDP; a mu-GDP step is (mu^2/2)-zCDP.
+        Theorem: intrinsic time of a pure step: epsilon-DP is (epsilon tanh(epsilon/2))-zCDP; mu-GDP is (mu^2/2)-zCDP.
         Assumes: parameters predictable; a step's own delta is counted on the delta meter.
         """
         return intrinsic_units(guarantee)
@@ -37,7 +37,7 @@ class Zcdp(Filter):
     def alternatives(self, target: Target) -> tuple[Meter, ...]:
         """Intrinsic time within 2 rho*, by the optimal conversion.
 
-        Theorem: approximate-zCDP filter (Whitehouse et al.), then Canonne, Kamath, Steinke 2020, Proposition 12.
+        Theorem: the zCDP filter: Whitehouse et al. (2023), then Canonne, Kamath and Steinke (2020), Proposition 12.
         Assumes: each step approximately rho_n-zCDP, predictable. Proves (epsilon, delta)-DP, not P(L > epsilon).
         """
         rho = largest_rho(float_below(target.epsilon), float_below(target.delta))

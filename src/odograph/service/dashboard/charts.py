@@ -72,7 +72,8 @@ def reading_at_limit(compiled: Compiled) -> LimitReading | None:
     A promise of (epsilon, delta) allows losses above epsilon, weighed by how far above. A reading is a level that the
     loss exceeds with probability delta at most, at all times at once. So near the limit it is larger than epsilon.
 
-    Theorem: the privacy loss of Gaussian noise of mu-GDP has the law N(mu^2/2, mu^2), and no reading is below its
+    Theorem: by calculation: the privacy loss of Gaussian noise of mu-GDP has the law N(mu^2/2, mu^2), and no reading
+        is below its
     quantile.
     Assumes: nothing is decided by the result; it is shown beside the chart.
     """
