@@ -222,8 +222,8 @@ def least_reading_at_one_moment(intrinsic: float, delta: float) -> float:
 
     The loss of adding Gaussian noise of mu = sqrt(intrinsic) is N(mu^2/2, mu^2), and this is its quantile.
 
-    Theorem: the privacy loss of Gaussian noise is Gaussian (Dong, Roth and Su 2022); no bound on a random variable
-        that fails with probability at most delta is below its quantile.
+    Theorem: by its own proof: the privacy loss of Gaussian noise is Gaussian, and no bound on a random variable that
+        fails with probability at most delta is below its quantile.
     Assumes: the bound is for steps that may be Gaussian. It says nothing about a second moment.
     """
     time, level = _reached(intrinsic, delta)
@@ -238,7 +238,7 @@ def least_reading(intrinsic: float, delta: float, fineness: int = 2000) -> float
     steps cost about a share 1/`fineness` of the time each; a finer one allows the analyst more. The returned level is
     reached with a probability above delta, so an odometer that always reads less is passed more often than delta.
 
-    Theorem: value iteration: the best probability is the largest, over the next step, of its mean after that step.
+    Theorem: by its own proof: the best probability is the largest, over the next step, of its mean after that step.
     Assumes: steps may be any pure ones. It bounds the largest reading after steps of at most this intrinsic time:
         the reading at this time, where readings are a function of it that never falls.
     """
