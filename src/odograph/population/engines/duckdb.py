@@ -179,6 +179,16 @@ class DuckDBEngine:
             connection.write(marks, after / _REMOVED, _hmac_keys(context))
         _write_state(after, kind)
 
+    def renew(self, context: EngineContext, before: Path, after: Path) -> None:
+        """Set everyone to zero who was not removed and joined again; the marks of removed people stay."""
+        kind = _id_type(before)
+        with self._open(after) as connection:
+            connection.people(before, kind)
+            start = f"CASE WHEN total_0 = {SPENT} THEN {SPENT} ELSE 0 END::BIGINT"
+            fresh = [f"{start} AS {total}" for total in _total_columns(context)]
+            connection.write(_select(["id", *fresh, "FALSE AS took"], "people"), after / _PEOPLE)
+        _write_state(after, kind, before)
+
     def participants(self, context: EngineContext, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
         """Return the participants as a DuckDB relation with a column `id`, which is evaluated when it is used.
 
