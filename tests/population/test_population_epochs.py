@@ -50,6 +50,8 @@ from odograph.population.engines.numpy import NumpyEngine
 from odograph.population.gate import SPENT
 from odograph.population.version_store import Versions
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
+
 FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 MONTHLY = scheduled("monthly", "2026-11-01", "12")
 BASIC = compiled_for("basic")  # epsilon 1

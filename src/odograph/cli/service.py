@@ -36,10 +36,11 @@ from odograph.connection import connect
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.core.policy import Policy
 from odograph.errors import AccountNotFound, InvalidArgument, load_extra
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import moment
 from odograph.ledger.epochs import accounts_of, scheduled
 from odograph.ledger.ledger import Ledger
-from odograph.population.population import Population, Round
+from odograph.population.population import Round
 from odograph.population.prices import Prices
 from odograph.service.auth import ApiKey, Role
 from odograph.service.key_store import KeyStore, connect_keys, require_existing
@@ -393,10 +394,11 @@ def renew_population(
     by a timer.
     """
     with options.ledger() as ledger:
+        _require_files(ledger)
         epochs = accounts_of(name, ledger.backend.balances())
         if not epochs:
             raise AccountNotFound(f"there is no population {name!r} that renews: create one with --renew")
-        people = _local_population(ledger, epochs[-1]).renew(note=note)
+        people = ledger.population(epochs[-1]).renew(note=note)
         _print_population(people, f"current: {people.name} in {ledger.url}", options)
 
 
@@ -415,18 +417,17 @@ def retire_population(
     odograph population retire telemetry@2026-12-01 2026-11-01 --key retired
     """
     with options.ledger() as ledger:
-        _print_round(_local_population(ledger, name).retire(epoch, key=key, note=note), f"retired {epoch}", options)
+        _require_files(ledger)
+        _print_round(ledger.population(name).retire(epoch, key=key, note=note), f"retired {epoch}", options)
 
 
-def _local_population(ledger: Ledger, name: str) -> Population:
-    """Return a population whose files are on this machine, or raise `InvalidArgument`."""
-    found = ledger.population(name)
-    if not isinstance(found, Population):
+def _require_files(ledger: Ledger) -> None:
+    """Raise unless the files of populations are on this machine."""
+    if not isinstance(ledger.backend, LocalBackend):
         raise InvalidArgument(
             "--url must be the database of the ledger, SQLite or PostgreSQL, where populations renew (got"
             f" {ledger.url})"
         )
-    return found
 
 
 def _print_population(people: Any, text: str, options: LedgerOptions) -> None:  # noqa: ANN401  local or remote
