@@ -201,6 +201,17 @@ def test_budgets_and_populations_do_not_renew_each_other_nor_with_another_promis
     assert open_names(dense.ledger) == ["census@2026-12-01", "visits@2026-11-01"]
 
 
+def test_an_account_under_the_name_of_an_epoch_is_no_population(dense: PopulationFactory, clock: Clock) -> None:
+    people = renewing(dense)
+    dense.ledger.open_account("visits@2026-12-01", Policy(1, "1e-6", filter="basic"))
+    clock.set("2026-12-10")
+    with pytest.raises(InvalidPolicy, match="schedule must be that of 'visits@2026-12-01', an account by itself"):
+        people.renew()
+    with pytest.raises(InvalidArgument, match="epoch must be the first day of one that has a population"):
+        people.retire("2026-12-01", key="retire")
+    assert open_names(dense.ledger) == ["visits@2026-11-01", "visits@2026-12-01"]
+
+
 # Each person is charged at most the budget of each epoch, whatever happens in whatever order.
 
 

@@ -12,6 +12,7 @@ import heapq
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, cast
@@ -443,14 +444,17 @@ class LocalBackend:
             return
         opened = self.opened(previous)
         pairs = {
-            "schedule": (opened.renewal and str(opened.renewal.schedule), str(renewal.schedule)),
+            "schedule": (
+                "an account by itself" if opened.renewal is None else str(opened.renewal.schedule),
+                str(renewal.schedule),
+            ),
             "policy": (opened.compiled.policy, policy),
             "parent": (opened.head.parent, parent),
         }
         for field, (has, wanted) in pairs.items():
             if has != wanted:
                 raise InvalidPolicy(
-                    f"{field} must be that of {previous!r}, {has!r} (got {wanted!r}): the epochs of a schedule were"
+                    f"{field} must be that of {previous!r}, {has} (got {wanted}): the epochs of a schedule were"
                     f" promised beforehand. Renew another one under another name than {renewal.account!r}"
                 )
 
@@ -461,25 +465,23 @@ class LocalBackend:
         """
         policy = compiled.policy
         self.store.create()
-        step = self.next_step(renewal)
         for _ in range(_MAX_RENEWALS):
-            if not step.opens or step.epoch is None:
-                break
+            step = self.next_step(renewal)
             if step.previous and self.opened(step.previous).population is not None:
                 raise AccountExists(
                     f"{step.previous!r} is a population, so {renewal.account!r} cannot be an account that renews:"
                     " give it another name, and renew the population by `odograph population renew`"
                 )
             self.require_same(renewal, policy, parent, step.previous)
+            if not step.opens or step.epoch is None:
+                break
             head = Head(step.opens, parent, step.previous, dataset, policy.privacy_unit, policy.neighbors)
             author = self.author(renewal.key_of(step.epoch), note)
             opening = Open(author, head, compiled, renewal=renewal.to_dict())
             closes = step.previous if step.previous in step.closes else ""
-            try:
+            with suppress(AccountExists, LedgerBusy):  # another program was faster, or the epoch ended meanwhile
                 self.engine.submit(Renew(opening, step.epoch, closes))
                 break
-            except (AccountExists, LedgerBusy):  # another program was faster, or the epoch ended meanwhile
-                step = self.next_step(renewal)
         else:
             raise LedgerBusy(f"{renewal.account!r} could not be renewed: the state changed each time; renew again")
         for name in step.closes:

@@ -354,6 +354,7 @@ class Population:
         for _ in range(_MAX_ATTEMPTS):
             with self._context.versions.lease():
                 step = self._backend.next_step(renewal)
+                self._backend.require_same(renewal, self.policy, "", step.previous)
                 if step.opens and not self._try_renew(renewal, step, note):
                     continue
             for name in step.closes:
