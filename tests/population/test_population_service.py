@@ -385,6 +385,29 @@ def test_a_file_that_is_wrong_is_refused_and_changes_nothing(
     assert (totals_in(service), people.rounds()) == (before, rounds)
 
 
+def test_a_file_whose_content_cannot_be_read_is_a_bad_request(
+    service: ServiceThread, people: RemotePopulation, tmp_path: Path
+) -> None:
+    """Not a problem with the population's own files, which an operator would have to look at."""
+    guarantees = json.dumps([attacks.pure("0.1")] * 2)
+    good = file_of(tmp_path, {"id": np.arange(10), "which": np.full(10, 7)}, guarantees=guarantees)
+    footer, seven, one = good.index(b"duckdb_schema"), (7).to_bytes(8, "little"), (1).to_bytes(8, "little")
+    files = {
+        "damaged pages": good[:4] + b"\xff" * 60 + good[64:],
+        "a name that is no text": good.replace(b"which", b"whi\xffh"),
+        "statistics that hide what is wrong": good[:footer] + good[footer:].replace(seven, one),
+    }
+    assert len({good, *files.values()}) == 4
+    before, rounds = totals_in(service), people.rounds()
+    with attacks.reach(service, service.token("rob", "runner")) as runner:
+        for name, content in files.items():
+            headers = PARQUET | {"Idempotency-Key": name.replace(" ", "-")}
+            answer = runner.post("/v1/populations/people/rounds", content=content, headers=headers)
+            assert answer.status_code == 422, (name, answer.text)
+            attacks.check_problem(answer)
+    assert (totals_in(service), people.rounds()) == (before, rounds)
+
+
 def test_a_file_with_more_people_than_fit_is_refused_before_it_is_read(
     service: ServiceThread, people: RemotePopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
