@@ -78,7 +78,7 @@ class Lifetime(NamedTuple):
         """Return the promise in plain types, its numbers exact, as text."""
         epsilon = None if self.epsilon is None else str(self.epsilon)
         form = {"accounts": [*self.accounts], "epsilon": epsilon, "delta": str(self.delta)}
-        return form | ({"schedule": self.schedule} if self.schedule else {})
+        return {**form, "schedule": self.schedule}
 
     def __repr__(self) -> str:
         return one_line("Lifetime", str(self))
