@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,44 @@ def test_wrong_options_say_what_to_pass(create: list[str]) -> None:
     assert "not both" in run("charge", "people", "--pure", "1", "--prices", "x", "--key", "q", code=2)
     assert "exactly one cost" in run("charge", "people", "--key", "q", code=2)
     run("rounds", "nothing", code=5)
+
+
+RENEWS = ("--renew", "monthly", "--from", "2026-11-01", "--times", "12")
+
+
+def test_a_population_renews_and_an_epoch_is_retired(create: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    promise = ("--epsilon", "1", "--delta", "1e-6", "--filter", "basic")
+    assert "need --renew: daily" in run("create", "visits", *promise, *create, "--times", "2", code=2)
+    if not create:  # where the database and the files are
+        assert "renew must be left out for a service" in run("create", "visits", *promise, *RENEWS, code=2)
+        for command in (("renew", "visits"), ("retire", "visits@2026-12-01", "2026-11-01", "--key", "a")):
+            assert "--url must be the database of the ledger" in run(*command, code=2)
+        return
+    now = [datetime(2026, 11, 10, tzinfo=UTC)]
+    monkeypatch.setattr(time, "time_ns", lambda: int(now[0].timestamp()) * 10**9)
+    made = run("create", "visits", *promise, *RENEWS, *create)
+    schedule = "at most (12, 1.2e-05)-DP, 12 times (1, 1e-06)-DP, monthly from 2026-11-01 to 2027-11-01"
+    assert "created the population visits@2026-11-01" in made
+    assert schedule in made
+    run("join", "visits@2026-11-01", "--count", "3", "--key", "join")
+    run("charge", "visits@2026-11-01", "--pure", "0.7", "--key", "monday")
+    assert "there is no population 'visit' that renews" in run("renew", "visit", code=5)
+    now[0] = datetime(2026, 12, 1, tzinfo=UTC)
+    renewed = json.loads(run("renew", "visits", "--json"))
+    assert (renewed["population"], renewed["lifetime"]["schedule"]) == ("visits@2026-12-01", schedule)
+    assert run("renew", "visits").startswith("current: visits@2026-12-01")
+    run("charge", "visits@2026-12-01", "--pure", "0.7", "--key", "tuesday")
+    assert ids_of(run("participants", "visits@2026-12-01", "tuesday")) == [0, 1, 2]
+    retired = run("retire", "visits@2026-12-01", "2026-11-01", "--key", "retire")
+    assert "retired 2026-11-01 now: round 5 of visits@2026-12-01" in retired
+    assert "(got 2026-12-01)" in run("retire", "visits@2026-12-01", "2026-12-01", "--key", "retire", code=2)
+    shown = run("show", "visits@2026-12-01")
+    assert schedule in shown
+    assert [one["act"] for one in json.loads(run("rounds", "visits@2026-12-01", "--json"))["rounds"]] == [
+        "renew",
+        "charge",
+        "retire",
+    ]
 
 
 def _guarantees(*epsilons: str) -> str:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import odograph as odo
 from odograph import Ledger, Policy, PureDP
 from odograph.compile import compile_policy
-from odograph.errors import AccountClosed, AccountNotFound, InvalidArgument, LedgerBusy, LedgerCorrupt
+from odograph.errors import AccountClosed, AccountNotFound, InvalidArgument, InvalidPolicy, LedgerBusy, LedgerCorrupt
 from odograph.ledger.backend import LocalBackend
 from odograph.ledger.commands import Open
 from odograph.ledger.epochs import (
@@ -338,6 +338,17 @@ def test_an_account_that_was_closed_stays_closed_until_the_next_epoch(ledger: Le
     clock.set("2026-12-10")
     assert renew(ledger).opens == "census@2026-12-01"
     assert ledger.current("census").name == "census@2026-12-01"
+
+
+def test_an_account_of_another_promise_is_no_epoch_whatever_its_name(ledger: Ledger, clock: Clock) -> None:
+    """An owner may open an account under the name of an epoch; renewing stops there, and closes nothing for it."""
+    renew(ledger)
+    ledger.open_account("census@2026-12-01", Policy(10, "1e-6", filter="basic"))
+    for day in ("2026-11-20", "2026-12-10", "2027-01-10"):
+        clock.set(day)
+        with pytest.raises(InvalidPolicy, match="schedule must be that of 'census@2026-12-01', an account by itself"):
+            renew(ledger)
+        assert open_accounts(ledger) == ["census@2026-11-01", "census@2026-12-01"]
 
 
 def test_nothing_is_opened_before_and_after_and_the_last_account_is_closed(ledger: Ledger, clock: Clock) -> None:

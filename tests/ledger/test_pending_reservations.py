@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import shutil
 import sqlite3
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -26,6 +28,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 BASIC = odo.Policy(1000, 0, filter="basic")
 COST = odo.PureDP("0.01")
 NAMES = ("top", "low", "other")
+TIMEOUT = 60.0  # seconds
 
 
 def local(ledger: Ledger) -> LocalBackend:
@@ -213,6 +216,53 @@ def test_an_old_database_is_upgraded_and_its_readers_may_read_the_new_table(post
         connection.execute("RESET ROLE")
         connection.execute("DROP OWNED BY auditing_reader")
         connection.execute("DROP ROLE auditing_reader")
+
+
+def upgrade_beside_a_program(url: str) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
+    """Upgrade from schema 2 while another program has written a reservation and has not committed it yet.
+
+    Returns what is listed as pending after that, and what the entries say.
+    """
+    with psycopg.connect(url, autocommit=True) as look, psycopg.connect(url) as program:
+        for script in migrations("postgres")[:2]:
+            look.execute(script.encode())
+        look.execute("INSERT INTO odograph.schema_version VALUES (2)")
+        names = "name, parent, successor_of, dataset, unit, neighbours, sequence, seal, time, totals, closed, linked"
+        program.execute(
+            f"INSERT INTO odograph.accounts ({names}, origin)"  # noqa: S608  as above
+            " VALUES ('low', NULL, NULL, '', 'person', 'add-remove', 1, '', 0, '0;0;0', false, false, '')"
+        )
+        program.execute(
+            "INSERT INTO odograph.entries"
+            " VALUES (1, 'low', 1, 0, '', 'reserve', 'low#1', '', '', 'k', '', '', '', '')"
+        )
+        with ThreadPoolExecutor(1) as pool, odo.connect(url) as ledger:
+            upgrade = pool.submit(local(ledger).store.balances)
+            waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            end = time.monotonic() + TIMEOUT
+            while look.execute(waits).fetchone() == (0,):
+                assert time.monotonic() < end, "the upgrade did not wait for the program"
+            program.commit()
+            assert [*upgrade.result(TIMEOUT)] == ["low"]
+        listed = look.execute("SELECT account, reservation FROM odograph.pending").fetchall()
+        entries = look.execute("SELECT account, legs FROM odograph.entries WHERE verb = 'reserve'").fetchall()
+        return {*listed}, {*entries}
+
+
+def test_an_upgrade_lists_what_a_program_of_the_release_before_is_writing(postgres_url: str) -> None:
+    listed, entries = upgrade_beside_a_program(postgres_url)
+    assert listed == entries == {("low", "low#1")}
+
+
+def test_an_upgrade_that_waits_after_it_has_read_is_caught(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = migrations("postgres")
+    broken = third.replace("LOCK TABLE odograph.entries IN ACCESS EXCLUSIVE MODE;", "")
+    assert broken != third
+    monkeypatch.setattr("odograph.ledger.stores.postgres.migrations", lambda _: [first, second, broken])
+    listed, entries = upgrade_beside_a_program(postgres_url)
+    assert listed < entries
 
 
 def steps_to_show(store: SqliteStore, name: str) -> int:

@@ -17,8 +17,9 @@ from postgres_server import PostgresServer
 
 import odograph as odo
 from odograph import Checkpoint
-from odograph.errors import LedgerCorrupt
+from odograph.errors import LedgerCorrupt, LedgerError
 from odograph.ledger.stores.base import SCHEMA, migrations, queries, schema
+from odograph.ledger.stores.postgres import PostgresStore
 from odograph.ledger.stores.sqlite import SqliteStore
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -113,3 +114,43 @@ def test_an_export_of_every_schema_is_still_read(kept: Path, change: Callable[[s
 
 def test_there_is_a_kept_ledger_of_the_current_schema() -> None:
     assert FIXTURES / f"ledger-schema-{SCHEMA}.db" in KEPT
+
+
+def test_a_file_that_a_later_release_upgrades_meanwhile_is_refused_and_stays_upgraded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.db"
+    shutil.copy(FIXTURES / "ledger-schema-2.db", path)
+    set_mode = SqliteStore._set_journal_mode  # noqa: SLF001  the last step before the transaction
+
+    def upgraded_meanwhile(self: SqliteStore, connection: sqlite3.Connection) -> None:
+        set_mode(self, connection)
+        with closing(sqlite3.connect(path)) as later:
+            later.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+
+    monkeypatch.setattr(SqliteStore, "_set_journal_mode", upgraded_meanwhile)
+    with odo.connect(f"sqlite:///{path}") as ledger, pytest.raises(LedgerError, match=f"has schema {SCHEMA + 1}"):
+        ledger.accounts()
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (SCHEMA + 1,)
+
+
+def test_a_database_that_a_later_release_upgrades_meanwhile_is_refused(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate = PostgresStore._migrate  # noqa: SLF001  as above
+
+    def upgraded_meanwhile(self: PostgresStore, connection: psycopg.Connection) -> None:
+        with psycopg.connect(postgres_url, autocommit=True) as later:
+            later.execute("UPDATE odograph.schema_version SET version = %s", (SCHEMA + 1,))
+        migrate(self, connection)
+
+    with psycopg.connect(postgres_url, autocommit=True) as first:
+        for script in migrations("postgres")[:2]:
+            first.execute(script.encode())
+        first.execute("INSERT INTO odograph.schema_version VALUES (2)")
+    monkeypatch.setattr(PostgresStore, "_migrate", upgraded_meanwhile)
+    with odo.connect(postgres_url) as ledger, pytest.raises(LedgerError, match=f"has schema {SCHEMA + 1}"):
+        ledger.accounts()
+    with psycopg.connect(postgres_url) as look:
+        assert look.execute("SELECT version FROM odograph.schema_version").fetchone() == (SCHEMA + 1,)

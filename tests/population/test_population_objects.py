@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,25 @@ import fsspec
 import numpy as np
 import pytest
 from object_server import BUCKET, KEY, SECRET, object_server
-from population_helpers import PopulationFactory, compiled_for, current, ledger_in, location_of, took, versions_of
+from population_helpers import (
+    PopulationFactory,
+    compiled_for,
+    current,
+    ledger_in,
+    location_of,
+    read_state,
+    took,
+    versions_in,
+    versions_of,
+)
 from race_worker import PRICE
 from test_population_crash import Killed, survive
 
 from odograph import Policy, Population, Prices, PureDP, compile_policy
 from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, OdographError
+from odograph.ledger.epochs import scheduled
 from odograph.population import version_store
+from odograph.population.gate import SPENT
 from odograph.population.version_store import ObjectVersions
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # as aiohttp leaves them
@@ -99,6 +113,32 @@ def test_records_of_those_who_take_part_are_handed_on(dense: PopulationFactory, 
     people = dense.create(4, compiled=BASIC, location=address)
     people.charge(Prices([PureDP(1)], [0], ids=[2]), key="spent")
     assert people.run(lambda records: float(records.sum()), np.array([1.0, 2, 4, 8]), SMALL, key="a") == 11
+
+
+def test_a_population_renews_on_another_machine_and_an_epoch_is_retired(
+    dense: PopulationFactory, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What machines that charged it before have copied is there until their next round, as the guide says."""
+    now = [datetime(2026, 11, 10, tzinfo=UTC)]
+    monkeypatch.setattr(time, "time_ns", lambda: int(now[0].timestamp()) * 10**9)
+    schedule = scheduled("monthly", "2026-11-01", "12")
+    first = Population.create("visits", BASIC, ledger=dense.ledger, location=address, ids=4, renew=schedule)
+    first.charge(LARGE, key="a")
+    first.remove([3], key="remove")
+    now[0] = datetime(2026, 12, 1, tzinfo=UTC)
+    machine(monkeypatch, tmp_path / "another")
+    people = Population.open(first.name, ledger=dense.ledger).renew()
+    assert (people.name, len(versions_of(people))) == ("visits@2026-12-01", 2)
+    people.retire("2026-11-01", key="retire")
+    states = [read_state(location_of(people) / name) for name in versions_of(people)]
+    assert states == [dict.fromkeys(range(3), (0, 0)) | {3: (SPENT, SPENT)}] * 2
+    assert took(people.charge(LARGE, key="b")) == {0, 1, 2}
+    old = versions_in(location_of(first))
+    assert old, "the copies of the machine that renewed nothing"
+    machine(monkeypatch, tmp_path / "machine")
+    Population.open(people.name, ledger=dense.ledger).join([], key="look")
+    assert not old & versions_in(location_of(first))
+    dense.ledger.verify()
 
 
 class KilledThere(Killed):

@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import attacks
 import httpx
@@ -24,6 +25,9 @@ import odograph as odo
 from odograph import Population, Prices, PureDP
 from odograph.client.population import RemotePopulation
 from odograph.errors import EntryNotFound, IdempotencyConflict, InvalidArgument, NotPermitted, OdographError
+from odograph.ledger.backend import LocalBackend
+from odograph.ledger.entries import moment
+from odograph.ledger.epochs import Renewal, scheduled
 from odograph.population.engines.duckdb import UploadedTable, write_upload
 from odograph.population.version_store import hold_lease
 from odograph.service import auth
@@ -381,6 +385,29 @@ def test_a_file_that_is_wrong_is_refused_and_changes_nothing(
     assert (totals_in(service), people.rounds()) == (before, rounds)
 
 
+def test_a_file_whose_content_cannot_be_read_is_a_bad_request(
+    service: ServiceThread, people: RemotePopulation, tmp_path: Path
+) -> None:
+    """Not a problem with the population's own files, which an operator would have to look at."""
+    guarantees = json.dumps([attacks.pure("0.1")] * 2)
+    good = file_of(tmp_path, {"id": np.arange(10), "which": np.full(10, 7)}, guarantees=guarantees)
+    footer, seven, one = good.index(b"duckdb_schema"), (7).to_bytes(8, "little"), (1).to_bytes(8, "little")
+    files = {
+        "damaged pages": good[:4] + b"\xff" * 60 + good[64:],
+        "a name that is no text": good.replace(b"which", b"whi\xffh"),
+        "statistics that hide what is wrong": good[:footer] + good[footer:].replace(seven, one),
+    }
+    assert len({good, *files.values()}) == 4
+    before, rounds = totals_in(service), people.rounds()
+    with attacks.reach(service, service.token("rob", "runner")) as runner:
+        for name, content in files.items():
+            headers = PARQUET | {"Idempotency-Key": name.replace(" ", "-")}
+            answer = runner.post("/v1/populations/people/rounds", content=content, headers=headers)
+            assert answer.status_code == 422, (name, answer.text)
+            attacks.check_problem(answer)
+    assert (totals_in(service), people.rounds()) == (before, rounds)
+
+
 def test_a_file_with_more_people_than_fit_is_refused_before_it_is_read(
     service: ServiceThread, people: RemotePopulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -630,3 +657,40 @@ def test_a_service_killed_in_a_round_has_charged_everyone_or_no_one(tmp_path: Pa
 def test_a_service_that_charges_in_place_would_be_caught(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="half of the people are charged"):
         check_killed(tmp_path, "dies in place", charged=False)
+
+
+def test_populations_that_renew_are_charged_through_the_service_with_their_lifetime_promise(
+    service: ServiceThread, engine: str
+) -> None:
+    """They are created and renewed beside the service, below its root; their rounds are made through it."""
+    root = service.settings.population_root
+    assert root is not None
+    with odo.connect(service.settings.url) as ledger:
+        today = cast("LocalBackend", ledger.backend).now()
+        first = moment(today).date() - timedelta(1)
+        local = Population.create(
+            "visits",
+            BASIC,
+            ledger=ledger,
+            location=root / "visits",
+            ids=range(3),
+            engine=engine,
+            renew=scheduled("daily", str(first), "30"),
+        )
+        with odo.connect(service.url, token=service.token("rob", "runner", local.name)) as runner:
+            people = runner.population(local.name)
+            assert sorted(people.charge(PureDP("0.7"), key="a").ids) == [0, 1, 2]
+            assert people.lifetime == local.lifetime
+            assert f"at most (30, 0)-DP, 30 times (1, 0)-DP, daily from {first}" in repr(people)
+            assert runner.population(local.name).rounds()[-1].version == 1
+
+
+def test_receipts_of_a_service_have_the_promise_of_the_schedule(service: ServiceThread) -> None:
+    with odo.connect(service.settings.url) as ledger:
+        own = cast("LocalBackend", ledger.backend)
+        renewal = Renewal("census", scheduled("monthly", str(moment(own.now()).date()), "12"))
+        own.renew(renewal, odo.compile_policy(BASIC), parent="", dataset="", note="")
+        with odo.connect(service.url, token=service.token("eve", "analyst")) as analyst:
+            (lifetime,) = analyst.current("census").spend(PureDP("0.1")).lifetimes
+            assert lifetime == ledger.current("census").lifetime
+            assert "by the schedule at most (12, 0)-DP" in str(lifetime)

@@ -20,6 +20,7 @@ from service_server import ServiceThread
 
 import odograph as odo
 from odograph.ledger.backend import LocalBackend
+from odograph.ledger.epochs import scheduled
 from odograph.ledger.ledger import Ledger
 from odograph.ledger.results import cell_text
 from odograph.population.population import Population
@@ -457,6 +458,16 @@ def test_a_key_sees_nothing_of_accounts_that_it_is_not_bound_to(
     assert {"/spending", "/entries", "/populations"} <= {*hidden_names(visitor)}  # control
 
 
+def test_a_population_that_renews_is_shown_with_the_promise_of_its_schedule(
+    service: ServiceThread, owner: httpx.Client, tmp_path: Path
+) -> None:
+    assert owner.get("/v1/me").status_code == 200
+    with odo.connect(service.settings.url) as ledger:
+        schedule = scheduled("monthly", "2026-01-01", "1200")
+        Population.create("visits", PLAIN, ledger=ledger, location=tmp_path / "visits", renew=schedule)
+    assert f"by the schedule {schedule.promise_text(PLAIN)}" in visitor_of(service).get("/populations").text
+
+
 def test_a_population_is_shown_without_any_number_of_a_person(
     service: ServiceThread, owner: httpx.Client, tmp_path: Path
 ) -> None:
@@ -466,8 +477,8 @@ def test_a_population_is_shown_without_any_number_of_a_person(
         people.charge(odo.Prices([odo.PureDP("0.37")], [0, 0, 0]), key="personal-key", note="personal-note")
         people.remove([1], key="zora asked to be forgotten")
     (row,) = visitor_of(service).get("/populations", format="json").json()
-    assert {*row} == {"name", "promise", "privacy_unit", "filter", "rounds", "last", "closed"}
-    assert (row["name"], row["rounds"]) == ("people", 2)
+    assert {*row} == {"name", "promise", "privacy_unit", "filter", "rounds", "last", "closed", "schedule"}
+    assert (row["name"], row["rounds"], row["schedule"]) == ("people", 2, "")
     page = visitor_of(service).get("/populations").text
     for secret in ("0.37", "personal", "zora", "forgotten", str(tmp_path)):
         assert secret not in page

@@ -35,8 +35,11 @@ from odograph.cli.options import (
 from odograph.connection import connect
 from odograph.core.guarantees import guarantee_from_dict
 from odograph.core.policy import Policy
-from odograph.errors import InvalidArgument, load_extra
+from odograph.errors import AccountNotFound, InvalidArgument, load_extra
+from odograph.ledger.backend import LocalBackend
 from odograph.ledger.entries import moment
+from odograph.ledger.epochs import accounts_of, scheduled
+from odograph.ledger.ledger import Ledger
 from odograph.population.population import Round
 from odograph.population.prices import Prices
 from odograph.service.auth import ApiKey, Role
@@ -53,6 +56,8 @@ __all__ = [
     "participants",
     "population_app",
     "remove_population",
+    "renew_population",
+    "retire_population",
     "revoke",
     "rotate",
     "rounds",
@@ -348,6 +353,15 @@ def create_population(  # noqa: PLR0913  each is one choice, which cannot be cha
     location: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="New folder for the files; not for a service.")
     ] = None,
+    renew: Annotated[
+        str | None,
+        typer.Option(help="daily, weekly or monthly: each person's budget renews. This is the first epoch."),
+    ] = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="DAY", help="First day of the schedule, such as 2026-11-01; UTC.")
+    ] = None,
+    times: Annotated[str | None, typer.Option(metavar="NUMBER", help="How many epochs there are.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="DAY", help="Instead: the day on which they end.")] = None,
     key: Key = None,
     note: Note = "",
 ) -> None:
@@ -356,12 +370,75 @@ def create_population(  # noqa: PLR0913  each is one choice, which cannot be cha
     odograph population create telemetry --epsilon 1 --delta 1e-6 --location people
     """
     policy = Policy(epsilon, delta, filter=filter_, privacy_unit=privacy_unit)
+    if renew is None and (from_, times, until) != (None, None, None):
+        raise InvalidArgument("--from, --times and --until need --renew: daily, weekly or monthly")
+    schedule = None if renew is None else scheduled(renew, from_, times, until)
     with options.ledger() as ledger:
         people = ledger.create_population(
-            name, policy, location=location, engine=engine, unknown=unknown, key=key, note=note
+            name, policy, location=location, engine=engine, unknown=unknown, renew=schedule, key=key, note=note
         )
-        text = f"created the population {name} in {ledger.url}: {people.policy.promise}"
-        print_result({"population": name, "policy": people.policy.to_dict()}, text, as_json=options.json)
+        _print_population(people, f"created the population {people.name} in {ledger.url}", options)
+
+
+@population_app.command("renew")
+@with_options
+def renew_population(
+    name: Annotated[str, typer.Argument(help="The name from which its epochs are named, without a date.")],
+    *,
+    options: LedgerOptions,
+    note: Note = "",
+) -> None:
+    """Open the population of the current epoch, with the same people, and close the one before it.
+
+    For populations that were created with --renew, where the database and the files are. It can be repeated, and run
+    by a timer.
+    """
+    with options.ledger() as ledger:
+        _require_files(ledger)
+        epochs = accounts_of(name, ledger.backend.balances())
+        if not epochs:
+            raise AccountNotFound(f"there is no population {name!r} that renews: create one with --renew")
+        people = ledger.population(epochs[-1]).renew(note=note)
+        _print_population(people, f"current: {people.name} in {ledger.url}", options)
+
+
+@population_app.command("retire")
+@with_options
+def retire_population(
+    name: PopulationName,
+    epoch: Annotated[str, typer.Argument(metavar="DAY", help="First day of an epoch that is over.")],
+    *,
+    options: LedgerOptions,
+    key: RoundKey,
+    note: Note = "",
+) -> None:
+    """Forget what people spent in an epoch that is over, as a round of the current population.
+
+    odograph population retire telemetry@2026-12-01 2026-11-01 --key retired
+    """
+    with options.ledger() as ledger:
+        _require_files(ledger)
+        _print_round(ledger.population(name).retire(epoch, key=key, note=note), f"retired {epoch}", options)
+
+
+def _require_files(ledger: Ledger) -> None:
+    """Raise unless the files of populations are on this machine."""
+    if not isinstance(ledger.backend, LocalBackend):
+        raise InvalidArgument(
+            "--url must be the database of the ledger, SQLite or PostgreSQL, where populations renew (got"
+            f" {ledger.url})"
+        )
+
+
+def _print_population(people: Any, text: str, options: LedgerOptions) -> None:  # noqa: ANN401  local or remote
+    form = {"population": people.name, "policy": people.policy.to_dict()}
+    if people.lifetime is not None:
+        form["lifetime"] = people.lifetime.to_dict()
+    print_result(form, f"{text}: {people.policy.promise}{_lifetime_text(people)}", as_json=options.json)
+
+
+def _lifetime_text(people: Any) -> str:  # noqa: ANN401  as above
+    return "" if people.lifetime is None else f"\nlifetime promise {people.lifetime}"
 
 
 @population_app.command("join")
@@ -448,6 +525,9 @@ def show_population(name: PopulationName, *, options: LedgerOptions) -> None:
         rounds = people.rounds(-_SHOWN_ROUNDS, _SHOWN_ROUNDS)
         form = {"population": name, "policy": people.policy.to_dict(), "rounds": [one.to_dict() for one in rounds]}
         promise = f"{name} in {ledger.url}: {people.policy.promise}, by the filter {people.policy.filter_text}"
+        promise += _lifetime_text(people)
+        if people.lifetime is not None:
+            form["lifetime"] = people.lifetime.to_dict()
         print_result(form, Group(promise, _rounds_table(rounds)), as_json=options.json)
 
 

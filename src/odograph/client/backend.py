@@ -58,6 +58,7 @@ from odograph.ledger.entries import (
     text_of,
     totals_from_text,
 )
+from odograph.ledger.epochs import Schedule
 from odograph.ledger.results import (
     Checkpoint,
     Events,
@@ -473,10 +474,16 @@ class RemoteBackend:
         location: str | os.PathLike[str] | None,
         key: str | None,
         note: str,
+        renew: Schedule | None = None,
         **choices: str,
     ) -> RemotePopulation:
         """Have the service create a population, in a folder of its own."""
         _refuse_location(location)
+        if renew is not None:
+            raise InvalidArgument(
+                f"renew must be left out for a service (got {renew}): a population renews where its database and"
+                " files are; create it there, with its folder below the service's --population-root"
+            )
         if isinstance(policy, Policy) and policy.menu:
             policy = compile_policy(policy)
         kind = "policy" if isinstance(policy, Policy) else "compiled"
@@ -590,7 +597,7 @@ def lifetime_of(form: Form | None) -> Lifetime | None:
     if form is None:
         return None
     epsilon = None if form["epsilon"] is None else read(form["epsilon"], "epsilon")
-    return Lifetime(tuple(form["accounts"]), epsilon, read(form["delta"], "delta"))
+    return Lifetime(tuple(form["accounts"]), epsilon, read(form["delta"], "delta"), str(form.get("schedule", "")))
 
 
 @understood

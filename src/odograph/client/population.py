@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from odograph.client.backend import part_of, understood
+from odograph.client.backend import lifetime_of, maybe_of, part_of, understood
 from odograph.client.transport import Transport, quoted
 from odograph.core.guarantees import Guarantee, PureDP, guarantee_from_dict
 from odograph.core.policy import Compiled, Policy
@@ -83,6 +83,8 @@ class RemotePopulation:
         self.name = name
         self._transport = transport
         self._compiled = understood(Compiled.from_dict)(part_of(form, "compiled", dict))
+        #: What the epochs of its schedule promise together to each person, as of now; None if it does not renew.
+        self.lifetime = lifetime_of(maybe_of(form, "lifetime", dict)) if "lifetime" in form else None
         self._ordered = part_of(part_of(form, "population", dict), "engine", str) == "numpy"
         self._engine = NumpyEngine()
         #: The answers so far; prices may depend on them.
@@ -211,7 +213,8 @@ class RemotePopulation:
         return _receipt_of(self._transport.call("POST", path, key=key, patient=True, parquet=parquet))
 
     def __repr__(self) -> str:
-        return f"RemotePopulation({self.name!r}, {self.policy.promise})"
+        more = "" if self.lifetime is None else f"; lifetime promise {self.lifetime}"
+        return f"RemotePopulation({self.name!r}, {self.policy.promise}{more})"
 
 
 def _path(name: str) -> str:

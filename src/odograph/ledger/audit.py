@@ -168,7 +168,7 @@ class Auditor:
             raise _bad(entry, "it opens another account, or has another privacy unit or neighbors than its policy")
         renews = read_renewal(entry) is not None
         own = _Account(head, compiled, Balance(head, -1, START, 0, compiled.start, closed=False, linked=renews))
-        own.version = None if read_population(entry) is None else 0
+        own.version = None if read_population(entry) is None else read_pointer(entry).version
         self._accounts[head.name] = self._current = own
         return own
 

@@ -12,9 +12,10 @@ import heapq
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Protocol, cast
 
 from odograph.compile import Certification, certification, compile_policy
 from odograph.core.gate import Decision, Totals, decide
@@ -45,6 +46,7 @@ from odograph.errors import (
     EntryNotFound,
     InvalidArgument,
     InvalidGuarantee,
+    InvalidPolicy,
     LedgerBusy,
     LedgerCorrupt,
     LedgerError,
@@ -84,7 +86,7 @@ from odograph.ledger.entries import (
     shown,
     text_of,
 )
-from odograph.ledger.epochs import Renew, Renewal, RenewalStep, next_step, read_renewal
+from odograph.ledger.epochs import Epoch, Renew, Renewal, RenewalStep, next_step, read_renewal
 from odograph.ledger.results import (
     NOW,
     Checkpoint,
@@ -348,7 +350,7 @@ class Backend(Protocol):
         location: Any,  # noqa: ANN401  a path
         key: str | None,
         note: str,
-        **choices: str,
+        **choices: Any,
     ) -> Any:  # noqa: ANN401  of a higher layer
         """Create a population without people."""
         ...
@@ -432,8 +434,29 @@ class LocalBackend:
 
     def next_step(self, renewal: Renewal) -> RenewalStep:
         """Return what renewing would do now."""
+        now = self.now()  # before the accounts: one of a later epoch is then seen, or the epoch is over when it opens
         balances = self.store.balances()
-        return next_step(renewal, {name: one.closed for name, one in balances.items()}, self.now())
+        return next_step(renewal, {name: one.closed for name, one in balances.items()}, now)
+
+    def require_same(self, renewal: Renewal, policy: Policy, parent: str, previous: str) -> None:
+        """Raise unless a schedule goes on as it was promised: with the schedule, policy and parent that it has."""
+        if not previous:
+            return
+        opened = self.opened(previous)
+        pairs = {
+            "schedule": (
+                "an account by itself" if opened.renewal is None else str(opened.renewal.schedule),
+                str(renewal.schedule),
+            ),
+            "policy": (opened.compiled.policy, policy),
+            "parent": (opened.head.parent, parent),
+        }
+        for field, (has, wanted) in pairs.items():
+            if has != wanted:
+                raise InvalidPolicy(
+                    f"{field} must be that of {previous!r}, {has} (got {wanted}): the epochs of a schedule were"
+                    f" promised beforehand. Renew another one under another name than {renewal.account!r}"
+                )
 
     def renew(self, renewal: Renewal, compiled: Compiled, *, parent: str, dataset: str, note: str) -> RenewalStep:
         """Open the account of the current epoch and close those whose epochs are over; return what was to be done.
@@ -442,24 +465,50 @@ class LocalBackend:
         """
         policy = compiled.policy
         self.store.create()
-        step = self.next_step(renewal)
         for _ in range(_MAX_RENEWALS):
+            step = self.next_step(renewal)
+            if step.previous and self.opened(step.previous).population is not None:
+                raise AccountExists(
+                    f"{step.previous!r} is a population, so {renewal.account!r} cannot be an account that renews:"
+                    " give it another name, and renew the population by `odograph population renew`"
+                )
+            self.require_same(renewal, policy, parent, step.previous)
             if not step.opens or step.epoch is None:
                 break
             head = Head(step.opens, parent, step.previous, dataset, policy.privacy_unit, policy.neighbors)
             author = self.author(renewal.key_of(step.epoch), note)
             opening = Open(author, head, compiled, renewal=renewal.to_dict())
             closes = step.previous if step.previous in step.closes else ""
-            try:
+            with suppress(AccountExists, LedgerBusy):  # another program was faster, or the epoch ended meanwhile
                 self.engine.submit(Renew(opening, step.epoch, closes))
                 break
-            except (AccountExists, LedgerBusy):  # another program was faster, or the epoch ended meanwhile
-                step = self.next_step(renewal)
         else:
             raise LedgerBusy(f"{renewal.account!r} could not be renewed: the state changed each time; renew again")
         for name in step.closes:
             self.close(name, "its epoch is over")
         return step
+
+    def open_epoch(  # noqa: PLR0913  what an epoch is opened with
+        self,
+        renewal: Renewal,
+        step: RenewalStep,
+        compiled: Compiled,
+        population: Mapping[str, Any],
+        *,
+        key: str | None = None,
+        note: str = "",
+        read: int | None = None,
+    ) -> bool:
+        """Open the population of an epoch and close the previous one, together; return whether it was done before."""
+        policy, epoch = compiled.policy, cast("Epoch", step.epoch)
+        self.require_same(renewal, policy, "", step.previous)
+        Compiled.from_dict(compiled.to_dict())  # as in `open`
+        head = Head(step.opens, "", step.previous, "", policy.privacy_unit, policy.neighbors)
+        author = self.author(renewal.key_of(epoch) if key is None else key, note)
+        opening = Open(author, head, compiled, population, renewal.to_dict())
+        closes = step.previous if step.previous in step.closes else ""
+        self.store.create()
+        return isinstance(self.engine.submit(Renew(opening, epoch, closes, read)), Repeated)
 
     def balances(self, names: Iterable[str] | None = None) -> dict[str, Balance]:
         """Read balances at one moment."""
@@ -825,7 +874,7 @@ class LocalBackend:
         location: Any,  # noqa: ANN401  a path
         key: str | None,
         note: str,
-        **choices: str,
+        **choices: Any,
     ) -> Any:  # noqa: ANN401  as above
         """Create a population without people, in a new folder of this machine."""
         if location is None:

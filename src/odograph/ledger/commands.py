@@ -66,7 +66,7 @@ __all__ = [
     "read_population",
 ]
 
-POPULATION_ACTS: Final = ("charge", "join", "remove")
+POPULATION_ACTS: Final = ("charge", "join", "remove", "retire")
 _ASKED: Final = attrgetter("asked")
 _WORDS_OF_0_1: Final = {"privacy_unit": "unit", "neighbors": "neighbours"}
 
@@ -499,6 +499,7 @@ class MovePopulation(NamedTuple):
     cost: str  # the guarantee as text, if everyone was asked for the same
     act: str
     pointer: Pointer
+    retired: str = ""  # the epoch that is retired, if one is
 
     @property
     def wants(self) -> Wants:
@@ -520,6 +521,9 @@ class MovePopulation(NamedTuple):
             raise AccountClosed(f"{name!r} is closed and takes no new rounds")
         if balance.sequence != self.before:
             raise LedgerBusy(f"another process has moved {name!r} on meanwhile; try again")
+        detail = {"act": self.act, **self.pointer._asdict()}
+        if self.retired:
+            detail["retired"] = self.retired
         entry = balance.append(
             time=stamp(state.now, [balance.time]),
             principal=author.principal,
@@ -529,7 +533,7 @@ class MovePopulation(NamedTuple):
             key=author.key,
             request=self.request,
             note=_keep_note(changes, balance, author),
-            detail=text_of({"act": self.act, **self.pointer._asdict()}),
+            detail=text_of(detail),
         )
         balance.totals = balance.totals._replace(steps=self.pointer.version)
         changes.moved[name] = balance

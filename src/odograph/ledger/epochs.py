@@ -271,6 +271,7 @@ class Renew(NamedTuple):
     open: Open
     epoch: Epoch
     closes: str  # the previous account, if it was open; empty otherwise
+    read: int | None = None  # the sequence of the previous population's entry from which its people were taken
 
     @property
     def author(self) -> Author:
@@ -290,6 +291,9 @@ class Renew(NamedTuple):
                 raise LedgerBusy(f"the epoch of {self.open.head.name!r} is not the current one; renew again")
             if self.closes and self.closes in state.balances and state.balances[self.closes].closed:
                 raise LedgerBusy(f"{self.closes!r} was renewed or closed meanwhile; renew again")
+            previous = state.balances.get(self.open.head.successor_of)
+            if self.read is not None and (previous is None or previous.sequence != self.read):
+                raise LedgerBusy(f"a round of {self.open.head.successor_of!r} was made meanwhile; renew again")
         made = self.open.apply(state, changes)
         if self.closes:  # it is there: opening its successor has looked
             Close(Author(author.principal, ""), self.closes).apply(state, changes)

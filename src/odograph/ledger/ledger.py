@@ -35,7 +35,7 @@ from odograph.errors import (
 )
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, check_name, price_from_text
-from odograph.ledger.epochs import current_account
+from odograph.ledger.epochs import Schedule, current_account
 from odograph.ledger.results import Checkpoint, Events, History, Lifetime, Receipt, Reservation, Verification
 from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
@@ -368,11 +368,15 @@ class Ledger:
         location: str | Path | None = None,
         engine: str = "numpy",
         unknown: str = "leave-out",
+        renew: Schedule | None = None,
         key: str | None = None,
         note: str = "",
     ) -> Any:  # noqa: ANN401  as above
-        """Create a population without people; they come by `join`. A service keeps its files in its own folder."""
-        choices = {"engine": engine, "unknown": unknown}
+        """Create a population without people; they come by `join`. A service keeps its files in its own folder.
+
+        With a schedule it is the population of the current epoch, such as visits@2026-11-01.
+        """
+        choices = {"engine": engine, "unknown": unknown, "renew": renew}
         return self.backend.create_population(
             self, check_name(name), policy, location=location, key=key, note=note, **choices
         )

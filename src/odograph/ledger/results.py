@@ -77,7 +77,8 @@ class Lifetime(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return the promise in plain types, its numbers exact, as text."""
         epsilon = None if self.epsilon is None else str(self.epsilon)
-        return {"accounts": [*self.accounts], "epsilon": epsilon, "delta": str(self.delta)}
+        form = {"accounts": [*self.accounts], "epsilon": epsilon, "delta": str(self.delta)}
+        return {**form, "schedule": self.schedule}
 
     def __repr__(self) -> str:
         return one_line("Lifetime", str(self))

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -25,6 +26,7 @@ from odograph.core.policy import Compiled, Policy
 from odograph.display import Html, Progress, badge, card, facts, one_line, paragraph, utc
 from odograph.errors import (
     AccountClosed,
+    AccountExists,
     EntryNotFound,
     IdempotencyConflict,
     InvalidArgument,
@@ -45,8 +47,9 @@ from odograph.ledger.commands import (
     read_pointer,
 )
 from odograph.ledger.entries import Entry, check_name, iso_time, shown, text_of
+from odograph.ledger.epochs import Renewal, RenewalStep, Schedule, current_account, date_in
 from odograph.ledger.ledger import Ledger
-from odograph.ledger.results import History
+from odograph.ledger.results import History, Lifetime
 from odograph.ledger.stores.base import Head
 from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
 from odograph.population.gate import gate_of
@@ -94,8 +97,8 @@ class RoundReceipt(NamedTuple):
 class Round(NamedTuple):
     """A round as every reader of the ledger may see it: it contains nothing about any person.
 
-    `act` is create, charge, join, remove or close. `cost` is what everyone was asked for, None for individual prices:
-    a list of them would tell which prices occur, and so something about the records.
+    `act` is create, renew, charge, join, remove, retire or close. `cost` is what everyone was asked for, None for
+    individual prices: a list of them would tell which prices occur, and so something about the records.
     """
 
     version: int
@@ -192,13 +195,15 @@ class Population:
         unknown: str = "leave-out",
         session: Any = None,  # noqa: ANN401  of Spark
         memory_limit: str | None = None,  # of DuckDB
+        renew: Schedule | None = None,
         key: str | None = None,
         note: str = "",
     ) -> Population:
         """Make a population of people who have spent nothing.
 
         `unknown` decides what happens to people in a charge who are not in it: `join` adds them, `leave-out` skips
-        them.
+        them. With a schedule, `renew=scheduled("monthly", "2026-11-01", times=12)`, it is the population of the
+        current epoch, such as visits@2026-11-01, and `renew()` opens the next one.
         """
         if unknown not in UNKNOWN:
             raise InvalidArgument(f"unknown must be 'join' or 'leave-out' (got {unknown!r})")
@@ -206,6 +211,9 @@ class Population:
         compiled = compile_policy(policy) if isinstance(policy, Policy) else policy
         gate = gate_of(compiled)
         head = Head(check_name(name), "", "", "", compiled.policy.privacy_unit, compiled.policy.neighbors)
+        renewal = None if renew is None else Renewal(name, renew)
+        step = None if renewal is None else _first_step(backend, renewal)
+        name = name if step is None else step.opens
         versions = open_versions(location)
         _check_reach(engine, versions)
         chosen = make_engine(engine, session, memory_limit)
@@ -219,7 +227,10 @@ class Population:
             versions.undo(folder)
             raise
         try:
-            backend.open(head, compiled, key, note, about)
+            if renewal is None or step is None:
+                backend.open(head, compiled, key, note, about)
+            else:
+                backend.open_epoch(renewal, step, compiled, about, key=key, note=note)
         except OutcomeUnknown:
             raise  # the ledger may point to it
         except OdographError:
@@ -254,10 +265,33 @@ class Population:
         versions.restrict()
         return found
 
+    @classmethod
+    def current(
+        cls,
+        name: str,
+        *,
+        ledger: Ledger,
+        location: str | os.PathLike[str] | None = None,
+        session: Any = None,  # noqa: ANN401  of Spark
+        memory_limit: str | None = None,  # of DuckDB
+    ) -> Population:
+        """Open the newest population of a schedule: `current("visits", ...)` may be visits@2026-11-01.
+
+        It raises `AccountClosed` if that one is closed. `renew()` opens the one of the next epoch.
+        """
+        closed = {one: balance.closed for one, balance in _local_backend(ledger).balances().items()}
+        newest = current_account(name, closed)
+        return cls.open(newest, ledger=ledger, location=location, session=session, memory_limit=memory_limit)
+
     @property
     def policy(self) -> Policy:
-        """The promise to each person."""
+        """The promise to each person; of a population that renews, in one epoch."""
         return self._opened.compiled.policy
+
+    @property
+    def lifetime(self) -> Lifetime | None:
+        """What the epochs of its schedule promise together to each person; None if it does not renew."""
+        return self._backend.lifetime(self.name)
 
     @property
     def ordered(self) -> bool:
@@ -304,6 +338,62 @@ class Population:
             self._engine.remove(self._context, before, after, ids)
 
         return self._update("remove", "", ids, work, self._backend.author(key, note)).receipt
+
+    def renew(self, *, note: str = "") -> Population:
+        """Return the population of the current epoch; if it has none yet, open it and close this one.
+
+        The people are the same, those who were removed excepted, and have spent nothing in the new epoch. Renewing
+        depends on the store's clock and on nothing else; repeating it changes nothing.
+
+        Theorem: basic composition: filters with promises (e_i, d_i) together promise (sum e_i, sum d_i), and each
+            epoch has an individual filter for each person.
+        Assumes: schedule and policy were fixed before the first answer, no epoch has two populations, and when one is
+            opened does not depend on the data.
+        """
+        renewal = self._require_renewal()
+        for _ in range(_MAX_ATTEMPTS):
+            with self._context.versions.lease():
+                step = self._backend.next_step(renewal)
+                self._backend.require_same(renewal, self.policy, "", step.previous)
+                if step.opens and not self._try_renew(renewal, step, note):
+                    continue
+            for name in step.closes:
+                self._backend.close(name, "its epoch is over")
+            found = step.opens or step.previous
+            return self if found == self.name else self._of_epoch(found)
+        raise LedgerBusy(f"{renewal.account!r} could not be renewed: other processes updated it first; renew again")
+
+    def retire(self, epoch: str, *, key: str, note: str = "") -> RoundReceipt:
+        """Forget what people spent, and who took part, in an epoch that is over: no file here has it afterwards.
+
+        It is a round of this population that charges no one, and its entry names the epoch, such as 2026-11-01.
+        Everything of the epochs before that one is forgotten, too. The marks of removed people stay.
+
+        Theorem: what a filter promised is about the rounds that it admitted; if it admits no more of them, no answer
+            depends on its totals, and they can be forgotten.
+        Assumes: the epoch's population is closed, so that it takes no rounds, as no other of its name ever does, and
+            this is its only copy.
+        """
+        renewal = self._require_renewal()
+        name = f"{renewal.account}@{epoch}"
+        balances = self._backend.balances([name])
+        if date_in(epoch) is None or name not in balances or self._backend.opened(name).population is None:
+            raise InvalidArgument(f"epoch must be the first day of one that has a population (got {shown(epoch)})")
+        if not balances[name].closed or name >= self.name:
+            raise InvalidArgument(
+                f"epoch must be over and closed before {self.name!r}, by `renew` (got {epoch}): people would have"
+                " their whole budget again"
+            )
+
+        def work(before: Path, after: Path) -> None:
+            self._engine.join(self._context, before, after, [])
+
+        made = self._update("retire", "", [], work, self._backend.author(key, note), epoch).receipt
+        versions, first = self._context.versions, read_pointer(self._backend.entry(self.name, 0)).version
+        versions.clean(first - 1, ())
+        if any(version < first for version in versions.kept()):
+            raise LedgerBusy(f"a round of {name!r} still uses its files, so they were kept; retire it again later")
+        return made
 
     def run(  # noqa: PLR0913  a round, and what it is made of
         self,
@@ -400,8 +490,19 @@ class Population:
         """Close the population permanently: it takes no new rounds."""
         self._backend.close(self.name, note)
 
-    def _update(self, act: str, cost: str, asked: Any, work: _WriteVersion, author: Author) -> Participants:  # noqa: ANN401
-        request = self._context.versions.digest(act.encode(), self._engine.digest(self._context, asked).encode())
+    def _update(  # noqa: PLR0913, PLR0917  the parts of an update
+        self,
+        act: str,
+        cost: str,
+        asked: Any,  # noqa: ANN401  prices, or ids
+        work: _WriteVersion,
+        author: Author,
+        retired: str = "",
+    ) -> Participants:
+        parts = [act, self._engine.digest(self._context, asked)]
+        if self._opened.renewal is not None:  # the epochs of a schedule share a secret, and a round is of one of them
+            parts += [self.name, retired]
+        request = self._context.versions.digest(*map(str.encode, parts))
         made = self._find_update(author, request)
         if made is not None:
             return made
@@ -409,7 +510,7 @@ class Population:
             with self._context.versions.lease() as waited:
                 # Another process may have asked with the same key meanwhile.
                 made = self._find_update(author, request) if waited else None
-                made = made or self._try_update(self._last_entry(), act, cost, request, work, author)
+                made = made or self._try_update(self._last_entry(), act, cost, request, work, author, retired)
             if made is not None:
                 return made
         raise LedgerBusy(
@@ -423,25 +524,20 @@ class Population:
         return None if record is None else self._repeat(check_repeated(record, author, request).record.sequence)
 
     def _try_update(  # noqa: PLR0913, PLR0917  the parts of an update
-        self, last: Entry, act: str, cost: str, request: str, work: _WriteVersion, author: Author
+        self,
+        last: Entry,
+        act: str,
+        cost: str,
+        request: str,
+        work: _WriteVersion,
+        author: Author,
+        retired: str,
     ) -> Participants | None:
         """Write the next version and make it current; None if another process was first."""
         versions, before = self._context.versions, read_pointer(last)
-        folder = versions.begin(before.version + 1)
-        try:
-            work(self._folder(before), folder)
-            versions.finish(folder)
-        except BaseException as problem:
-            versions.discard(folder)
-            # Another process may have written the next version, and removed the one that this began from.
-            if isinstance(problem, OSError | LedgerError) and self._last_entry() != last:
-                return None
-            if isinstance(problem, OSError) and not isinstance(problem, OdographError):
-                raise LedgerError(
-                    f"the next version of {self.name!r} could not be written in {versions.address}:"
-                    f" {problem.strerror}; nothing was charged"
-                ) from problem
-            raise
+        folder = self._write_version(before, work, lambda: self._last_entry() != last)
+        if folder is None:
+            return None
         step = MovePopulation(
             author,
             self.name,
@@ -451,6 +547,7 @@ class Population:
             cost,
             act,
             Pointer(before.version + 1, folder.name),
+            retired,
         )
         try:
             outcome = self._backend.engine.submit(step)
@@ -466,6 +563,70 @@ class Population:
             return self._repeat(outcome.record.sequence)
         versions.clean(before.version + 1, {before.state, folder.name})
         return self._participants(self._backend.entry(self.name, last.sequence + 1), again=False)
+
+    def _write_version(self, before: Pointer, work: _WriteVersion, has_moved: Callable[[], bool]) -> Path | None:
+        """Write the version after another and return its folder; None if another process was first."""
+        versions = self._context.versions
+        folder = versions.begin(before.version + 1)
+        try:
+            work(self._folder(before), folder)
+            versions.finish(folder)
+        except BaseException as problem:
+            versions.discard(folder)
+            # Another process may have written the next version, and removed the one that this began from.
+            if isinstance(problem, OSError | LedgerError) and has_moved():
+                return None
+            if isinstance(problem, OSError) and not isinstance(problem, OdographError):
+                raise LedgerError(
+                    f"the next version of {self.name!r} could not be written in {versions.address}:"
+                    f" {problem.strerror}; nothing was charged"
+                ) from problem
+            raise
+        return folder
+
+    def _try_renew(self, renewal: Renewal, step: RenewalStep, note: str) -> bool:
+        """Open the population of an epoch with the people of the previous one; False if another process was first."""
+        versions, name = self._context.versions, step.previous
+
+        def sequence() -> int:
+            return self._backend.balances([name])[name].sequence
+
+        read = sequence()
+        last = self._backend.entry(name, read)
+        before = read_pointer(self._backend.entry(name, read - 1) if last.verb == "close" else last)
+        folder = self._write_version(before, partial(self._engine.renew, self._context), lambda: sequence() != read)
+        if folder is None:
+            return False
+        form = {"state": folder.name, "version": before.version + 1, "location": versions.address}
+        about = {**_population_record(self._opened), **form}
+        try:
+            repeated = self._backend.open_epoch(renewal, step, self._opened.compiled, about, note=note, read=read)
+        except OutcomeUnknown:
+            raise  # the ledger may point to it
+        except OdographError as problem:
+            versions.discard(folder)
+            if isinstance(problem, AccountExists | LedgerBusy):
+                return False
+            raise
+        if repeated:  # by another process, a moment ago
+            versions.discard(folder)
+        else:
+            versions.clean(before.version + 1, {before.state, folder.name})
+        return True
+
+    def _require_renewal(self) -> Renewal:
+        if self._opened.renewal is None:
+            raise InvalidArgument(
+                f"{self.name!r} does not renew: a schedule is passed when a population is created, as renew="
+            )
+        return self._opened.renewal
+
+    def _of_epoch(self, name: str) -> Population:
+        """Return the population of another epoch of the same schedule, whose files are in the same place."""
+        found = Population(self._backend, name, self._engine, self._context.versions)
+        found._probed = self._probed
+        found.outputs = self.outputs  # prices may depend on them in every epoch
+        return found
 
     def _last_entry(self) -> Entry:
         """Return the entry that points to the current version."""
@@ -505,7 +666,9 @@ class Population:
         return Participants(receipt, self._engine, self._context, self._context.versions.folder(pointer.state))
 
     def __repr__(self) -> str:
-        return f"Population({self.name!r}, {self.policy.promise})"
+        renewal = self._opened.renewal
+        more = "" if renewal is None else f"; by its schedule {renewal.schedule.promise_text(self.policy)}"
+        return f"Population({self.name!r}, {self.policy.promise}{more})"
 
     def _repr_html_(self) -> str:
         balance, about = self._backend.balances([self.name])[self.name], _population_record(self._opened)
@@ -515,6 +678,8 @@ class Population:
             "engine": about["engine"],
             "people who are not in it": about["unknown"],
         }
+        if self.lifetime is not None:
+            named["lifetime promise"] = self.lifetime
         return card(self.name, facts(named), label=badge("closed") if balance.closed else badge("population"))
 
 
@@ -526,12 +691,30 @@ def read_rounds(backend: Backend, name: str, first: int, count: int) -> Iterator
     check_page(first, count)
     if first < 0:
         first = max(0, backend.balances([name])[name].sequence + 1 + first)
+    first_version = int(_population_record(backend.opened(name)).get("version", 0))
     for past in backend.history(name, first, count):
         entry = past.entry
-        closes = entry.verb == "close"
-        version = entry.sequence - 1 if closes else read_pointer(entry).version
-        act = "close" if closes else "create" if entry.verb == "open" else str(entry.details["act"])
+        closes, opens = entry.verb == "close", entry.verb == "open"
+        version = first_version + entry.sequence - 1 if closes else read_pointer(entry).version
+        renews = opens and bool(entry.details["successor_of"])
+        act = "close" if closes else "renew" if renews else "create" if opens else str(entry.details["act"])
         yield Round(version, past.time, act, entry.guarantee, past.principal, past.key, past.note, past.seal)
+
+
+def _first_step(backend: LocalBackend, renewal: Renewal) -> RenewalStep:
+    """Return what opens the population of the current epoch, as the first of its schedule."""
+    backend.store.create()
+    step = backend.next_step(renewal)
+    if step.previous:
+        raise AccountExists(
+            f"there is {step.previous!r} already: use Population.current({renewal.account!r}, ledger=...), and"
+            " `renew()` for the next epoch"
+        )
+    if not step.opens:
+        raise InvalidArgument(
+            f"renew must be a schedule with an epoch now, by the store's clock (got {renewal.schedule})"
+        )
+    return step
 
 
 def _key_used_error(key: str, active: Participants) -> IdempotencyConflict:

@@ -397,6 +397,10 @@ class Versions:
         """Remove a version that nothing points to."""
         shutil.rmtree(folder, ignore_errors=True)
 
+    def kept(self) -> list[int]:
+        """Return the numbers of the versions that have files, and of those that were begun and never finished."""
+        return sorted(_number(folder.name) for folder in self.location.iterdir() if _VERSION.fullmatch(folder.name))
+
     def clean(self, version: int, kept: Collection[str]) -> None:
         """Remove old versions, and folders that never became one, unless they are in `kept` or in use."""
         for folder in self.location.iterdir():
@@ -406,7 +410,11 @@ class Versions:
 
 def _is_old(name: str, version: int, kept: Collection[str]) -> bool:
     """Return whether a folder has the name of a version that is not needed any more, or never was one."""
-    return bool(_VERSION.fullmatch(name)) and name not in kept and int(name.partition("-")[0]) <= version
+    return bool(_VERSION.fullmatch(name)) and name not in kept and _number(name) <= version
+
+
+def _number(name: str) -> int:
+    return int(name.partition("-")[0])
 
 
 def _is_population(folder: Path) -> bool:
@@ -530,6 +538,12 @@ class ObjectVersions(Versions):
         super().discard(folder)
         with suppress(_StoreUnreachable), self._reach() as store:
             self._remove(store, folder.name)
+
+    def kept(self) -> list[int]:
+        """Return the same for the files here and in the store."""
+        with self._reach() as store:
+            there = [_number(name) for name in self._names(store) if _VERSION.fullmatch(name)]
+        return sorted(super().kept() + there)
 
     def clean(self, version: int, kept: Collection[str]) -> None:
         """Remove old versions, and what never became one, here and in the store; what fails is left for the next."""

@@ -572,6 +572,7 @@ class LifetimeForm(Struct):
     accounts: list[str]
     epsilon: str | None  # null where an account promises none
     delta: str
+    schedule: str = ""  # what the schedule that opens them promises in all, in words, if there is one
 
 
 class LifetimesForm(Struct):
@@ -859,6 +860,7 @@ class PopulationForm(Struct):
     population: PopulationRow
     compiled: dict[str, Any]
     certification: str
+    lifetime: LifetimeForm | None = None  # of all epochs, if it renews
 
 
 class RoundRow(Struct):

@@ -225,7 +225,8 @@ def population_form(ledger: Ledger, caller: Caller, name: str) -> PopulationForm
     visible_population(ledger, caller, name)
     opened = ledger.backend.opened(name)
     row = _population_row(opened, ledger.backend.balances([name])[name])
-    return PopulationForm(row, opened.compiled.to_dict(), certification(opened.compiled))
+    lifetime = lifetime_form(ledger.backend.lifetime(name), caller)
+    return PopulationForm(row, opened.compiled.to_dict(), certification(opened.compiled), lifetime)
 
 
 def rounds_form(ledger: Ledger, caller: Caller, name: str, first: int, count: int) -> RoundsForm:
@@ -246,7 +247,7 @@ def _population_row(opened: Opened, balance: Balance) -> PopulationRow:
         filter=policy.filter_text,
         engine=str(about.get("engine")),
         unknown=str(about.get("unknown")),
-        rounds=balance.totals.steps,
+        rounds=balance.sequence - balance.closed,
         time=iso_time(balance.time),
         closed=balance.closed,
     )

@@ -279,9 +279,13 @@ class PostgresStore:
         row = connection.execute(_SQL["version"]).fetchone()
         if row is None or row[0] < SCHEMA:
             self._migrate(connection)
-        elif row[0] > SCHEMA:
+        else:
+            self._require_known(row[0])
+
+    def _require_known(self, version: int) -> None:
+        if version > SCHEMA:
             raise LedgerError(
-                f"{self.url} has schema {row[0]}, but this version of Odograph reads {SCHEMA}; upgrade Odograph. The"
+                f"{self.url} has schema {version}, but this version of Odograph reads {SCHEMA}; upgrade Odograph. The"
                 " ledger was not changed"
             )
 
@@ -292,7 +296,9 @@ class PostgresStore:
             connection.execute(_SQL["one_at_a_time"])
             exists = connection.execute(_SQL["ledger_there"]).fetchone() == (True,)
             row = connection.execute(_SQL["version"]).fetchone() if exists else None
-            missing = migrations("postgres")[row[0] if row else 0 :]
+            version = row[0] if row else 0
+            self._require_known(version)  # again: another program may have upgraded it meanwhile
+            missing = migrations("postgres")[version:]
             for script in missing:
                 connection.execute(script.encode())
             if missing:

@@ -380,20 +380,24 @@ class SqliteStore:
             empty = "" if self._path.stat().st_size else " (the file is empty)"
             raise LedgerError(f"{self._path} is not a ledger of Odograph{empty}; it was not changed")
         self._kind = kind
+        self._require_known(version)
+        # Other tools may have copied the file without its journal mode.
+        mode: str = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        return bool(version == SCHEMA) and mode == "wal"
+
+    def _require_known(self, version: int) -> None:
         if version > SCHEMA:
             raise LedgerError(
                 f"{self._path} has schema {version}, but this version of Odograph reads {SCHEMA}; upgrade Odograph."
                 " The file was not changed"
             )
-        # Other tools may have copied the file without its journal mode.
-        mode: str = connection.execute("PRAGMA journal_mode").fetchone()[0]
-        return bool(version == SCHEMA) and mode == "wal"
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         """Apply the missing migrations, all or none."""
         self._set_journal_mode(connection)
         connection.execute("BEGIN IMMEDIATE")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
+        self._require_known(version)  # again: another program may have upgraded the file meanwhile
         for script in migrations("sqlite")[version:]:
             for statement in statements(script):
                 connection.execute(statement)

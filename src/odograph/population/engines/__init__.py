@@ -55,6 +55,10 @@ class Engine(Protocol):
         """Write the version in which people are gone; they can come back only as spent."""
         ...
 
+    def renew(self, context: EngineContext, before: Path, after: Path) -> None:
+        """Write the version in which a new epoch begins: the same people have spent nothing; removed ones, all."""
+        ...
+
     def participants(self, context: EngineContext, folder: Path) -> Any:  # noqa: ANN401  as above
         """Return the ids of the participants of the round that made a version."""
         ...

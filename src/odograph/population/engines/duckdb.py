@@ -61,6 +61,7 @@ _TEXT: Final = {
 }
 _POLL_INTERVAL: Final = 0.1  # seconds
 _NO_KEYS: Final[Mapping[str, bytes]] = {}
+_INTERRUPTED: Final = "Query interrupted"  # how DuckDB reports Ctrl-C
 _SHA256_BLOCK: Final = 64  # bytes
 # HMAC-SHA256 of an id, from the padded keys of the inner and the outer hash.
 _MARK: Final = "unhex(sha256($outer::BLOB || unhex(sha256($inner::BLOB || encode({id}::VARCHAR)))))"
@@ -178,6 +179,16 @@ class DuckDBEngine:
                 marks += " UNION SELECT mark FROM removed"
             connection.write(marks, after / _REMOVED, _hmac_keys(context))
         _write_state(after, kind)
+
+    def renew(self, context: EngineContext, before: Path, after: Path) -> None:
+        """Set everyone to zero who was not removed and joined again; the marks of removed people stay."""
+        kind = _id_type(before)
+        with self._open(after) as connection:
+            connection.people(before, kind)
+            start = f"CASE WHEN total_0 = {SPENT} THEN {SPENT} ELSE 0 END::BIGINT"
+            fresh = [f"{start} AS {total}" for total in _total_columns(context)]
+            connection.write(_select(["id", *fresh, "FALSE AS took"], "people"), after / _PEOPLE)
+        _write_state(after, kind, before)
 
     def participants(self, context: EngineContext, folder: Path) -> Any:  # noqa: ANN401, ARG002  as engines have it
         """Return the participants as a DuckDB relation with a column `id`, which is evaluated when it is used.
@@ -316,7 +327,13 @@ class _Connection:
         numbered = _select(["*", "row_number() OVER () - 1 AS row_number"], "asked")
         times = _select(["*", "count(*) OVER (PARTITION BY id) AS times"], f"({numbered})")
         first = _select(["min(row_number)"], f"({times}) WHERE {condition}")
-        return int(found.query("asked", first).fetchall()[0][0])
+        row = found.query("asked", first).fetchall()[0][0]
+        if row is None:
+            raise InvalidArgument(
+                "a table must have one content (got rows that contradict the statistics of their file): write"
+                " the file again"
+            )
+        return int(row)
 
     def take(self, asked: Any, kind: str | None, guarantees: int | None = None) -> str | None:  # noqa: ANN401
         """Make the input the view `given`, with ids of the population's type; return that type."""
@@ -413,7 +430,7 @@ def _hide_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
-        if str(problem) != "Query interrupted":  # which is how DuckDB reports Ctrl-C
+        if str(problem) != _INTERRUPTED:
             raise
         raise KeyboardInterrupt from None
     except _duckdb.OutOfMemoryException:
@@ -546,6 +563,17 @@ def _hmac_keys(context: EngineContext) -> dict[str, bytes]:
 # Files that are sent to a service: people, or people with prices, as Parquet. What is not a row is in the metadata.
 
 
+@contextmanager
+def _as_bad_file(message: str) -> Iterator[None]:
+    """Replace errors that the content of a file leads to."""
+    try:
+        yield
+    except (_duckdb.Error, RuntimeError, UnicodeError) as problem:
+        if isinstance(problem, RuntimeError) and str(problem) == _INTERRUPTED:
+            raise KeyboardInterrupt from None
+        raise InvalidArgument(message) from None
+
+
 class UploadedTable(NamedTuple):
     """A Parquet file that was sent, with its metadata; its rows have not been read."""
 
@@ -556,34 +584,49 @@ class UploadedTable(NamedTuple):
     @classmethod
     def open(cls, path: str) -> UploadedTable:
         """Read the file's description, or raise `InvalidArgument`."""
-        try:
-            with _duckdb.connect(":memory:") as connection:
-                # What is read are the row groups; the count for the whole file is another number, which may be wrong.
-                query = (
-                    "SELECT coalesce(sum(abs(size)), 0)::BIGINT FROM"
-                    " (SELECT DISTINCT row_group_id, row_group_num_rows AS size FROM parquet_metadata($path))"
-                )
-                ((rows,),) = connection.execute(query, {"path": path}).fetchall()
-                pairs = "SELECT decode(key), decode(value) FROM parquet_kv_metadata($path)"
-                return cls(path, rows, dict(connection.execute(pairs, {"path": path}).fetchall()))
-        except _duckdb.Error:
-            raise InvalidArgument("the body must be a Parquet file, with its metadata in UTF-8") from None
+        with (
+            _as_bad_file("the body must be a Parquet file, with its metadata in UTF-8"),
+            _duckdb.connect(":memory:") as connection,
+        ):
+            # What is read are the row groups; the count for the whole file is another number, which may be wrong.
+            query = (
+                "SELECT coalesce(sum(abs(size)), 0)::BIGINT FROM"
+                " (SELECT DISTINCT row_group_id, row_group_num_rows AS size FROM parquet_metadata($path))"
+            )
+            ((rows,),) = connection.execute(query, {"path": path}).fetchall()
+            pairs = "SELECT decode(key), decode(value) FROM parquet_kv_metadata($path)"
+            return cls(path, rows, dict(connection.execute(pairs, {"path": path}).fetchall()))
+
+    def rewrite(self, path: str, memory_limit: str) -> None:
+        """Write the rows into another file, or raise `InvalidArgument`.
+
+        An engine could not tell a damaged file from one of its own, and DuckDB believes the statistics in a file,
+        which may hide rows from one query and not from the next. Those of the other file are DuckDB's own.
+        """
+        settings = {"memory_limit": memory_limit, "preserve_insertion_order": False}
+        with (
+            _as_bad_file("the file cannot be read, because its pages are damaged: write it again"),
+            _duckdb.connect(":memory:", config=settings) as connection,
+        ):
+            connection.read_parquet(self.path, hive_partitioning=False).create_view("given")
+            copied = "COPY (SELECT * FROM given) TO $path"
+            connection.execute(f"{copied} {_FORMAT}", {"path": path})
 
     def columns(self, memory_limit: str) -> dict[str, NDArray[np.int64]]:
         """Return the columns `id` and `which`, as far as they are there, in the order of the file."""
-        try:
-            with _duckdb.connect(":memory:", config={"memory_limit": memory_limit}) as connection:
-                found = connection.read_parquet(self.path, hive_partitioning=False)
-                types = dict(zip(found.columns, found.types, strict=True))
-                own = [name for name in ("id", "which") if name in types]
-                if len(own) < len(types):  # a column ID that is overlooked would charge people in id order instead
-                    raise InvalidArgument("the file must have the columns id and which, in lower case, and no others")
-                if not own or any(_ID_TYPES.get(types[name].id) != "BIGINT" for name in own):
-                    raise InvalidArgument("the columns id and which must be integers for this population")
-                exact = ", ".join(f"{name}::BIGINT AS {name}" for name in own)
-                arrays = found.project(exact).fetchnumpy()
-        except _duckdb.Error:
-            raise InvalidArgument("the columns id and which must be integers of 64 bits") from None
+        with (
+            _as_bad_file("the columns id and which must be integers of 64 bits"),
+            _duckdb.connect(":memory:", config={"memory_limit": memory_limit}) as connection,
+        ):
+            found = connection.read_parquet(self.path, hive_partitioning=False)
+            types = dict(zip(found.columns, found.types, strict=True))
+            own = [name for name in ("id", "which") if name in types]
+            if len(own) < len(types):  # a column ID that is overlooked would charge people in id order instead
+                raise InvalidArgument("the file must have the columns id and which, in lower case, and no others")
+            if not own or any(_ID_TYPES.get(types[name].id) != "BIGINT" for name in own):
+                raise InvalidArgument("the columns id and which must be integers for this population")
+            exact = ", ".join(f"{name}::BIGINT AS {name}" for name in own)
+            arrays = found.project(exact).fetchnumpy()
         if any(isinstance(column, np.ma.MaskedArray) and column.mask.any() for column in arrays.values()):
             raise InvalidArgument("the columns id and which must have a value in every row")
         return {name: np.asarray(column, dtype=np.int64) for name, column in arrays.items()}

@@ -146,6 +146,19 @@ class NumpyEngine:
 
         self._write(context, after, _State(_read_state(before).people, spent), work, before, spent)
 
+    def renew(self, context: EngineContext, before: Path, after: Path) -> None:
+        """Set everyone to zero who was not removed; only their first total, of delta, passes every limit."""
+        state = _read_state(before)
+        width = len(state.most)
+
+        def work(chunk: _Chunk) -> None:
+            removed = chunk.totals[0] == SPENT
+            for column in chunk.totals:
+                np.multiply(removed, SPENT, out=column)
+
+        state = state._replace(most=tuple([SPENT if SPENT in state.most else 0] * width))
+        self._write(context, after, state, work, before, (SPENT,) * width)
+
     def participants(self, context: EngineContext, folder: Path) -> IdArray:
         """Return the ids of the participants."""
         return np.flatnonzero(self.mask(context, folder))

@@ -217,6 +217,14 @@ class SparkEngine:
             left = writer.join_people(named, "left").where("times IS NULL")
             writer.write(left.selectExpr("id", *_total_columns(context), "false AS took"))
 
+    def renew(self, context: EngineContext, before: Path, after: Path) -> None:
+        """Set everyone to zero who was not removed and joined again; the marks of removed people stay."""
+        with _hide_errors(before):
+            writer = _VersionWriter(self._own, context, after, _read_state(before), before)
+            start = f"IF(total_0 = {SPENT}L, {SPENT}L, 0L)"
+            fresh = [f"{start} AS {total}" for total in _total_columns(context)]
+            writer.write(writer.people().selectExpr("id", *fresh, "false AS took"))
+
     def participants(self, context: EngineContext, folder: Path) -> _SparkTable:
         """Return the participants as a DataFrame with a column `id`, which is evaluated when it is used.
 

@@ -511,17 +511,25 @@ class PopulationView(Struct):
     rounds: int
     last: str
     closed: bool
+    schedule: str  # what all epochs promise together, if it renews
 
 
 def populations_page(ledger: Ledger, caller: Caller) -> Page:
     """Return the populations, without any number of a person: what remains to each is in no ledger."""
     rows = []
     for name, balance in visibility.visible_balances(ledger, caller, populations=True).items():
-        policy = ledger.backend.opened(name).compiled.policy
-        unit, chosen = policy.privacy_unit, policy.filter_text
+        opened = ledger.backend.opened(name)
+        policy, renewal = opened.compiled.policy, opened.renewal
         rows.append(
             PopulationView(
-                name, policy.target, unit, chosen, balance.totals.steps, iso_time(balance.time), balance.closed
+                name,
+                policy.target,
+                policy.privacy_unit,
+                policy.filter_text,
+                balance.sequence - balance.closed,
+                iso_time(balance.time),
+                balance.closed,
+                "" if renewal is None else renewal.schedule.promise_text(policy),
             )
         )
     return Page("populations.html", "Populations", rows, {"rows": rows})

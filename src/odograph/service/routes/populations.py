@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
+from tempfile import SpooledTemporaryFile, TemporaryFile
 from typing import IO, Any, Final, TypeVar, cast
 
 import msgspec
@@ -414,6 +415,12 @@ def _read_upload(people: Population, upload: IO[bytes]) -> tuple[_Ids, _Ids, Map
     if table.rows > most:
         raise InvalidArgument(f"a file must have at most {most:,} rows for this population (got {table.rows:,})")
     if not people.ordered:
+        with TemporaryFile() as copy:
+            table.rewrite(f"/dev/fd/{copy.fileno()}", _MEMORY_LIMIT)
+            file.seek(0)
+            file.truncate()
+            shutil.copyfileobj(copy, file)
+            file.flush()
         return table.path, None, table.metadata
     columns = table.columns(_MEMORY_LIMIT)
     return columns.get("id"), columns.get("which"), table.metadata

@@ -1,5 +1,9 @@
 -- Schema 3: the pending reservations and the voided ones have tables, so that neither are searched for.
 
+-- A program that was started before writes on: what it commits before it has to wait here is read below, and what it
+-- writes after that, by the triggers. The strongest lock at once, because dropping the index needs it.
+LOCK TABLE odograph.entries IN ACCESS EXCLUSIVE MODE;
+
 -- The reservations that are neither committed nor voided, each with its first entry in the account. The triggers below
 -- keep it, so it follows from the entries whatever program writes them; `verify` checks that.
 CREATE TABLE odograph.pending (
