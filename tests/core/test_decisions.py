@@ -68,7 +68,9 @@ def test_an_admission_says_what_is_left_on_the_meters_that_still_count() -> None
 TOO_MUCH = (0, 6 * 10**14, 1, 4 * 10**14)
 PAPER = "60% of the budget is left; PureDP(0.25) needs 80%"
 BOTH = PAPER  # which has more room than epsilon
-NEARER = "50% of the budget is left; PureDP(0.25) needs 60%"  # by epsilon, where the paper's filter is far away
+NEARER = (  # epsilon, where the paper's filter is far away
+    "60% of the budget is left (50% by the meter that comes nearest); PureDP(0.25) needs 60%"
+)
 NO_MORE = "No request of this kind fits any more"
 NO_SIZE = "A curve has no single size, so no smaller one is offered"
 ALL_SPENT = "none of the budget is left"

@@ -245,18 +245,20 @@ class Decision(NamedTuple):
 def _budget_shortage(request: str, needs: Sequence[tuple[Fraction, Fraction]], *, none_left: bool) -> str:
     """Return what is left and what a request needs, by one alternative that has a price for it.
 
-    By the one with most room, as in what an account says of itself; but not where another comes much nearer to
-    admitting the request, since the offer is then one that fits there.
+    What is left is what the account says of itself: by the alternative with most room. Where another comes much
+    nearer to admitting the request, what it needs is a part of that one, since the offer is then one that fits there.
     """
     if none_left:
         return _left(Fraction(0))
     if not needs:
         return f"{request} has no price on what still counts of the policy"
-    part, need = roomiest = min(needs)
-    if part < 1:
+    roomiest = chosen = min(needs)
+    if roomiest[0] < 1:
         nearest = min([one for one in needs if one[0] < 1], key=_excess)
-        part, need = nearest if _MUCH * _excess(nearest) < _excess(roomiest) else roomiest
-    return f"{_left(1 - part)}; {request} needs {_percent(need, ROUND_CEILING)}"
+        chosen = nearest if _MUCH * _excess(nearest) < _excess(roomiest) else roomiest
+    left, there = (_percent(1 - part, ROUND_FLOOR) for part, _ in (roomiest, chosen))
+    aside = f" ({there} by the meter that comes nearest)" if left != there else ""
+    return f"{_left(1 - roomiest[0])}{aside}; {request} needs {_percent(chosen[1], ROUND_CEILING)}"
 
 
 def _excess(one: tuple[Fraction, Fraction]) -> Fraction:
