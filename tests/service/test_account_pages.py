@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -13,6 +12,7 @@ import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_client import PYTHON
 
 import odograph as odo
 from odograph.errors import BadRequest, OdographError
@@ -227,9 +227,6 @@ def test_the_page_explains_a_reading_above_the_promise_only_where_there_can_be_o
 # Messages.
 
 
-PYTHON = re.compile(
-    r"\b[a-z_]+=|odograph\.|\bodo\.|\bPolicy\b|\bledger\.|\bNone\b|\bpass\b|\(\.\.\.\)|\b[a-z_]+\(|\[['\"]|\('|_steps\b"
-)
 FIELDS = {
     "name": "x",
     "promise": "epsilon",
@@ -280,7 +277,9 @@ def messages(ledger: Ledger) -> set[str]:
     """Fill the forms with everything that is wrong, one and two fields at a time; return what the page says."""
     said: set[str] = set()
     one = [{field: value} for field, values in WRONG.items() for value in values]
-    some = {field: WRONG[field] for field in ("promise", "filter", "delta", "slack", "delta_steps", "reserve")}
+    some = {
+        field: WRONG[field] for field in ("promise", "filter", "delta", "slack", "delta_steps", "reserve", "odometer")
+    }
     two = [
         {first: left, second: right}
         for first, second in itertools.combinations(some, 2)

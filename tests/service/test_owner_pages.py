@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_client import Visitor, visitor_of, words_of
+from page_client import PYTHON, Visitor, visitor_of, words_of
 from service_server import ServiceThread
 
 import odograph as odo
@@ -59,6 +59,12 @@ def id_of(service: ServiceThread, principal: str) -> str:
 def state_of(service: ServiceThread, remote: Ledger) -> object:
     """Return everything that a form could change."""
     return remote.checkpoint(), made_keys(service)
+
+
+def problem_on(page: str) -> str:
+    """Return the problem that a page tells."""
+    found = re.search(r'role="alert"[^>]*>(.*?)</p>', page)
+    return words_of(found[1] if found else page)
 
 
 def field_of(page: str, name: str) -> str:
@@ -254,6 +260,24 @@ def test_a_form_leads_back_to_this_service_only(service: ServiceThread, remote: 
     visitor = visitor_of(service)
     sent = visitor.send("/accounts/a:b@evil.test/close", {"csrf": visitor.csrf, "name": "a:b@evil.test"})
     assert (sent.status_code, sent.headers["location"]) == (303, "/accounts/a%3Ab%40evil.test")
+
+
+@pytest.mark.usefixtures("census")
+def test_no_form_of_owners_advises_in_python_or_at_a_command_line(service: ServiceThread) -> None:
+    own = service.token()
+    visitor = visitor_of(service, own)
+    confirmed = {"csrf": visitor.csrf, "confirmed": "1", "token": own}
+    said = [
+        problem_on(visitor.send("/keys", NEW_KEY | {"csrf": visitor.csrf} | wrong).text)
+        for wrong in ({"accounts": ""}, {"every_account": "1"}, {"role": "owner"}, {"role": "?"}, {"principal": ""})
+    ]
+    said.append(problem_on(visitor.send("/keys", NEW_KEY | confirmed | {"accounts": "nowhere"}).text))
+    said.append(words_of(visitor.send("/keys/nothing/revoke", confirmed).text))
+    said.append(problem_on(visitor.send("/accounts/census/close", {"csrf": visitor.csrf, "name": "?"}).text))
+    assert "accounts must name at least one account for an analyst's key; or choose every account" in said
+    assert [
+        one for one in said if not one or PYTHON.search(one) or "every_account" in one or "`odograph" in one
+    ] == []
 
 
 # Reservations, and closing.
@@ -701,8 +725,20 @@ def test_the_form_counts_what_each_choice_admits_and_opens_nothing(service: Serv
     assert "Counts with Laplace noise: scale 100" in words_of(sent.text)
     assert field_of(sent.text, "ask_laplace") == "100"
     assert remote.accounts() == ()
-    for wrong in ({"ask_pure": "much"}, {"ask_rate": "0.01"}, {"epsilon": "-1"}, {"promise": "sigma"}):
-        assert owners.outlook_of(form | wrong).problem
+    wrong: list[dict[str, str]] = [
+        {"ask_pure": "much"},
+        {"ask_laplace": "0"},
+        {"ask_zcdp": "1e-400"},
+        {"epsilon": "-1"},
+    ]
+    wrong += [{"ask_rate": "0.01"}, {"ask_rate": "2", "ask_noise": "1"}, {"promise": "sigma"}]
+    wrong += [{"promise": "rho", "epsilon": "x"}]
+    problems = [owners.outlook_of(form | one).problem for one in wrong]
+    assert [one for one in problems if not one or PYTHON.search(one)] == []
+    assert "sample rate must be above 0 and at most 1 (got '2')" in problems
+    usual = [label for label, _, _ in owners.outlook_of(form).rows]
+    assert [label for label in usual if PYTHON.search(label)] == []
+    assert usual[-1] == "Steps of private training: sample rate 0.01, noise multiplier 2"
     assert owners.outlook_of(form | {"promise": "rho"}).choices == ["this promise"]
     assert "odometer" in owners.outlook_of(form | {"promise": "no limit"}).problem
     assert visitor_of(service, service.token("ada", "auditor")).get("/open/outlook").status_code == 403

@@ -29,7 +29,7 @@ from odograph.core.filters.smooth import RESERVES
 from odograph.core.fixed_point import read
 from odograph.core.guarantees import ZCDP, Guarantee, PureDP, guarantee_from_dict
 from odograph.core.mechanisms import gaussian, laplace, subsampled_gaussian
-from odograph.core.planning import outlook, roomiest, usual_requests
+from odograph.core.planning import USUAL_TRAINING, outlook, roomiest, usual_requests
 from odograph.core.policy import Compiled
 from odograph.errors import (
     AccountNotFound,
@@ -54,7 +54,7 @@ from odograph.service.auth import (
     new_secret,
 )
 from odograph.service.dashboard import view_models
-from odograph.service.dashboard.pages import HEADERS, Page, PageSession, fragment_response
+from odograph.service.dashboard.pages import HEADERS, Page, PageSession, fragment_response, page_wording
 from odograph.service.dashboard.view_models import MAX_INPUT, Query
 from odograph.service.endpoint import Call, Route
 from odograph.service.routes import ROUTES, accounts, admin, charges
@@ -592,7 +592,7 @@ def confirm_page(_ledger: Ledger, _caller: Caller, confirmation: Confirmation) -
 
 def _confirm(confirmation: Confirmation, problem: Problem | OdographError | None = None) -> Show:
     if problem is not None:
-        message = problem.detail if isinstance(problem, Problem) else str(problem)
+        message = page_wording(problem.detail if isinstance(problem, Problem) else str(problem))
         status = problem.status if isinstance(problem, Problem) else 422
         confirmation = confirmation._replace(message=message, status=status)
     return Show(confirm_page, (confirmation,))
@@ -647,7 +647,7 @@ def keys_page(
         "roles": [*Role],
         "names": [*visibility.visible_balances(ledger, caller)],
         "request_key": (typed or {}).get("key") or new_secret(),
-        "message": "" if problem is None else problem.detail,
+        "message": "" if problem is None else page_wording(problem.detail),
         "started": iso_time(state.started),
     }
     return Page("keys.html", "Keys", {"keys": views}, context, 200 if problem is None else problem.status)
@@ -895,7 +895,7 @@ async def _resolve(state: AppState, _request: Request, session: PageSession, for
             await _perform(state, caller, handler, {"reservation": one}, fields)
             results.append(Resolved(one, done=True, message="committed" if verb == "commit" else "voided"))
         except OdographError as error:
-            results.append(Resolved(one, done=False, message=state.problem(error, caller).detail))
+            results.append(Resolved(one, done=False, message=page_wording(state.problem(error, caller).detail)))
     return Show(resolved_page, (verb, results))
 
 
@@ -1043,9 +1043,17 @@ def outlook_of(typed: Mapping[str, str]) -> Outlook:
         compiled, unsolved = _choices(typed)
         counts = outlook(compiled, costs.values())
     except OdographError as error:
-        return Outlook([], [], gives, [], str(error))
+        return Outlook([], [], gives, [], page_wording(str(error)))
     rows = [(label, [*counts[cost].values()], max(counts[cost].values(), default=0)) for label, cost in costs.items()]
     return Outlook([*compiled], rows, gives, unsolved)
+
+
+_TRAINING: Final = ASKED[2]
+
+
+def _label_of(kind: _Asked, values: Iterable[str]) -> str:
+    sizes = ", ".join(f"{label} {value}" for (_, label, _), value in zip(kind.fields, values, strict=True))
+    return f"{kind.label}: {sizes}"
 
 
 def _asked_costs(typed: Mapping[str, str]) -> dict[str, Guarantee]:
@@ -1056,11 +1064,11 @@ def _asked_costs(typed: Mapping[str, str]) -> dict[str, Guarantee]:
         if any(values) and not all(values):
             raise BadRequest(f"{kind.label}: give {' and '.join(label for _, label, _ in kind.fields)}")
         if any(values):
-            sizes = ", ".join(f"{label} {value}" for (_, label, _), value in zip(kind.fields, values, strict=True))
-            costs[f"{kind.label}: {sizes}"] = kind.cost(*values)
+            costs[_label_of(kind, values)] = kind.cost(*values)
     if not costs:
         whole = typed.get("epsilon", "").strip() if typed.get("promise", "epsilon") == "epsilon" else "1"
-        costs = {str(cost): cost for cost in usual_requests(read(whole, "epsilon"))}
+        *plain, training = usual_requests(read(whole, "epsilon"))
+        costs = {str(cost): cost for cost in plain} | {_label_of(_TRAINING, USUAL_TRAINING): training}
     return costs
 
 

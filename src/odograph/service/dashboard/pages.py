@@ -183,6 +183,13 @@ _WORDING: Final = tuple(
         (r": the order is Policy\(epsilon, delta\)", ""),
         (r"\bdelta_steps\b", "the delta reserved for steps"),
         (r"\bprivacy_unit\b", "the privacy unit"),
+        (r"\bsampling_rate\b", "sample rate"),
+        (r"\bnoise_multiplier\b", "noise multiplier"),
+        (r"\bfilter must be left out where", "filter must be default where"),
+        (r"\bodometer must be left out where", "odometer must be default where"),
+        (r"; or pass every_account", "; or choose every account"),
+        (r"pass either accounts or every_account \(got both\)", "name accounts or choose every account (got both)"),
+        (r"; `odograph keys list` shows all keys", "; the page of keys shows all"),
         (r"\bsuccessor_of\b", "successor of"),
     )
 )
