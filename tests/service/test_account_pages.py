@@ -83,7 +83,7 @@ def test_pending_reservations_are_paged_oldest_first_with_who_how_long_and_until
 )
 def test_an_age_has_its_largest_unit(ago: int, told: str) -> None:
     now = datetime.now(UTC)
-    assert view_models._age((now - timedelta(seconds=ago)).isoformat(), now) == told  # noqa: SLF001  what is tested
+    assert view_models.age_of((now - timedelta(seconds=ago)).isoformat(), now) == told
 
 
 def test_a_reservation_that_can_no_longer_be_voided_is_marked(ledger: Ledger) -> None:

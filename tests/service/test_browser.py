@@ -397,5 +397,7 @@ def test_what_was_chosen_and_typed_stays_when_a_page_is_updated(
     account.reserve(odo.PureDP("0.125"), key="job-3")
     expect(page.get_by_label("census#4")).to_be_visible()
     expect(page.get_by_label("census#1")).to_be_focused()
+    page.get_by_label("all that are shown").check()
+    page.get_by_label("census#3").uncheck()
     page.get_by_role("button", name="Void…").click()
-    expect(page.get_by_role("heading", name="Void 1 reservation")).to_be_visible()
+    expect(page.get_by_role("heading", name="Void 3 reservations")).to_be_visible()

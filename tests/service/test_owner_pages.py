@@ -316,6 +316,50 @@ def test_several_reservations_are_resolved_once_they_are_confirmed(
     assert remote.verify()
 
 
+def test_a_void_without_a_reason_is_asked_for_it_and_keeps_what_was_chosen(
+    service: ServiceThread, census: odo.LedgerAccount
+) -> None:
+    visitor = visitor_of(service)
+    form = {"csrf": visitor.csrf, "verb": "void", "reason": "", "id.census#1": "1"}
+    for confirmed, status in (({}, 200), ({"confirmed": "1"}, 400)):
+        asked = visitor.send("/pending/resolve", form | confirmed)
+        assert asked.status_code == status
+        assert field_of(asked.text, "id.census#1") == "1"
+        assert "Why it was not run" in words_of(asked.text)
+        assert len(census.pending) == 1
+    assert "give the reason" in problem_on(asked.text)
+    visitor.send("/pending/resolve", form | {"confirmed": "1", "reason": "canceled"})
+    assert census.history(-1)[0].note == "canceled"
+
+
+@pytest.mark.usefixtures("census")
+def test_pending_reservations_are_paged_and_chosen_by_principal(service: ServiceThread, remote: Ledger) -> None:
+    most = owners.MOST_RESOLVED
+    many = remote.open_account("many", odo.Policy(100, 0, filter="basic"))
+    for i in range(2 * most):
+        many.reserve(odo.PureDP("0.01"), key=f"page-{i}")
+    with odo.connect(service.url, token=service.token("eva")) as eva:
+        eva.account("census").reserve(odo.PureDP("0.01"), key="own")
+    visitor = visitor_of(service)
+    path, seen, sizes = "/pending", list[str](), list[int]()
+    while path:
+        page = visitor.get(path).text
+        shown = re.findall(r'name="id\.([^"]+)"', page)
+        assert f"{len(seen) + 1} to {len(seen) + len(shown)} of {2 * most + 2}" in words_of(page)
+        seen += shown
+        sizes.append(len(shown))
+        following = re.search(r'rel="next" href="([^"]+)"', page)
+        path = f"/pending{html.unescape(following[1])}" if following else ""
+    assert sizes == [most, most, 2]
+    assert sorted(seen) == sorted(["census#1", "census#2", *(f"many#{i + 1}" for i in range(2 * most))])
+    own = visitor.get("/pending", principal="eva").text
+    assert re.findall(r'name="id\.([^"]+)"', own) == ["census#2"]
+    assert "0 s" in words_of(own) or "1 s" in words_of(own)  # how long it waits
+    words = words_of(visitor.get("/principal", name="bot").text)
+    assert f"10 of {2 * most + 1} are shown" in words
+    assert visitor.get("/pending", page="x").status_code == 400
+
+
 def test_reservations_that_were_resolved_meanwhile_are_no_fault_of_the_ledger(
     service: ServiceThread, census: odo.LedgerAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ __all__ = [
     "ASKED",
     "MAX_PENDING",
     "MAX_READ",
+    "MOST_RESOLVED",
     "PAGES",
     "ApiHandler",
     "Bar",
@@ -106,7 +107,8 @@ MAX_READ: Final = 20_000  # entries read in one request, the newest first; the p
 MAX_PENDING: Final = 1000  # reservations read in one request, each in several queries
 _PAGE_SIZE: Final = 50  # entries on a page of the search
 _FIRST_CHUNK, _LARGEST_CHUNK = 50, 1000  # entries of one account read at a time
-_MOST_RESOLVED: Final = 40  # reservations in one form, which may have 50 fields
+MOST_RESOLVED: Final = 40  # reservations in one form, which may have 50 fields
+_FEW: Final = 10  # entries and reservations on the page of a principal
 _MOST_ROWS: Final = 20  # of a table of shares; the rest is one row
 _DAYS: Final = 30  # of a period, unless another is chosen
 _MOST_BARS: Final = 31  # of the chart over time
@@ -493,10 +495,11 @@ def principal_page(ledger: Ledger, caller: Caller, query: Query, keys: list[KeyV
     listed, more = list_pending(ledger, caller)
     pending = [one for one in listed if one.principal == name]
     findings = find_entries(ledger, caller, {"principal": name}, 2000)
-    last = [one for one in findings.entries if one.entry.principal == name][:10]
+    last = [one for one in findings.entries if one.entry.principal == name][:_FEW]
     own = None if keys is None else [one for one in keys if one.key.principal == name]
     context = _spending_context(ledger, caller, spending)
-    context |= {"name": name, "pending": pending, "more": more, "last": last, "keys": own}
+    shown = {"pending": pending[:_FEW], "count": len(pending), "more": more}
+    context |= {"name": name, "last": last, "keys": own, **shown}
     representation = {"principal": name, "spending": spending, "pending": pending, "last": last, "keys": own}
     return Page("principal.html", name, representation, context)
 
@@ -576,7 +579,7 @@ class Confirmation(NamedTuple):
     action: str
     fields: Mapping[str, str]  # of the form that was sent, to be sent again
     back: str
-    asks: str = ""  # what is typed to confirm: "token" or "name", or nothing
+    asks: str = ""  # what is typed to confirm: "token", "name" or "reason", or nothing
     overlaps: Mapping[str, str] = {}  # for which the old key stays valid, in seconds, with their labels
     overlap: str = ""  # the chosen one
     message: str = ""
@@ -795,6 +798,7 @@ class Pending(Struct):
     principal: str
     note: str
     receipt: ReceiptForm
+    waits: str  # how long it has been pending
     expired: bool  # it can only be committed
 
 
@@ -834,21 +838,31 @@ def find_pending(ledger: Ledger, caller: Caller, ids: Iterable[str]) -> list[Pen
 def _pending_of(ledger: Ledger, receipt: ReceiptForm) -> Pending:
     own = receipt.accounts[0]
     (past,) = ledger.backend.history(own.account, own.sequence, 1)
-    now = iso_time(int(datetime.now(UTC).timestamp() * 1_000_000))
-    expired = receipt.expires is not None and receipt.expires <= now
-    return Pending(receipt.id, past.principal, past.note, receipt, expired)
+    now = datetime.now(UTC)
+    expired = receipt.expires is not None and datetime.fromisoformat(receipt.expires) <= now
+    return Pending(receipt.id, past.principal, past.note, receipt, view_models.age_of(receipt.time, now), expired)
 
 
 def pending_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
-    """Return the pending reservations of every account, or of one, with the form that resolves them."""
-    typed = _typed(query, "account")
-    pending, more = list_pending(ledger, caller, typed["account"])
+    """Return a page of the pending reservations of every account, or of one, with the form that resolves them."""
+    typed = _typed(query, "account", "principal", "page")
+    listed, more = list_pending(ledger, caller, typed["account"])
+    principals = sorted({one.principal for one in listed})
+    pending = [one for one in listed if typed["principal"] in ("", one.principal)]
+    pages = max(1, -(-len(pending) // MOST_RESOLVED))
+    page = min(pages, max(1, view_models.read_integer("page", typed["page"] or "1")))
+    first = (page - 1) * MOST_RESOLVED
+    kept = {field: typed[field] for field in ("account", "principal") if typed[field]}
     context = {
-        "pending": pending[:_MOST_RESOLVED],
+        "pending": pending[first : first + MOST_RESOLVED],
+        "first": first + 1,
         "count": len(pending),
         "more": more,
-        "account": typed["account"],
+        "asked": typed,
         "names": [*visibility.visible_balances(ledger, caller)],
+        "principals": principals,
+        "previous": "?" + urlencode(kept | {"page": page - 1}) if page > 1 else "",
+        "following": "?" + urlencode(kept | {"page": page + 1}) if page < pages else "",
     }
     return Page("pending.html", "Pending reservations", {"pending": pending, "more": more}, context)
 
@@ -881,12 +895,12 @@ async def _resolve(state: AppState, _request: Request, session: PageSession, for
     reason = form.get("reason", "").strip()
     if not ids:
         raise BadRequest("choose at least one reservation; nothing was changed")
-    if verb == "void" and not reason:
-        raise BadRequest("give the reason why the mechanism was not run; nothing was changed")
-    if not form.get("confirmed"):
-        return _confirm(
-            _resolution(verb, await state.compute(find_pending, state.ledger_of(caller), caller, ids), form)
-        )
+    unexplained = verb == "void" and not reason
+    if unexplained or not form.get("confirmed"):
+        chosen = await state.compute(find_pending, state.ledger_of(caller), caller, ids)
+        problem = BadRequest("give the reason why the mechanism was not run; nothing was changed")
+        told = state.problem(problem, caller) if unexplained and form.get("confirmed") else None
+        return _confirm(_resolution(verb, chosen, form), told)
     handler = charges.commit if verb == "commit" else charges.void
     fields = {"note": reason} if verb == "commit" else {"reason": reason}
     results = []
@@ -915,10 +929,13 @@ def _resolution(verb: str, chosen: list[Pending], form: FormFields) -> Confirmat
         expired = ". It has expired: it cannot be voided any more" if one.expired and verb == "void" else ""
         since = f"{one.receipt.time[:19].replace('T', ' ')} UTC"
         lines.append(f"{one.id}: {_charged(one.receipt)}, reserved by {one.principal} on {since}{expired}")
-    fields = {"verb": verb, "reason": reason, **{f"id.{one.id}": "1" for one in chosen}}
+    fields = {"verb": verb, **{f"id.{one.id}": "1" for one in chosen}}
+    asks = "reason" if verb == "void" and not reason else ""
+    if not asks:
+        fields["reason"] = reason
     count = len(chosen)
     title = f"{verb.capitalize()} {count} reservation{'s' * (count != 1)}"
-    return Confirmation(title, tuple(lines), title, "/pending/resolve", fields, "/pending")
+    return Confirmation(title, tuple(lines), title, "/pending/resolve", fields, "/pending", asks)
 
 
 def _charged(receipt: ReceiptForm) -> str:

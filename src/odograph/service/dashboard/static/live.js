@@ -90,6 +90,12 @@ async function poll() {
   setTimeout(poll, pollDelay);
 }
 
+// The box above a column of boxes chooses all of them.
+document.addEventListener("change", ({ target }) => {
+  if (!target.matches("[data-all]")) return;
+  for (const box of target.form.querySelectorAll("input[type=checkbox][name]")) box.checked = target.checked;
+});
+
 // The filters of the overview: the address has what is chosen, and the service sends that page of the accounts.
 const filters = document.querySelector("[data-filter]");
 let filterTimer = 0;
