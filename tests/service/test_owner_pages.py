@@ -780,6 +780,9 @@ def test_the_form_counts_what_each_choice_admits_and_opens_nothing(service: Serv
     problems = [owners.outlook_of(form | one).problem for one in wrong]
     assert [one for one in problems if not one or PYTHON.search(one)] == []
     assert "sample rate must be above 0 and at most 1 (got '2')" in problems
+    assert owners.outlook_of(form).caution == ""
+    large = words_of(visitor.get("/open/outlook", **form | {"delta": "0.5"}).text)
+    assert "delta is 0.5: with that probability the promise says nothing" in large
     usual = [label for label, _, _ in owners.outlook_of(form).rows]
     assert [label for label in usual if PYTHON.search(label)] == []
     assert usual[-1] == "Steps of private training: sample rate 0.01, noise multiplier 2"

@@ -23,6 +23,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from odograph.account import caution_of_delta
 from odograph.compile import compile_at_hand
 from odograph.core.filters import FILTERS
 from odograph.core.filters.smooth import RESERVES
@@ -1049,6 +1050,7 @@ class Outlook(Struct):
     rows: list[tuple[str, list[int], int]]  # what is asked, how many of it are admitted, and the most of them
     gives: dict[str, str]  # what a reserve is for
     unsolved: list[str]  # choices that are computed when the account is opened
+    caution: str = ""  # what is wrong with the promise, though it can be made
     problem: str = ""
 
 
@@ -1059,10 +1061,11 @@ def outlook_of(typed: Mapping[str, str]) -> Outlook:
         costs = _asked_costs(typed)
         compiled, unsolved = _choices(typed)
         counts = outlook(compiled, costs.values())
+        caution = caution_of_delta(read(typed.get("delta", "").strip(), "delta"))
     except OdographError as error:
-        return Outlook([], [], gives, [], page_wording(str(error)))
+        return Outlook([], [], gives, [], problem=page_wording(str(error)))
     rows = [(label, [*counts[cost].values()], max(counts[cost].values(), default=0)) for label, cost in costs.items()]
-    return Outlook([*compiled], rows, gives, unsolved)
+    return Outlook([*compiled], rows, gives, unsolved, caution)
 
 
 _TRAINING: Final = ASKED[2]
