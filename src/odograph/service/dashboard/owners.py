@@ -109,7 +109,7 @@ MAX_PENDING: Final = 1000  # reservations read in one request, each in several q
 _PAGE_SIZE: Final = 50  # entries on a page of the search
 _FIRST_CHUNK, _LARGEST_CHUNK = 50, 1000  # entries of one account read at a time
 MOST_RESOLVED: Final = 40  # reservations in one form, which may have 50 fields
-_FEW: Final = 10  # entries and reservations on the page of a principal
+_ROWS_OF_PRINCIPAL: Final = 10  # entries and reservations on the page of a principal
 _MOST_ROWS: Final = 20  # of a table of shares; the rest is one row
 _DAYS: Final = 30  # of a period, unless another is chosen
 _MOST_BARS: Final = 31  # of the chart over time
@@ -496,10 +496,10 @@ def principal_page(ledger: Ledger, caller: Caller, query: Query, keys: list[KeyV
     listed, more = list_pending(ledger, caller)
     pending = [one for one in listed if one.principal == name]
     findings = find_entries(ledger, caller, {"principal": name}, 2000)
-    last = [one for one in findings.entries if one.entry.principal == name][:_FEW]
+    last = [one for one in findings.entries if one.entry.principal == name][:_ROWS_OF_PRINCIPAL]
     own = None if keys is None else [one for one in keys if one.key.principal == name]
     context = _spending_context(ledger, caller, spending)
-    shown = {"pending": pending[:_FEW], "count": len(pending), "more": more}
+    shown = {"pending": pending[:_ROWS_OF_PRINCIPAL], "count": len(pending), "more": more}
     context |= {"name": name, "last": last, "keys": own, **shown}
     representation = {"principal": name, "spending": spending, "pending": pending, "last": last, "keys": own}
     return Page("principal.html", name, representation, context)
