@@ -416,6 +416,21 @@ def test_an_account_is_closed_when_its_name_was_typed(service: ServiceThread, ce
     assert visitor.get("/accounts/nowhere/close").status_code == 404
 
 
+def test_an_account_with_room_below_one_without_says_why_nothing_fits(service: ServiceThread, remote: Ledger) -> None:
+    remote.open_account("above", PLAIN)
+    below = remote.open_account("below", PLAIN, parent="above")
+    visitor = visitor_of(service)
+    assert "No further question fits" not in words_of(visitor.get("/accounts/below").text)
+    remote.account("above").spend(odo.PureDP(1))
+    why = (
+        "No further question fits: it would be charged to the accounts above this one too, and there is no room left."
+    )
+    assert why in words_of(visitor.get("/accounts/below").text)
+    assert "No further question fits." in words_of(visitor.get("/accounts/above").text)
+    bound = visitor_of(service, service.token("bob", "analyst", below.name))  # and does not know of the one above
+    assert "No further question fits." in words_of(bound.get("/accounts/below").text)
+
+
 # What no page may do or show.
 
 
