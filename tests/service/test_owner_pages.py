@@ -177,6 +177,15 @@ def test_the_last_owner_is_not_revoked_and_a_mistyped_key_keeps_what_was_typed(s
     assert visitor.send("/keys", {"csrf": visitor.csrf}).status_code == 422
 
 
+@pytest.mark.usefixtures("census")
+def test_an_account_that_does_not_exist_is_told_before_the_own_key_is_asked_for(service: ServiceThread) -> None:
+    visitor = visitor_of(service)
+    asked = visitor.send("/keys", NEW_KEY | {"csrf": visitor.csrf, "accounts": "censsus"})
+    assert (asked.status_code, field_of(asked.text, "accounts")) == (400, "censsus")
+    assert problem_on(asked.text).endswith("(got 'censsus'); did you mean 'census'?")
+    assert "Your own API key" not in asked.text
+
+
 def test_the_page_of_keys_says_when_they_were_used_as_far_as_is_known(service: ServiceThread) -> None:
     visitor, token = visitor_of(service), service.token("bot", "auditor")
     views = {one["key"]["principal"]: one for one in visitor.get("/keys", format="json").json()["keys"]}
@@ -272,6 +281,7 @@ def test_no_form_of_owners_advises_in_python_or_at_a_command_line(service: Servi
         for wrong in ({"accounts": ""}, {"every_account": "1"}, {"role": "owner"}, {"role": "?"}, {"principal": ""})
     ]
     said.append(problem_on(visitor.send("/keys", NEW_KEY | confirmed | {"accounts": "nowhere"}).text))
+    assert said[-1].endswith("(got 'nowhere'); open the account first")
     said.append(words_of(visitor.send("/keys/nothing/revoke", confirmed).text))
     said.append(problem_on(visitor.send("/accounts/census/close", {"csrf": visitor.csrf, "name": "?"}).text))
     assert "accounts must name at least one account for an analyst's key; or choose every account" in said

@@ -58,6 +58,7 @@ from odograph.service.dashboard import view_models
 from odograph.service.dashboard.pages import HEADERS, Page, PageSession, fragment_response, page_wording
 from odograph.service.dashboard.view_models import MAX_INPUT, Query
 from odograph.service.endpoint import Call, Route
+from odograph.service.key_store import require_existing
 from odograph.service.routes import ROUTES, accounts, admin, charges
 from odograph.service.schemas import EntriesForm, EntryForm, KeyForm, Problem, ReceiptForm
 from odograph.service.state import AppState
@@ -671,6 +672,7 @@ async def _keys(state: AppState, _request: Request, session: PageSession, form: 
         role, names, every = check_key_request(
             fields["principal"], fields["role"], fields["accounts"], fields["every_account"], fields.get("expires")
         )
+        await state.run(require_existing, state.ledger_of(session.caller), names)
     except (BadRequest, InvalidArgument) as error:
         return Show(keys_page, (state, form, state.problem(error, session.caller)))
     whose = "every account, also those opened later" if every else ", ".join(names)
