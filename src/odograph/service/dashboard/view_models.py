@@ -635,8 +635,11 @@ def _least_noise(account: LedgerAccount, question: _Question) -> str:
 # The audit
 
 
-def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
-    """Return the last entry of every account and, with `run`, the result of verifying the ledger."""
+_LAST_ENTRIES: Final = 100  # on a page of the audit
+
+
+def audit_page(ledger: Ledger, caller: Caller, query: Query, *, run: bool = False) -> Page:
+    """Return a page of the last entries of the accounts and, with `run`, the result of verifying the ledger."""
     caller.require("verify")
     whole_ledger = caller.accounts is None
     verification: dict[str, Any] | None = None
@@ -652,12 +655,17 @@ def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
     last_entries = _last_entries(ledger, caller)
     checkpoint = _checkpoint(last_entries) if whole_ledger else None
     representation = {"checkpoint": checkpoint, "accounts": last_entries, "verification": verification}
+    pages = max(1, -(-len(last_entries) // _LAST_ENTRIES))
+    page = min(pages, max(1, read_integer("page", query.get("page") or "1")))
+    shown_entries = dict([*last_entries.items()][(page - 1) * _LAST_ENTRIES : page * _LAST_ENTRIES])
     # The account of a population has no page.
-    linked = {name for name in last_entries if ledger.backend.opened(name).population is None}
+    linked = {name for name in shown_entries if ledger.backend.opened(name).population is None}
     context = {
         "checkpoint": checkpoint,
-        "last_entries": last_entries,
+        "last_entries": shown_entries,
         "linked": linked,
+        "page": page,
+        "pages": pages,
         "verification": verification,
         "whole_ledger": whole_ledger,
     }
