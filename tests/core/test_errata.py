@@ -268,6 +268,36 @@ def test_e16_a_sum_over_another_index_than_the_steps_has_no_end() -> None:
     assert sum(Fraction(1, 2 * n) for n in range(1, 40)) > 2
 
 
+def test_e16_a_price_that_the_answer_sets_bounds_nothing() -> None:
+    # Definition 3 prints rho as a function of the step's own output. Let a response cost its rho if it answers 0 and
+    # nothing if it answers 1, and run until it answered 0 once: by these prices every run costs one rho.
+    epsilon, rho = 1.0, pure_to_zcdp(1.0)
+    truth = 1 / (1 + math.exp(-epsilon))
+    runs = [(truth**ones * (1 - truth), (ones - 1) * epsilon) for ones in range(200)]
+    assert math.fsum(p for p, _ in runs) == pytest.approx(1.0, rel=1e-12)
+    divergence = math.fsum(p * loss for p, loss in runs)  # at order 1
+    assert divergence > 3.7 * rho
+    compiled = compile_policy(Policy(rho=1.01 * rho))
+    assert how_many(AccountState("", compiled, compiled.start), PureDP(1)) == 1
+
+
+def test_e16_events_of_the_answer_alone_are_fewer_than_mixtures() -> None:
+    # Condition 1 prints P(A(x) in E). The merged response is approximately zCDP by mixtures, as every DP step is, but
+    # no outcome is rare enough to be left out, and at order 1 the whole law diverges by more.
+    epsilon, delta = 1.0, Fraction(1, 10)
+    merged, response = dp_not_probdp(epsilon, delta), conditional_randomized_response(epsilon, 0)
+    for masses, good in ((merged.p, response.p), (merged.q, response.q)):
+        rest = [
+            (Fraction(mass) - (1 - delta) * Fraction(part)) / delta
+            for mass, part in zip(masses, good[:2], strict=True)
+        ]
+        assert sorted(rest) == [0, 1]  # the reveal
+    rho = pure_to_zcdp(epsilon)
+    assert min(*merged.p, *merged.q) > delta
+    divergence = math.fsum(float(p) * loss for p, loss in zip(merged.p, merged.losses, strict=True))
+    assert divergence > 1.2 * rho
+
+
 def test_e16_one_direction_of_the_divergence_says_nothing_about_the_other() -> None:
     # Condition 2 prints D(P', Q') twice. This pair has D(P, Q) = log 2 at every order, and reveals with one half.
     pair = FinitePair((Fraction(1), Fraction(0)), (Fraction(1, 2), Fraction(1, 2)))
