@@ -231,7 +231,7 @@ def test_e14_a_filter_that_runs_at_least_one_step_breaks_the_promise() -> None:
     assert account.decide(PureDP(1)).admitted
 
 
-def test_e15_dp_steps_break_the_odometers_and_theorem_6_holds() -> None:
+def test_e15_dp_steps_break_the_odometers_and_readings_with_a_slack_hold() -> None:
     delta0, steps, delta_prime = 1e-6, 10_000, 1e-6
     step = leaky_step(delta0)
     assert step.is_dp(0.0, delta0)  # so the intrinsic time is 0 and sum delta = delta'' = .01
@@ -248,7 +248,7 @@ def test_e15_dp_steps_break_the_odometers_and_theorem_6_holds() -> None:
 
 
 @pytest.mark.parametrize("t", [0.02, 0.1, 0.5, 2.0])
-def test_e15_theorem_6_for_responses_that_hide_their_reveals(t: float) -> None:
+def test_e15_readings_with_a_slack_hold_for_responses_that_hide_their_reveals(t: float) -> None:
     epsilon, delta_step, delta_prime, steps = 0.1, 2e-4, 0.05, 400
     pair = dp_not_probdp(epsilon, delta_step)
     v = clock(epsilon, steps)
