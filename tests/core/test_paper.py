@@ -238,7 +238,7 @@ def test_a_renyi_filter_at_one_order_admits_what_its_conversion_allows_and_no_mo
 
 @pytest.mark.parametrize("rule", ["paper", "zcdp", "renyi", "gdp", "exact", "smooth"])
 def test_a_dp_step_is_priced_as_it_is_and_as_a_probabilistic_one_it_would_cost_more(rule: str) -> None:
-    """No filter needs the lossy conversion: a step's delta is counted beside its epsilon, and lifts no other price."""
+    """No filter needs the lossy conversion: a step's delta is counted beside its epsilon and lifts no other price."""
     compiled = compile_policy(Policy(1, DELTA, delta_steps="5e-7", filter=rule))
     cost = ApproxDP(0.1, 1e-9)
     limited = [i for i, meter in enumerate(compiled.meters) if meter.limit is not None]
