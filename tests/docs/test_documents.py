@@ -125,3 +125,10 @@ def test_every_make_target_that_documents_name_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {name for path in DOCUMENTS for name in re.findall(r"`?make ([a-z-]+)`", path.read_text())}
     assert named <= targets
+
+
+def test_the_glossary_is_short_and_alphabetical() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert rows[0] == "term"
+    assert len(rows[1:]) <= 30
+    assert rows[1:] == sorted(rows[1:])
