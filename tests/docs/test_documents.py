@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,13 @@ def test_the_glossary_is_short_and_alphabetical() -> None:
     assert rows[0] == "term"
     assert len(rows[1:]) <= 30
     assert rows[1:] == sorted(rows[1:])
+
+
+def test_the_version_is_the_same_wherever_it_is_written() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    minor = version.rpartition(".")[0]
+    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
+    assert f"This is version {version}." in (ROOT / "README.md").read_text()
+    assert f"this is version {minor}." in (ROOT / "docs" / "comparison.md").read_text()
+    assert (ROOT / "docs" / "how-to" / f"upgrade-to-{minor}.md").exists()
