@@ -30,11 +30,12 @@ OdographError              `.charged` says what became of the charge that was as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -74,10 +75,13 @@ __all__ = [
     "explain",
     "listed_as",
     "load_extra",
+    "type_text",
     "with_usage",
+    "with_usages",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 
 class OdographError(Exception):
@@ -236,14 +240,40 @@ def with_usage(usage: str) -> Callable[[_F], _F]:
             try:
                 return function(*args, **kwargs)
             except TypeError as problem:
-                trace = problem.__traceback__
-                if trace is None or trace.tb_next is not None:  # it was raised inside the function
+                if _takes(function, args, kwargs):  # it was raised inside the function
                     raise
                 raise TypeError(f"{problem}: {usage}") from None
 
         return cast("_F", call)
 
     return decorate
+
+
+def _takes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def with_usages(usages: Mapping[str, str]) -> Callable[[type[_T]], type[_T]]:
+    """Do so for the methods that a class defines itself, by their names."""
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        for name in usages.keys() & vars(cls).keys():
+            setattr(cls, name, with_usage(usages[name])(vars(cls)[name]))
+        return cls
+
+    return decorate
+
+
+def type_text(value: object) -> str:
+    """Return what a value is, for a message that does not show it: an int, the class PureDP, None."""
+    if value is None or isinstance(value, type):
+        return "None" if value is None else f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0].casefold() in 'aeiou' else 'a'} {name}"
 
 
 def explain(problem: Exception) -> str:

@@ -35,6 +35,8 @@ from odograph.errors import (
     LedgerError,
     OdographError,
     OutcomeUnknown,
+    type_text,
+    with_usage,
 )
 from odograph.integrations.opendp import noisy
 from odograph.ledger.backend import Backend, LocalBackend, Opened
@@ -170,6 +172,7 @@ class Population:
     `create` makes a population, `open` opens an existing one. Its policy is a promise to each person.
     """
 
+    @with_usage("a population is made by Population.create(...), and opened again by Population.open(...)")
     def __init__(self, backend: LocalBackend, name: str, engine: Engine, versions: Versions) -> None:
         opened = backend.opened(name)
         self.name = name
@@ -183,6 +186,7 @@ class Population:
         self._probed: dict[Hashable, Callable[..., Any]] = {}
 
     @classmethod
+    @with_usage("it is made like Population.create('telemetry', policy, ledger=ledger, location='people', ids=1000)")
     def create(  # noqa: PLR0913  the choices that are made once
         cls,
         name: str,
@@ -244,6 +248,7 @@ class Population:
         return cls(backend, name, chosen, versions)
 
     @classmethod
+    @with_usage("it is opened like Population.open('telemetry', ledger=ledger)")
     def open(
         cls,
         name: str,
@@ -743,7 +748,7 @@ def _local_backend(ledger: object) -> LocalBackend:
     if not isinstance(ledger, Ledger):
         # Other addresses are not shown: they may contain a password.
         file = isinstance(ledger, str) and ledger.startswith("sqlite:")
-        what = shown(ledger) if file else f"a {type(ledger).__name__}"
+        what = shown(ledger) if file else type_text(ledger)
         raise InvalidArgument(f"ledger must be a Ledger, such as odograph.connect(...) returns (got {what})")
     backend = ledger.backend
     if not isinstance(backend, LocalBackend):

@@ -430,6 +430,7 @@ def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
         repeated=receipt.repeated,
         uncertified=[*receipt.uncertified],
         notes=[*_visible_notes(receipt.notes, caller)],
+        principal=receipt.principal,
     )
 
 

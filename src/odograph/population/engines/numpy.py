@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from odograph.display import Progress
-from odograph.errors import InvalidArgument, LedgerCorrupt
+from odograph.errors import InvalidArgument, LedgerCorrupt, type_text
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT, Amounts, Column, Mask, admit, admit_rows, would_admit
 from odograph.population.prices import PriceTable, check_indices
@@ -203,7 +203,7 @@ class NumpyEngine:
             return _in_id_order(load_table(records, "records"))
         raise InvalidArgument(
             "records must be an array, a list or a series, with one record for each person in id order, or a data"
-            f" frame, an Arrow table or a path of Parquet files, with the column id (got a {type(records).__name__})"
+            f" frame, an Arrow table or a path of Parquet files, with the column id (got {type_text(records)})"
         )
 
     def form(self, records: Any) -> Hashable:  # noqa: ANN401  an array, a list, a table
