@@ -194,12 +194,12 @@ class Accountant(Account):
         if not isinstance(policy, Policy | Compiled):
             raise InvalidPolicy(f"an accountant needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
         warn_of_large_delta(policy)
+        if parent is not None and not isinstance(parent, Accountant):
+            raise InvalidArgument(f"parent must be an Accountant or None (got {parent!r})")
         if not isinstance(name, str) or (parent is not None and not name):
             raise InvalidArgument(f"name must be a string, and that of a sub-budget must not be empty (got {name!r})")
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
             raise InvalidArgument(f"keep must be None (all entries) or an integer from 0 (got {keep!r})")
-        if parent is not None and not isinstance(parent, Accountant):
-            raise InvalidArgument(f"parent must be an Accountant or None (got {parent!r})")
         if isinstance(policy, Policy):
             policy = compile_policy(policy)
         else:

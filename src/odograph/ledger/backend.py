@@ -682,7 +682,8 @@ class LocalBackend:
         name, sequence = parse_entry_id(reservation)
         found = self.store.entries(name, sequence, 1)
         if not found or found[0].verb != "reserve" or found[0].request_id != reservation:
-            raise ReservationNotFound(f"there is no reservation {shown(reservation)} in {self.store.url}")
+            other = f": the verb of that entry is {found[0].verb!r}" if found and found[0].id == reservation else ""
+            raise ReservationNotFound(f"there is no reservation {shown(reservation)} in {self.store.url}{other}")
         legs = legs_from_text(found[0].legs)
         return tuple(self.entry(*one) for leg in legs for one in reversed(leg.entries)), legs
 

@@ -260,7 +260,8 @@ class Population:
     ) -> Population:
         """Open an existing population; pass its location if its files were moved."""
         backend = _local_backend(ledger)
-        about = _population_record(backend.opened(name))
+        with ledger.suggesting([name]):
+            about = _population_record(backend.opened(name))
         versions = open_versions(str(about["location"]) if location is None else location)
         _check_reach(str(about["engine"]), versions)
         found = cls(backend, name, make_engine(str(about["engine"]), session, memory_limit), versions)

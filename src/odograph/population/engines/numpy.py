@@ -60,9 +60,11 @@ class NumpyEngine:
 
     def create(self, context: EngineContext, after: Path, ids: ArrayLike | int) -> None:
         """Write zeros for the ids 0, 1, 2, ...: `ids` is their number, or all of them."""
-        people = ids if isinstance(ids, int) else _highest_id(_id_array(ids)) + 1
-        if isinstance(ids, bool) or not 0 <= people <= _MAX_PEOPLE:
-            raise InvalidArgument(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids")
+        ids = int(ids) if isinstance(ids, np.integer) else ids
+        is_wrong = isinstance(ids, bool | float | str)
+        people = -1 if is_wrong else ids if isinstance(ids, int) else _highest_id(_id_array(ids)) + 1
+        if not 0 <= people <= _MAX_PEOPLE:
+            raise InvalidArgument(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids (got {ids!r})")
         if not isinstance(ids, int) and people != len(np.unique(_id_array(ids))):
             raise InvalidArgument("ids must be 0, 1, 2, ... without gaps for this engine; 'duckdb' takes any")
         self._write(context, after, _State(people, (0,) * len(context.gate.limits)), lambda _: None)
@@ -365,6 +367,8 @@ def _check_different(rows: IdArray) -> None:
 
 def _id_array(ids: Any) -> IdArray:  # noqa: ANN401  a column, or a table with the column id
     found = columns_of(ids, ["id"])["id"] if is_table(ids) else column_of(() if ids is None else ids, "ids")
+    if isinstance(found, np.ndarray) and not found.ndim:
+        raise InvalidArgument(f"ids must be a list, an array, a series or a table (got {type_text(ids)})")
     if not len(found):
         return np.zeros(0, dtype=np.int64)
     problem = "they are no integers"
