@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final, Self
 
 from odograph.compile import Certification, certification
-from odograph.core.fixed_point import Numeric
+from odograph.core.fixed_point import Number, Numeric, brief_above, exact_of
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
 from odograph.core.odometers import Reading
@@ -29,6 +29,7 @@ __all__ = [
     "account_summary",
     "budget_text",
     "check_page",
+    "large_delta_text",
     "microseconds",
     "offers_of",
     "spent_text",
@@ -338,13 +339,18 @@ def warn_of_large_delta(policy: Policy | Compiled, *, above: int = 3) -> None:
 
     The caller's line is `above` calls up, of which one is a wrapper by `with_usage`.
     """
-    if isinstance(policy, Policy) and policy.delta > _LARGE_DELTA:
-        warnings.warn(
-            f"delta is {float(policy.delta):g}: with that probability the promise says nothing, so it should be far"
-            " below one over the number of people, such as 1e-6",
-            LargeDeltaWarning,
-            stacklevel=above + 1,
-        )
+    if isinstance(policy, Policy) and (text := large_delta_text(policy)):
+        warnings.warn(text, LargeDeltaWarning, stacklevel=above + 1)
+
+
+def large_delta_text(policy: Policy) -> str:
+    """Return what to say of a delta that is large; nothing of one that is not."""
+    if policy.delta <= _LARGE_DELTA:
+        return ""
+    return (
+        f"delta is {float(policy.delta):g}: with that probability the promise says nothing, so it should be far below"
+        " one over the number of people, such as 1e-6"
+    )
 
 
 def microseconds(expires: timedelta | float | None) -> int | None:
@@ -379,8 +385,13 @@ def _offer(account: Account, kind: Kind[Guarantee]) -> Guarantee | None:
 def budget_text(policy: Policy) -> str:
     """Return the numbers of a promise: epsilon=1.0, delta=1e-06."""
     promised = {"epsilon": policy.epsilon, "rho": policy.rho, "mu": policy.mu}
-    named = [f"{name}={value}" for name, value in promised.items() if value is not None] or [policy.target]
-    return ", ".join([*named, f"delta={policy.delta}"])
+    named = [f"{name}={_promised(value)}" for name, value in promised.items() if value is not None] or [policy.target]
+    return ", ".join([*named, f"delta={_promised(policy.delta)}"])
+
+
+def _promised(value: Number) -> str:
+    short = brief_above(value)
+    return str(value) if exact_of(value) == exact_of(float(short)) else short
 
 
 def spent_text(compiled: Compiled, totals: Totals, of: str = "") -> str:

@@ -162,24 +162,40 @@ SLIPS: list[tuple[str, str, str, str]] = [
     ("odo.Population.create('people', BASIC, ledger=l, location=place, ids=-1)", "ids", "-1", "a count"),
     ("odo.Population.open('censu', ledger=l)", "account", "'censu'", "did you mean 'census'?"),
 ]
-COMMANDS: list[tuple[str, tuple[str, ...]]] = [
-    ("shwo", ("'shwo'", "Did you mean 'show'?")),
-    ("show censu", ("'censu'", "did you mean 'census'?")),
-    ("spend census 0.1", ("exactly one cost", "--pure 0.1", "Nothing was charged")),
-    ("spend census --pure abc", ("PureDP.epsilon", "'abc'", "Nothing was charged")),
-    ("spend census --pure 10%", ("PureDP.epsilon", "'10%'", "Nothing was charged")),
-    ("spend census --pur 0.1", ("--pur", "--pure")),
-    ("open tax --epsilon 1", ("Policy.delta must be given", "1e-6")),
-    ("open tax --epsilon 1 --delta 1e-6 --filter exakt", ("filter", "exact", "'exakt'")),
+COMMANDS: list[tuple[str, str, str, str]] = [
+    ("shwo", "command", "'shwo'", "Did you mean 'show'?"),
+    ("show censu", "account", "'censu'", "did you mean 'census'?"),
+    ("spend censu --pure 0.1", "account", "'censu'", "did you mean 'census'? Nothing was charged"),
+    ("spend census 0.1", "cost", "exactly one", "--pure 0.1"),
+    ("spend census", "cost", "exactly one", "--pure 0.1"),
+    ("spend --pure 0.1", "account", "at least one", "census-2030 --pure 0.05"),
+    ("spend census --pure abc", "PureDP.epsilon", "'abc'", "such as 0.1"),
+    ("spend census --pure 10%", "PureDP.epsilon", "'10%'", "such as 0.1"),
+    ("spend census --pure=-1", "PureDP.epsilon", "-1", "must not be negative"),
+    ("spend census --pur 0.1", "option", "--pur", "--pure"),
+    ("spend census --pure 0.1 --key", "'--key'", "requires an argument", "--help"),
+    ("open tax --epsilon 1", "Policy.delta must be given", "None", "such as 1e-6"),
+    ("open tax --epsilon 1 --delta 1e-6 --filter exakt", "filter", "'exakt'", "must be one of"),
+    ("open tax --epsilon 1 --delta 1e-6 --parent censu", "account", "'censu'", "did you mean 'census'?"),
+    ("open census --epsilon 1 --delta 1e-6", "account", "'census'", "odograph show census"),
+    ("commit census#0", "reservation", "'census#0'", "the verb of that entry is 'open'"),
+    ("history censu", "account", "'censu'", "did you mean 'census'?"),
 ]
-REQUESTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"costs": {"kind": "pure", "epsilon": 0.1}}, ("costs",)),
-    ({"cost": 0.1}, ("cost",)),
-    ({"cost": {"kind": "pur", "epsilon": 0.1}}, ("pur",)),
-    ({"cost": {"kind": "pure", "eps": 0.1}}, ("eps",)),
-    ({"cost": {"kind": "pure", "epsilon": "a tenth"}}, ("epsilon", "a tenth")),
-    ({"cost": {"kind": "pure", "epsilon": -0.1}}, ("epsilon", "-0.1")),
-    ({"cost": {"kind": "pure", "epsilon": True}}, ("epsilon",)),
+PURE = {"kind": "pure", "epsilon": 0.1}
+BODY = "/docs shows the body of a request"
+REQUESTS: list[tuple[Any, str, str, str]] = [
+    ({"costs": PURE}, "field", "`costs`", BODY),
+    ({"cost": 0.1}, "$.cost", "`float`", BODY),
+    ({"cost": None}, "$.cost", "`null`", BODY),
+    ({"cost": "0.1"}, "$.cost", "`str`", BODY),
+    ([PURE], "body", "`array`", BODY),
+    ({}, "field `cost`", "missing", BODY),
+    ({"cost": {"kind": "pur", "epsilon": 0.1}}, "$.cost.kind", "'pur'", BODY),
+    ({"cost": {"kind": "pure", "eps": 0.1}}, "$.cost", "`eps`", BODY),
+    ({"cost": {"kind": "pure", "epsilon": True}}, "$.cost.epsilon", "`bool`", BODY),
+    ({"cost": PURE, "note": 5}, "$.note", "`int`", BODY),
+    ({"cost": {"kind": "pure", "epsilon": "a tenth"}}, "PureDP.epsilon", "'a tenth'", "such as 0.1"),
+    ({"cost": {"kind": "pure", "epsilon": -0.1}}, "PureDP.epsilon", "-0.1", "must not be negative"),
 ]
 
 
@@ -249,9 +265,9 @@ def test_a_message_of_python_alone_is_not_enough(names: dict[str, Any]) -> None:
         fails_inside()
 
 
-@pytest.mark.parametrize(("command", "parts"), COMMANDS, ids=[command for command, _ in COMMANDS])
-def test_a_slip_on_the_command_line(
-    command: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("command", "field", "value", "step"), COMMANDS, ids=[command for command, *_ in COMMANDS])
+def test_a_slip_on_the_command_line(  # noqa: PLR0913, PLR0917  the columns of the table
+    command: str, field: str, value: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/privacy.db"
     monkeypatch.setenv("ODOGRAPH_URL", url)
@@ -259,7 +275,7 @@ def test_a_slip_on_the_command_line(
         census = ledger.open_account("census", BASIC)
         done = CliRunner().invoke(app, command.split(), env={"COLUMNS": "300"})
         assert done.exit_code in {2, 5}
-        assert missing(done.stderr, parts) == []
+        assert missing(done.stderr, (field, value, step)) == [], done.stderr
         assert (census.size, len(ledger.accounts())) == (1, 1)
 
 
@@ -267,15 +283,17 @@ def test_slips_over_http(service: ServiceThread) -> None:
     headers = {"Authorization": f"Bearer {service.token('ana')}", "Idempotency-Key": "q"}
     with odo.connect(service.url, token=service.token("ana")) as ledger:
         census = ledger.open_account("census", BASIC)
-        for form, parts in REQUESTS:
+        for form, *parts in REQUESTS:
             response = httpx.post(f"{service.url}/v1/accounts/census/spends", json=form, headers=headers)
             assert response.status_code in {400, 422}, form
             problem = response.json()
-            assert missing(problem["detail"], parts) == [], (form, problem["detail"])
+            assert missing(problem["detail"], tuple(parts)) == [], (form, problem["detail"])
             assert (problem["charged"], problem["code"] in dir(odo.errors)) == (False, True)
         assert census.size == 1
-        with pytest.raises(OdographError, match=r"did you mean 'census'\?"):
+        with pytest.raises(OdographError, match=r"\(got 'cenus'\); did you mean 'census'\?"):
             ledger.account("cenus")
+        with pytest.raises(OdographError, match=r"\(got 'cenus'\); did you mean 'census'\?"):
+            ledger.open_account("tax", BASIC, parent="cenus")
 
 
 def test_a_name_that_a_key_may_not_see_is_not_suggested(service: ServiceThread) -> None:
@@ -343,3 +361,11 @@ def test_a_key_that_was_used_for_another_account_names_that_account() -> None:
         ):
             tax.spend(odo.PureDP(0.1), key="job-7")
         assert json.loads(json.dumps(tax.describe()))["account"]["steps"] == 0
+
+
+def test_the_command_line_warns_of_a_large_delta_too(tmp_path: Path) -> None:
+    for delta, warned in (("0.5", True), ("1e-6", False)):
+        command = f"open tax-{delta} --epsilon 1 --delta {delta} --filter zcdp --url sqlite:///{tmp_path}/privacy.db"
+        done = CliRunner().invoke(app, command.split())
+        assert done.exit_code == 0
+        assert ("odograph: warning: delta is 0.5: with that probability" in done.stderr) == warned

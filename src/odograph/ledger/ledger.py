@@ -230,7 +230,10 @@ def balance_in(balances: Mapping[str, Balance], opened: Opened, url: str) -> Bal
 def name_error(problem: AccountNotFound, asked: Iterable[str], names: Collection[str]) -> AccountNotFound:
     """Return the error for an account that is not there, with the nearest name of those that the caller may see."""
     missing = next((name for name in asked if name and name not in names), "")
-    return AccountNotFound(f"{problem}{did_you_mean(missing, names)}")
+    got = (
+        "" if not missing or repr(missing) in str(problem) else f" (got {missing!r})"
+    )  # a service does not repeat it
+    return AccountNotFound(f"{problem}{got}{did_you_mean(missing, names)}")
 
 
 def page_of(size: int, first: int, count: int | None) -> tuple[int, int]:

@@ -537,6 +537,7 @@ class History(tuple[HistoryEntry, ...]):
         rows = [_values(entry) for entry in self]
         return {name: (column.kind, [row[i] for row in rows]) for i, (name, column) in enumerate(COLUMNS.items())}
 
+    @with_usage("it takes a path, such as to_csv('history.csv'), or a file that is open for text")
     def to_csv(self, file: str | PathLike[str] | IO[str]) -> None:
         """Write CSV with a header to a path, replacing what is there, or to a file that is open for text.
 

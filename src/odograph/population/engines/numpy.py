@@ -61,7 +61,7 @@ class NumpyEngine:
     def create(self, context: EngineContext, after: Path, ids: ArrayLike | int) -> None:
         """Write zeros for the ids 0, 1, 2, ...: `ids` is their number, or all of them."""
         ids = int(ids) if isinstance(ids, np.integer) else ids
-        is_wrong = isinstance(ids, bool | float | str)
+        is_wrong = isinstance(ids, bool | float)
         people = -1 if is_wrong else ids if isinstance(ids, int) else _highest_id(_id_array(ids)) + 1
         if not 0 <= people <= _MAX_PEOPLE:
             raise InvalidArgument(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids (got {ids!r})")
