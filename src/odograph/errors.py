@@ -18,6 +18,7 @@ OdographError              `.charged` says what became of the charge that was as
 │   ├── ReservationResolved
 │   ├── IdempotencyConflict
 │   ├── LedgerBusy
+│   │   └── LedgerUnreachable
 │   └── LedgerCorrupt
 └── RemoteError
     ├── BadRequest
@@ -60,6 +61,7 @@ __all__ = [
     "LedgerCorrupt",
     "LedgerError",
     "LedgerNotFound",
+    "LedgerUnreachable",
     "MissingExtra",
     "NotAuthenticated",
     "NotPermitted",
@@ -188,6 +190,10 @@ class LedgerBusy(LedgerError):
     """The store could not be reached in time; try again."""
 
 
+class LedgerUnreachable(LedgerBusy):
+    """The database server cannot be reached, or lets nobody in; nothing was sent to it."""
+
+
 class LedgerCorrupt(LedgerError):
     """An entry does not follow from the ones before it."""
 
@@ -310,6 +316,7 @@ ERROR_TABLE: dict[type[OdographError], ErrorRow] = {
     ReservationResolved: ErrorRow(status=409, exit_code=5, retryable=False),
     IdempotencyConflict: ErrorRow(status=422, exit_code=5, retryable=False),
     LedgerBusy: ErrorRow(status=503, exit_code=6, retryable=True),
+    LedgerUnreachable: ErrorRow(status=503, exit_code=6, retryable=True),
     LedgerCorrupt: ErrorRow(status=500, exit_code=5, retryable=False),
     RemoteError: ErrorRow(status=502, exit_code=6, retryable=False),
     BadRequest: ErrorRow(status=400, exit_code=2, retryable=False),

@@ -123,7 +123,7 @@ SLIPS: list[tuple[str, str, str, str]] = [
     ("odo.connect('http://localhost:8300')", "token", "an API key", "odograph keys make"),
     ("odo.connect('sqlite:///x.db', user='ana')", "connect()", "'user'", "principal='ana'"),
     ("odo.connect('sqlite:///x.db', timeout='10')", "timeout", "'10'", "must be seconds"),
-    ("odo.connect('postgresql://ana@127.0.0.1:1/d', timeout=0.1).accounts()", "@127.0.0.1:1/d", "refused", "reached"),
+    ("unreachable.accounts()", "cannot be reached", "ana@127.0.0.1:1/d", "check the host"),
     ("odo.aconnect('sqlite:///x.db')", "url", "'sqlite:///x.db'", "asyncio.to_thread"),
     ("odo.aconnect('http://localhost:8300', principal='ana')", "aconnect()", "'principal'", "token=..."),
     ("l.account('censu')", "account", "'censu'", "did you mean 'census'?"),
@@ -217,6 +217,7 @@ def names(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "s": s,
             "l": ledger,
             "c": c,
+            "unreachable": odo.connect("postgresql://ana@127.0.0.1:1/d", timeout=0.1),
         }
 
 
@@ -326,6 +327,16 @@ def test_a_name_that_a_key_may_not_see_is_not_suggested(service: ServiceThread) 
 )
 def test_numbers_of_many_kinds_are_taken_exactly(number: Any, exact: Fraction) -> None:  # noqa: ANN401  of any kind
     assert odo.guarantees.exact_of(odo.PureDP(number).epsilon) == exact
+
+
+def test_a_host_that_cannot_be_reached_is_not_called_busy() -> None:
+    with (
+        odo.connect("postgresql://ana@127.0.0.1:1/d", timeout=0.1) as ledger,
+        pytest.raises(odo.errors.LedgerBusy) as caught,  # so that what tries again goes on doing so
+    ):
+        ledger.accounts()
+    assert type(caught.value) is odo.errors.LedgerUnreachable
+    assert "busy" not in str(caught.value).casefold()
 
 
 def test_a_large_delta_is_a_warning_that_can_be_silenced() -> None:
