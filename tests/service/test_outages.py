@@ -24,13 +24,10 @@ from odograph.service.auth import new_token
 
 SMALL = attacks.pure("0.00001")
 REQUESTS = 40
-
-
-@pytest.fixture(scope="module")
-
 AWAY = {"LedgerBusy", "LedgerUnreachable"}  # as the connection is lost, and when there is none
 
 
+@pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
     """A server of this file's own: its tests kill it."""
     with PostgresServer() as running:
