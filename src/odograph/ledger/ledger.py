@@ -334,7 +334,7 @@ class Ledger:
         above, before = self._name_of(parent, "parent"), self._name_of(successor_of, "successor_of")
         head = head_for(name, policy, above, before, dataset)
         warn_of_large_delta(policy)
-        with self.suggesting((above, before)):
+        with self._suggesting((above, before)):
             self.backend.open(head, policy, key, note)
         return self.account(name)
 
@@ -347,11 +347,8 @@ class Ledger:
         return "" if account is None or account == "" else check_name(account, field)
 
     @contextmanager
-    def suggesting(self, names: Iterable[str]) -> Iterator[None]:
-        """Complete an error about an account that is not there by the name that was probably meant.
-
-        For code that builds on a ledger.
-        """
+    def _suggesting(self, names: Iterable[str]) -> Iterator[None]:
+        """Complete an error about an account that is not there by the name that was probably meant."""
         try:
             yield
         except AccountNotFound as problem:
@@ -361,7 +358,7 @@ class Ledger:
 
     def account(self, name: str) -> LedgerAccount:
         """Return an account that was opened before."""
-        with self.suggesting([name]):
+        with self._suggesting([name]):
             opened = self.backend.opened(name)
         opened.require_own()
         return LedgerAccount(self.backend, opened)
@@ -415,7 +412,7 @@ class Ledger:
         Each cost bounds the mechanism for a person in that account's data. Accounts that share a parent charge it
         once each.
         """
-        with self.suggesting(costs):
+        with self._suggesting(costs):
             return self.backend.charge("spend", costs, key, note)
 
     def reserve(
@@ -427,13 +424,13 @@ class Ledger:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        with self.suggesting(costs):
+        with self._suggesting(costs):
             receipt = self.backend.charge("reserve", costs, key, note, microseconds(expires))
         return Reservation(self.backend.resolve, receipt)
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Return whether several accounts would admit their costs together; spend nothing."""
-        with self.suggesting(costs):
+        with self._suggesting(costs):
             return self.backend.decide(costs)
 
     def commit(self, reservation: str, *, note: str = "") -> Receipt:

@@ -27,6 +27,7 @@ from odograph.display import Html, Progress, badge, card, facts, one_line, parag
 from odograph.errors import (
     AccountClosed,
     AccountExists,
+    AccountNotFound,
     EntryNotFound,
     IdempotencyConflict,
     InvalidArgument,
@@ -50,7 +51,7 @@ from odograph.ledger.commands import (
 )
 from odograph.ledger.entries import Entry, check_name, iso_time, shown, text_of
 from odograph.ledger.epochs import Renewal, RenewalStep, Schedule, current_account, date_in
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, name_error
 from odograph.ledger.results import History, Lifetime
 from odograph.ledger.stores.base import Head
 from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
@@ -260,8 +261,10 @@ class Population:
     ) -> Population:
         """Open an existing population; pass its location if its files were moved."""
         backend = _local_backend(ledger)
-        with ledger.suggesting([name]):
+        try:
             about = _population_record(backend.opened(name))
+        except AccountNotFound as problem:
+            raise name_error(problem, [name], backend.balances()) from None
         versions = open_versions(str(about["location"]) if location is None else location)
         _check_reach(str(about["engine"]), versions)
         found = cls(backend, name, make_engine(str(about["engine"]), session, memory_limit), versions)
