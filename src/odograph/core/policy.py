@@ -311,7 +311,8 @@ class Policy:
         """What is promised, and to whom: (1, 1e-06)-DP for each person (add-remove)."""
         whom = f"for each {self.privacy_unit} ({self.neighbors})"
         if self.is_unlimited:
-            return f"{self.target}; readings hold with probability at least 1 - {brief_above(exact_of(self.delta_reading))} {whom}"
+            level = brief_above(exact_of(self.delta_reading))
+            return f"{self.target}; readings hold with probability at least 1 - {level} {whom}"
         return f"{self.target} {whom}"
 
     def promise_to_dict(self) -> dict[str, Any]:
