@@ -82,7 +82,7 @@ def test_an_address_that_no_engine_reaches_is_refused_and_no_folder_is_made(
         ("a\0b", r"'a\x00b'"),
         ("caf\udce9", r"'caf\udce9'"),
         (b"people", "a bytes"),
-        (None, "a NoneType"),
+        (None, "None"),
         (3, "a int"),
     ],
 )
