@@ -279,7 +279,7 @@ def type_text(value: object) -> str:
     if value is None or isinstance(value, type):
         return "None" if value is None else f"the class {value.__name__}"
     name = type(value).__name__
-    return f"{'an' if name[0].casefold() in 'aeiou' else 'a'} {name}"
+    return f"{'an' if name[0].casefold() in 'aeio' else 'a'} {name}"
 
 
 def explain(problem: Exception) -> str:
