@@ -144,7 +144,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  any of the names above
     elif name == "__version__":
         value = import_module("importlib.metadata").version("odograph")
     else:
-        raise AttributeError(f"module 'odograph' has no attribute {name!r}")
+        near = import_module("odograph.errors").did_you_mean(name, __all__)
+        raise AttributeError(f"module 'odograph' has no attribute {name!r}{near}")
     globals()[name] = value
     return value
 

@@ -11,13 +11,13 @@ from fractions import Fraction
 from typing import Any, Final, Self
 
 from odograph.compile import Certification, certification
-from odograph.core.fixed_point import Numeric
+from odograph.core.fixed_point import Number, Numeric, brief_above, exact_of
 from odograph.core.gate import Decision, Totals
 from odograph.core.guarantees import GDP, ZCDP, Guarantee, PureDP
 from odograph.core.odometers import Reading
 from odograph.core.planning import Calibration, G, Kind, Quote, standing, used
 from odograph.core.policy import Compiled, Policy
-from odograph.errors import InvalidArgument, LargeDeltaWarning, UnprovenComposition
+from odograph.errors import InvalidArgument, LargeDeltaWarning, UnprovenComposition, with_usages
 from odograph.figures import account_card, draw_account
 from odograph.ledger.entries import CHARGES, iso_time
 from odograph.ledger.results import History, Lifetime, Receipt, Reservation
@@ -25,7 +25,7 @@ from odograph.ledger.stores.base import Balance
 from odograph.sessions import Cost, Interaction, Running, begin, interact
 
 __all__ = [
-    "SPEND_USAGE",
+    "USAGES",
     "Account",
     "account_summary",
     "budget_text",
@@ -37,7 +37,19 @@ __all__ = [
     "warn_of_large_delta",
 ]
 
-SPEND_USAGE: Final = "a spend takes a guarantee, such as spend(PureDP(epsilon=0.1), key='q-1', note='ages')"
+# What is added to Python's message about arguments that do not fit.
+USAGES: Final = {
+    "spend": "a spend takes a guarantee, such as spend(PureDP(epsilon=0.1), key='q-1', note='ages')",
+    "reserve": "a reservation takes a guarantee, such as reserve(PureDP(epsilon=0.1), key='q-1', expires=3600)",
+    "spending": "a block takes a guarantee, such as `with account.spending(PureDP(epsilon=0.1), key='q-1'):`",
+    "decide": "a decision takes a guarantee, such as decide(PureDP(epsilon=0.1))",
+    "quote": "a quote takes a list, such as quote([PureDP(0.1), GDP(0.05)])",
+    "largest": "it takes a kind, such as largest(PureDP) or largest(gaussian, times=10)",
+    "calibrate": "it takes a mechanism and its settings by name, such as calibrate(laplace, sensitivity=3, times=20)",
+    "how_many": "it takes a guarantee, such as how_many(PureDP(epsilon=0.1))",
+    "history": "it takes the first entry and how many, such as history(-10) or history(first=100, count=50)",
+    "close": "it takes a note by its name, such as close(note='the study has ended')",
+}
 
 _LARGE_DELTA: Final = 1e-3
 _LONGEST: Final = 10**9  # seconds until a reservation expires
@@ -45,6 +57,7 @@ _SHOWN: Final = 5  # last charges on a card
 _LOOKED_AT: Final = 20  # last entries among which they are looked for
 
 
+@with_usages(USAGES)
 class Account(ABC):
     """A privacy budget: `Accountant` keeps one in memory, `LedgerAccount` in a ledger, here or behind a service.
 
@@ -322,10 +335,13 @@ def check_page(first: object, count: object) -> None:
         raise InvalidArgument(f"count must be a positive integer (got {count!r})")
 
 
-def warn_of_large_delta(policy: Policy | Compiled) -> None:
-    """Warn who opens an account with a policy of a large delta; one that is compiled was looked at before."""
+def warn_of_large_delta(policy: Policy | Compiled, *, above: int = 3) -> None:
+    """Warn who opens an account with a policy of a large delta; one that is compiled was looked at before.
+
+    The caller's line is `above` calls up, of which one is a wrapper by `with_usage`.
+    """
     if isinstance(policy, Policy) and (text := caution_of_delta(policy.delta)):
-        warnings.warn(text, LargeDeltaWarning, stacklevel=4)
+        warnings.warn(text, LargeDeltaWarning, stacklevel=above + 1)
 
 
 def caution_of_delta(delta: Fraction | float) -> str:
@@ -370,8 +386,13 @@ def _offer(account: Account, kind: Kind[Guarantee]) -> Guarantee | None:
 def budget_text(policy: Policy) -> str:
     """Return the numbers of a promise: epsilon=1.0, delta=1e-06."""
     promised = {"epsilon": policy.epsilon, "rho": policy.rho, "mu": policy.mu}
-    named = [f"{name}={value}" for name, value in promised.items() if value is not None] or [policy.target]
-    return ", ".join([*named, f"delta={policy.delta}"])
+    named = [f"{name}={_promised(value)}" for name, value in promised.items() if value is not None] or [policy.target]
+    return ", ".join([*named, f"delta={_promised(policy.delta)}"])
+
+
+def _promised(value: Number) -> str:
+    short = brief_above(value)
+    return str(value) if exact_of(value) == exact_of(float(short)) else short
 
 
 def spent_text(compiled: Compiled, totals: Totals, of: str = "") -> str:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from odograph.account import (
-    SPEND_USAGE,
+    USAGES,
     Account,
     budget_text,
     check_page,
@@ -53,6 +53,7 @@ from odograph.errors import (
     ReservationResolved,
     UnprovenComposition,
     with_usage,
+    with_usages,
 )
 from odograph.ledger.entries import CHARGES, check_key, moment, stamp, text_of
 from odograph.ledger.results import History, HistoryEntry, Line, Receipt, Reservation, Stated
@@ -169,6 +170,7 @@ class _Charge:
             return self.resolution
 
 
+@with_usages(USAGES)
 class Accountant(Account):
     """An account in memory: it admits a request if its own limit and every ancestor's hold, and charges them all.
 
@@ -192,12 +194,12 @@ class Accountant(Account):
         if not isinstance(policy, Policy | Compiled):
             raise InvalidPolicy(f"an accountant needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
         warn_of_large_delta(policy)
+        if parent is not None and not isinstance(parent, Accountant):
+            raise InvalidArgument(f"parent must be an Accountant or None (got {parent!r})")
         if not isinstance(name, str) or (parent is not None and not name):
             raise InvalidArgument(f"name must be a string, and that of a sub-budget must not be empty (got {name!r})")
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
             raise InvalidArgument(f"keep must be None (all entries) or an integer from 0 (got {keep!r})")
-        if parent is not None and not isinstance(parent, Accountant):
-            raise InvalidArgument(f"parent must be an Accountant or None (got {parent!r})")
         if isinstance(policy, Policy):
             policy = compile_policy(policy)
         else:
@@ -259,7 +261,6 @@ class Accountant(Account):
         """How many reservations charged here were voided; each is an assurance that nothing was run."""
         return self._voids
 
-    @with_usage(SPEND_USAGE)
     def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, or raise `BudgetExceeded` and charge none of them.
 
@@ -330,7 +331,7 @@ class Accountant(Account):
                 unsure = self._uncertified() if self._unsure is None else self._unsure
                 line = _named(Line, (self._name, sequence, cost, ""))
                 receipt = _named(
-                    Receipt, (verb, key or "", now, (line,), until, (), False, unsure, decision, decision.notes)
+                    Receipt, (verb, key or "", now, (line,), until, (), False, unsure, decision, decision.notes, "")
                 )
                 if number or key is not None:
                     return receipt, self._remember(key, receipt, number, charges)

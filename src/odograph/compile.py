@@ -19,7 +19,7 @@ from odograph.core.fixed_point import SCALE
 from odograph.core.policy import Compiled, Need, Policy, compile_meters
 from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, Reserve, family_quantum, solve
 from odograph.display import SlowNotice
-from odograph.errors import InvalidArgument, InvalidPolicy
+from odograph.errors import InvalidArgument, InvalidPolicy, with_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -158,6 +158,7 @@ def _stricter_rows(need: Need, quantum: Fraction) -> Iterator[Budget]:
                     yield budget
 
 
+@with_usage("it takes a policy, such as compile_policy(Policy(1, 1e-6))")
 def compile_policy(
     policy: Policy, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
 ) -> Compiled:

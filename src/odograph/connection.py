@@ -63,6 +63,7 @@ def connect(  # noqa: PLR0913  each says how to connect
     return Ledger(LocalBackend(store, principal), suggest_names=True)
 
 
+@with_usage("a service is reached like aconnect('https://budgets.example.org', token=...), which knows the principal")
 def aconnect(
     url: str, *, token: str | None = None, timeout: float = 10.0, accept_plain_http: bool = False
 ) -> AsyncLedger:

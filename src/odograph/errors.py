@@ -18,6 +18,7 @@ OdographError              `.charged` says what became of the charge that was as
 │   ├── ReservationResolved
 │   ├── IdempotencyConflict
 │   ├── LedgerBusy
+│   │   └── LedgerUnreachable
 │   └── LedgerCorrupt
 └── RemoteError
     ├── BadRequest
@@ -30,11 +31,12 @@ OdographError              `.charged` says what became of the charge that was as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ __all__ = [
     "LedgerCorrupt",
     "LedgerError",
     "LedgerNotFound",
+    "LedgerUnreachable",
     "MissingExtra",
     "NotAuthenticated",
     "NotPermitted",
@@ -74,10 +77,13 @@ __all__ = [
     "explain",
     "listed_as",
     "load_extra",
+    "type_text",
     "with_usage",
+    "with_usages",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 
 class OdographError(Exception):
@@ -184,6 +190,10 @@ class LedgerBusy(LedgerError):
     """The store could not be reached in time; try again."""
 
 
+class LedgerUnreachable(LedgerBusy):
+    """The database server cannot be reached, or lets nobody in; nothing was sent to it."""
+
+
 class LedgerCorrupt(LedgerError):
     """An entry does not follow from the ones before it."""
 
@@ -236,14 +246,40 @@ def with_usage(usage: str) -> Callable[[_F], _F]:
             try:
                 return function(*args, **kwargs)
             except TypeError as problem:
-                trace = problem.__traceback__
-                if trace is None or trace.tb_next is not None:  # it was raised inside the function
+                if _takes(function, args, kwargs):  # it was raised inside the function
                     raise
                 raise TypeError(f"{problem}: {usage}") from None
 
         return cast("_F", call)
 
     return decorate
+
+
+def _takes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def with_usages(usages: Mapping[str, str]) -> Callable[[type[_T]], type[_T]]:
+    """Do so for the methods that a class defines itself, by their names."""
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        for name in usages.keys() & vars(cls).keys():
+            setattr(cls, name, with_usage(usages[name])(vars(cls)[name]))
+        return cls
+
+    return decorate
+
+
+def type_text(value: object) -> str:
+    """Return what a value is, for a message that does not show it: an int, the class PureDP, None."""
+    if value is None or isinstance(value, type):
+        return "None" if value is None else f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0].casefold() in 'aeio' else 'a'} {name}"
 
 
 def explain(problem: Exception) -> str:
@@ -280,6 +316,7 @@ ERROR_TABLE: dict[type[OdographError], ErrorRow] = {
     ReservationResolved: ErrorRow(status=409, exit_code=5, retryable=False),
     IdempotencyConflict: ErrorRow(status=422, exit_code=5, retryable=False),
     LedgerBusy: ErrorRow(status=503, exit_code=6, retryable=True),
+    LedgerUnreachable: ErrorRow(status=503, exit_code=6, retryable=True),
     LedgerCorrupt: ErrorRow(status=500, exit_code=5, retryable=False),
     RemoteError: ErrorRow(status=502, exit_code=6, retryable=False),
     BadRequest: ErrorRow(status=400, exit_code=2, retryable=False),

@@ -26,6 +26,8 @@ from odograph.errors import (
     InvalidGuarantee,
     ReservationResolved,
     UnprovenComposition,
+    type_text,
+    with_usage,
 )
 from odograph.integrations import cost_of, guarded, is_interactive, name_of, states_cost
 from odograph.ledger.results import BaseReservation, Reservation
@@ -473,7 +475,7 @@ def _started(charge: _Charge, start: Callable[..., Any], args: tuple[Any, ...], 
     if made is None or isinstance(made, (*_PLAIN, *_ASYNCHRONOUS)):
         _unfinished(made)  # closes a coroutine
         raise UnprovenComposition(
-            f"{charge.name} returned something that answers no queries (a {type(made).__name__}); it was charged and"
+            f"{charge.name} returned something that answers no queries ({type_text(made)}); it was charged and"
             " is not released. Return a function, a generator or an object with methods, or use run for a one-shot"
             " answer"
         )
@@ -569,10 +571,10 @@ def _priced(  # noqa: PLR0913  a run is the list of its arguments
 
 def _evaluated(cost: Cost, mechanism: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarantee:
     """Return a cost that may be a function of the mechanism's settings."""
-    if not isinstance(cost, Guarantee) and callable(cost):
+    if not isinstance(cost, Guarantee | type) and callable(cost):
         cost = cost(**_settings(mechanism, cost, args, kwargs))
     if not isinstance(cost, Guarantee):
-        raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got a {name_of(cost)})")
+        raise InvalidGuarantee(f"cost must be a guarantee, such as PureDP(0.1) (got {type_text(cost)})")
     return cost
 
 
@@ -620,8 +622,7 @@ def check_account(account: object, who: str) -> None:
         )
     if not _is_account(account):
         raise InvalidArgument(
-            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got"
-            f" {f'the class {account.__name__}' if isinstance(account, type) else f'a {type(account).__name__}'})"
+            f"{who} needs an account, such as Accountant(policy) or ledger.account(name) (got {type_text(account)})"
         )
 
 
@@ -629,6 +630,7 @@ def _is_account(thing: object) -> bool:
     return callable(getattr(type(thing), "spending", None))
 
 
+@with_usage("a session is opened on an account: `with session(account) as s:`")
 def session(account: Account) -> Session:
     """Return a session on an account, for `with odograph.session(account) as s:`."""
     return Session(account)
@@ -642,10 +644,12 @@ def private(cost: Cost) -> Callable[[Callable[_P, _T]], Private[_P, _T]]:
     """
     if _is_being_defined(cost):
         raise InvalidGuarantee(f"{_WITH_COST} (got the function {name_of(cost)} in place of a cost)")
+    if isinstance(cost, type) or not (isinstance(cost, Guarantee) or callable(cost)):
+        raise InvalidGuarantee(f"{_WITH_COST} (got {cost!r} in place of a cost)")
 
     def mark(mechanism: Callable[_P, _T]) -> Private[_P, _T]:
         if callable(cost) and not callable(mechanism):  # decorated without a cost, where that could not be seen
-            raise InvalidGuarantee(f"{_WITH_COST} (got a {type(mechanism).__name__} in place of a mechanism)")
+            raise InvalidGuarantee(f"{_WITH_COST} (got {type_text(mechanism)} in place of a mechanism)")
         return _Marked(mechanism, cost)
 
     return mark
@@ -788,7 +792,7 @@ def _as_written(cost: Guarantee) -> Guarantee:
 def _not_callable(mechanism: object) -> InvalidGuarantee:
     kind = type(mechanism)
     return InvalidGuarantee(
-        f"mechanism must be callable, such as a function (got a {kind.__name__}); nothing was charged"
+        f"mechanism must be callable, such as a function (got {type_text(mechanism)}); nothing was charged"
         + _MEANT.get(kind.__module__.partition(".")[0], "")
     )
 

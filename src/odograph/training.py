@@ -19,7 +19,7 @@ from odograph.core.odometers import RenyiOdometer
 from odograph.core.planning import AccountState, how_many
 from odograph.core.policy import Compiled, Policy, refuse_old_words
 from odograph.display import card, facts, one_line, table
-from odograph.errors import InvalidPolicy
+from odograph.errors import InvalidPolicy, with_usage
 
 __all__ = ["Setting", "TrainingPlan", "dpsgd_policy"]
 
@@ -61,6 +61,7 @@ class TrainingPlan:
         return "\n".join(lines)
 
 
+@with_usage("a plan is made like dpsgd_policy(3, 1e-6, sample_rates=[0.01], noise_multipliers=[1.1])")
 def dpsgd_policy(  # noqa: PLR0913  a policy is the list of its choices
     epsilon: Numeric,
     delta: Numeric,

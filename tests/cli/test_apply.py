@@ -97,7 +97,7 @@ def document(*arguments: str) -> dict[str, Any]:
 def test_what_is_missing_is_opened_once_and_what_was_declared_is_there(url: str) -> None:
     code, output = apply(FILE, url, "--dry-run")
     assert code == 0
-    assert "would open maps below census-2030: (0.1, 3.33333e-07)-DP for each person" in output
+    assert "would open maps below census-2030: (0.1, 3.334e-07)-DP for each person" in output
     assert "would close 2029" in output
     assert output.endswith(": this was a dry run\n")
     code, output = apply(FILE, url)

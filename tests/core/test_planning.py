@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -317,3 +318,45 @@ def test_prices_on_the_roomiest_alternative_add_up_to_what_is_used(asked: list[t
 def test_without_a_limit_no_alternative_is_the_roomiest() -> None:
     compiled = compile_policy(Policy(None, 1e-6))
     assert odo.planning.roomiest(compiled, compiled.start) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        odo.PureDP(3),
+        odo.GDP("2.3456789"),
+        odo.ApproxDP(3, Fraction(1, 3 * 10**8)),
+        odo.ProbDP(3, Fraction(1, 3 * 10**8)),
+        odo.ZCDP(5, Fraction(1, 3 * 10**8)),
+        odo.parallel([odo.PureDP(3)] * 4 + [odo.GDP(2), odo.PureDP("0.7")]),
+        odo.guarantees.Interactive(odo.parallel([odo.PureDP(3), odo.GDP(2)])),
+        odo.guarantees.DiscreteGaussian("0.3"),
+        odo.subsampled_gaussian(0.01, 2, 10**5),
+    ],
+    ids=lambda asked: asked.brief(),
+)
+def test_an_offer_fits_when_it_is_typed_back_and_has_four_digits(asked: odo.Guarantee) -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    account.spend(odo.PureDP("0.0123456789"))
+    names = {**vars(odo.guarantees), "parallel": odo.parallel, "subsampled_gaussian": odo.subsampled_gaussian}
+    text = str(account.decide(asked)).partition("The largest that fits is ")[2]
+    assert account.decide(eval(text, names))  # noqa: S307  as a person types it
+    for number in re.findall(r"(?<![\w.])\d[\d.]*(?:e-?\d+)?", text):
+        assert len(re.sub(r"e.*|\.", "", number).strip("0")) <= 4, text
+
+
+def test_the_last_crumbs_of_a_budget_are_told_without_rows_of_zeros() -> None:
+    account = odo.Accountant(odo.Policy(1, 1e-6))
+    largest = account.largest(odo.PureDP)
+    assert largest is not None
+    account.spend(largest)
+    assert "less than 0.01% of the budget is left; PureDP(0.1) needs 10%." in str(account.decide(odo.PureDP(0.1)))
+    assert "less than 0.01% of the budget is left; PureDP(1e-06) needs more." in str(account.decide(odo.PureDP(1e-6)))
+
+
+def test_a_promise_is_told_by_four_digits_rounded_up() -> None:
+    policy = odo.Policy(0.1 + 0.2, Fraction(1, 3 * 10**6), filter="basic")
+    assert policy.target == "(0.3, 3.334e-07)-DP"
+    assert repr(odo.Accountant(policy)).startswith("<Accountant epsilon=0.3, delta=3.334e-07: ")
+    assert odo.Policy(rho=Fraction(1, 3)).target == "0.3334-zCDP"
+    assert odo.Policy(mu=Fraction(2, 3)).target == "0.6667-GDP"

@@ -499,12 +499,12 @@ def test_a_policy_and_what_it_compiles_to_are_read_back(name: str) -> None:
 def test_promises_in_words_and_numbers() -> None:
     assert {name: policy.promise for name, policy in POLICIES.items()} == {
         "rho": "0.5-zCDP for each person (add-remove)",
-        "rho with delta": "1e-06-approximate 0.333333-zCDP for each person (add-remove)",
+        "rho with delta": "1e-06-approximate 0.3334-zCDP for each person (add-remove)",
         "mu": "1-GDP for each person (add-remove)",
         "mu with delta": "1e-05-approximate 0.7-GDP for each person (add-remove)",
         "no limit": "no limit; readings hold with probability at least 1 - 1e-06 for each person (add-remove)",
         "no limit, slack": (
-            "no limit; readings hold with probability at least 1 - 1.05083e-05 for each person (add-remove)"
+            "no limit; readings hold with probability at least 1 - 1.051e-05 for each person (add-remove)"
         ),
     }
     assert POLICIES["rho"].promise_to_dict()["rho"] == 0.5

@@ -554,7 +554,7 @@ def test_linear_regression_uses_more_than_it_reports(monkeypatch: pytest.MonkeyP
 def test_what_is_no_account_is_refused_at_once(thing: Untyped) -> None:
     with pytest.raises(odo.errors.InvalidArgument, match=r"needs an account, such as Accountant\(policy\)") as caught:
         BudgetAccountant(thing)
-    assert str(caught.value).endswith(f"(got a {type(thing).__name__})")
+    assert str(caught.value).endswith(f"(got {odo.errors.type_text(thing)})")
 
 
 def test_a_policy_without_an_epsilon_has_none_to_tell() -> None:

@@ -321,3 +321,19 @@ def test_a_role_that_may_only_append_keeps_the_table_and_cannot_change_it(postgr
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DROP OWNED BY appending_job")
         connection.execute("DROP ROLE appending_job")
+
+
+def test_a_reservation_says_who_made_it_of_how_much_and_until_when() -> None:
+    with odo.connect("memory://", principal="ana") as ledger:
+        open_accounts(ledger)
+        mine = ledger.account("top").reserve(odo.PureDP("0.123456"), expires=3600)
+        theirs = ledger.acting_as("ben").account("top").reserve(COST)
+        assert [one.receipt.principal for one in ledger.account("top").pending] == ["ana", "ben"]
+        assert ledger.reservation(theirs.id).receipt.principal == "ben"
+        assert repr(mine).startswith(f"<Reservation {mine.id}: PureDP(0.1235) of top by ana, made ")
+        assert f"voidable until {mine.expires:%Y-%m-%d %H:%M:%S} UTC>" in repr(mine)
+        shown = theirs._repr_html_()
+        for text in (theirs.id, "PureDP(0.01) of top", ">by<", ">ben<", ">made<", ">can be voided until<"):
+            assert text in shown
+        ledger.erase_principal("ben")
+        assert ledger.reservation(theirs.id).receipt.principal == "erased"

@@ -24,7 +24,7 @@ from charge_history import charges
 
 import odograph as odo
 from odograph import Accountant, BudgetExceeded, Guarantee, Policy, PureDP, UnprovenComposition, private, session
-from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee
+from odograph.errors import AccountClosed, InvalidArgument, InvalidGuarantee, type_text
 
 TENTH = PureDP(0.1)
 SOURCE = str(sys.modules[odo.Session.__module__].__file__)
@@ -207,7 +207,7 @@ def test_a_mechanism_that_cannot_be_called_is_not_charged(
     cost: Guarantee | Callable[[], Guarantee] | None,
 ) -> None:
     account = opened()
-    says = rf"mechanism must be callable, .* \(got a {type(mechanism).__name__}\); nothing was charged"
+    says = rf"mechanism must be callable, .* \(got {type_text(mechanism)}\); nothing was charged"
     with session(account) as s:
         with pytest.raises(InvalidGuarantee, match=says) as caught:
             s.run(mechanism, [1], cost=cost)
@@ -265,7 +265,7 @@ def test_a_wrapper_that_adds_an_argument_is_called_with_its_own() -> None:
 def test_a_session_of_what_is_no_account_is_refused_at_once(thing: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises(odo.errors.InvalidArgument, match=r"needs an account, such as Accountant\(policy\)") as caught:
         session(thing)
-    assert str(caught.value).endswith(f"(got a {type(thing).__name__})")
+    assert str(caught.value).endswith(f"(got {type_text(thing)})")
 
 
 def test_a_session_runs_only_while_it_is_open() -> None:

@@ -366,7 +366,7 @@ def test_a_version_that_another_process_has_left_behind_is_not_missed(
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [("sqlite:///x.db", "'sqlite:///x.db'"), ("postgresql://ana:hunter2@db/x", "a str"), (None, "a NoneType")],
+    [("sqlite:///x.db", "'sqlite:///x.db'"), ("postgresql://ana:hunter2@db/x", "a str"), (None, "None")],
 )
 def test_a_ledger_that_is_none_is_refused_by_name_and_without_a_password(
     tmp_path: Path,

@@ -82,8 +82,8 @@ def test_an_address_that_no_engine_reaches_is_refused_and_no_folder_is_made(
         ("a\0b", r"'a\x00b'"),
         ("caf\udce9", r"'caf\udce9'"),
         (b"people", "a bytes"),
-        (None, "a NoneType"),
-        (3, "a int"),
+        (None, "None"),
+        (3, "an int"),
     ],
 )
 def test_what_is_not_the_path_of_a_folder_is_refused(

@@ -387,13 +387,13 @@ def test_reservations_that_were_resolved_meanwhile_are_no_fault_of_the_ledger(
 def test_a_page_reads_so_many_reservations_and_a_form_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Anyone who may reserve could otherwise make these pages read without bound."""
     read: list[str] = []
-    reservation = LocalBackend.reservation
+    reserved = LocalBackend.reserved
 
-    def count_and_read(backend: LocalBackend, name: str) -> odo.Receipt:
+    def count_and_read(backend: LocalBackend, name: str) -> object:
         read.append(name)
-        return reservation(backend, name)
+        return reserved(backend, name)
 
-    monkeypatch.setattr(LocalBackend, "reservation", count_and_read)
+    monkeypatch.setattr(LocalBackend, "reserved", count_and_read)
     owner, bound = (Caller("ana", Role.OWNER, "", names) for names in (None, frozenset({"other"})))
     with odo.connect("memory://") as ledger:
         account = ledger.open_account("census", PLAIN)

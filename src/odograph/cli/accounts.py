@@ -20,7 +20,7 @@ import typer
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from odograph.account import spent_text
+from odograph.account import caution_of_delta, spent_text
 from odograph.cli.options import (
     CostOptions,
     Key,
@@ -167,6 +167,7 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
     )
     with progress("solving the exact filter", quiet=options.json) as report:
         compiled = compile_policy(policy, progress=report)
+    _warn_of_large_delta(policy)
     with options.ledger() as ledger:
         try:
             account = ledger.open_account(
@@ -181,6 +182,11 @@ def open_(  # noqa: PLR0913  each is one choice, which cannot be changed later
         lines = [f"opened {name} in {ledger.url}: {policy.promise}, by the filter {policy.filter_text}"]
         lines += [f"lifetime promise {lifetime}"] if lifetime else []
         print_result(account.describe() | {"url": ledger.url}, "\n".join(lines), as_json=options.json)
+
+
+def _warn_of_large_delta(policy: Policy) -> None:
+    if text := caution_of_delta(policy.delta):
+        typer.echo(f"odograph: warning: {text}", err=True)
 
 
 @with_options
@@ -1022,6 +1028,7 @@ def _carry_out(
             if not dry_run:
                 with progress(f"solving for {one.name}", quiet=options.json) as report:
                     compiled = compile_policy(one.policy, progress=report)
+                _warn_of_large_delta(one.policy)
                 ledger.open_account(
                     one.name,
                     compiled,

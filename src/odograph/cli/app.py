@@ -94,7 +94,7 @@ class _Group(TyperGroup):
         except OdographError as error:
             message = str(error)
             if ctx.invoked_subcommand in _CHARGING:
-                message = f"{message.removesuffix('.')}. {_CHARGED[error.charged]}"
+                message = f"{message}{'' if message.endswith(('.', '?')) else '.'} {_CHARGED[error.charged]}"
             decision = error.decision.to_dict() if isinstance(error, BudgetExceeded) else None
             _print_error(type(error).__name__, message, as_json, charged=error.charged, decision=decision)
             raise typer.Exit(exit_code(error)) from error

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
 
-from odograph.account import SPEND_USAGE, check_page, microseconds
+from odograph.account import USAGES, check_page, microseconds, warn_of_large_delta
 from odograph.client.backend import Operations
 from odograph.client.transport import CONNECTIONS, Attempt, Caller, Pause, Pool, Steps
 from odograph.compile import Certification, certification
@@ -31,12 +31,12 @@ from odograph.errors import (
     InvalidArgument,
     LedgerError,
     ReservationNotFound,
-    with_usage,
+    with_usages,
 )
 from odograph.ledger.backend import Opened
 from odograph.ledger.entries import check_name
 from odograph.ledger.epochs import current_account
-from odograph.ledger.ledger import SPENDS_USAGE, balance_in, head_for, name_error, page_of
+from odograph.ledger.ledger import LEDGER_USAGES, balance_in, head_for, name_error, page_of
 from odograph.ledger.results import (
     BaseReservation,
     Checkpoint,
@@ -149,6 +149,7 @@ class AsyncReservation(BaseReservation):
         return receipt
 
 
+@with_usages(USAGES)
 class AsyncAccount:
     """One account behind a service, with the members of `Account`; those that ask the service are awaited.
 
@@ -234,7 +235,6 @@ class AsyncAccount:
         """Return how many reservations charged here were voided."""
         return await self._run(self._operations.voids(self.name))
 
-    @with_usage(SPEND_USAGE)
     async def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge none.
 
@@ -350,6 +350,7 @@ class AsyncAccount:
         return balance_in(balances, self._opened, self._ledger.url)
 
 
+@with_usages(LEDGER_USAGES)
 class AsyncLedger:
     """The accounts behind a service, with the verbs of `Ledger` to be awaited; made by `odograph.aconnect`.
 
@@ -389,7 +390,10 @@ class AsyncLedger:
     ) -> AsyncAccount:
         """Open an account, as `Ledger.open_account` does."""
         above, before = await self._name_of(parent, "parent"), await self._name_of(successor_of, "successor_of")
-        await self._run(self.operations.open(head_for(name, policy, above, before, dataset), policy, key, note))
+        head = head_for(name, policy, above, before, dataset)
+        warn_of_large_delta(policy, above=2)  # a coroutine runs after its wrapper has returned
+        async with self._suggesting((above, before)):
+            await self._run(self.operations.open(head, policy, key, note))
         return await self.account(name)
 
     async def _name_of(self, account: AsyncAccount | str | None, field: str) -> str:
@@ -400,12 +404,18 @@ class AsyncLedger:
             return account.name
         return "" if account is None or account == "" else check_name(account, field)
 
+    @asynccontextmanager
+    async def _suggesting(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """Complete an error about an account that is not there by the name that was probably meant."""
+        try:
+            yield
+        except AccountNotFound as problem:
+            raise name_error(problem, names, await self._run(self.operations.balances())) from None
+
     async def account(self, name: str) -> AsyncAccount:
         """Return an account that was opened before."""
-        try:
+        async with self._suggesting([name]):
             return AsyncAccount(self, await self._run(self.operations.opened(name)))
-        except AccountNotFound as problem:
-            raise name_error(problem, name, await self._run(self.operations.balances())) from None
 
     async def current(self, name: str) -> AsyncAccount:
         """Return the newest account of a budget that renews, as `Ledger.current` does."""
@@ -416,10 +426,10 @@ class AsyncLedger:
         """Return all accounts that the key may see, in the order of their names."""
         return tuple([await self.account(name) for name in await self._run(self.operations.balances())])
 
-    @with_usage(SPENDS_USAGE)
     async def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit."""
-        return await self._run(self.operations.charge("spend", costs, key, note))
+        async with self._suggesting(costs):
+            return await self._run(self.operations.charge("spend", costs, key, note))
 
     async def reserve(
         self,
@@ -431,11 +441,13 @@ class AsyncLedger:
     ) -> AsyncReservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
         steps = self.operations.charge("reserve", costs, key, note, microseconds(expires))
-        return AsyncReservation(self, await self._run(steps))
+        async with self._suggesting(costs):
+            return AsyncReservation(self, await self._run(steps))
 
     async def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Return whether several accounts would admit their costs together; spend nothing."""
-        return await self._run(self.operations.decide(costs))
+        async with self._suggesting(costs):
+            return await self._run(self.operations.decide(costs))
 
     async def commit(self, reservation: str, *, note: str = "") -> Receipt:
         """Confirm a reservation: its mechanism was run, or may have been. Works after it expired, and again."""

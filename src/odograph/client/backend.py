@@ -182,6 +182,8 @@ class Operations:
         except Refusal as refusal:
             refused = refusal.form
         else:
+            if self._who and not receipt.principal:
+                receipt = receipt._replace(principal=part_of(self._who, "principal", str))
             # A key that was made here was never used before: an answer that was asked for again is the first.
             return receipt._replace(repeated=False) if key is None else receipt
         raise BudgetExceeded(decision_of(refused, (yield from self._meters([refused]))))
@@ -588,7 +590,10 @@ def receipt_of(form: Form) -> Receipt:
     unsure = tuple(form.get("uncertified", ()))  # a service of version 0.1 does not send it
     time, again = _time(form["time"]), form["repeated"]
     notes = tuple(form.get("notes", ()))
-    return Receipt(form["verb"], form["key"], time, lines, expires, lifetimes, again, unsure, notes=notes)
+    who = str(form.get("principal", ""))  # nor this
+    return Receipt(
+        form["verb"], form["key"], time, lines, expires, lifetimes, again, unsure, notes=notes, principal=who
+    )
 
 
 @understood

@@ -19,7 +19,7 @@ from odograph.client.backend import lifetime_of, maybe_of, part_of, understood
 from odograph.client.transport import Transport, quoted
 from odograph.core.guarantees import Guarantee, PureDP, guarantee_from_dict
 from odograph.core.policy import Compiled, Policy
-from odograph.errors import EntryNotFound, IdempotencyConflict, InvalidArgument, InvalidGuarantee
+from odograph.errors import EntryNotFound, IdempotencyConflict, InvalidArgument, InvalidGuarantee, type_text
 from odograph.ledger.entries import check_key, check_name, check_note
 from odograph.population.engines.numpy import NumpyEngine
 from odograph.population.population import Round
@@ -107,7 +107,7 @@ class RemotePopulation:
         if isinstance(prices, Guarantee):
             return self._charge_everyone(prices, {}, key, note)
         if not isinstance(prices, Prices):
-            raise InvalidGuarantee(f"prices must be a guarantee or Prices (got a {type(prices).__name__})")
+            raise InvalidGuarantee(f"prices must be a guarantee or Prices (got {type_text(prices)})")
         columns: _Columns = {"which": prices.which}
         if prices.table is not None:
             columns = _path_of(prices.table)
@@ -229,9 +229,7 @@ def _people(ids: Any) -> _Columns:  # noqa: ANN401  a list, an array, a path
 def _path_of(table: object) -> Path:
     """Return the path of a Parquet file: no other table can be sent."""
     if not isinstance(table, str | Path):
-        raise InvalidArgument(
-            f"a table must be the path of a Parquet file for a service (got a {type(table).__name__})"
-        )
+        raise InvalidArgument(f"a table must be the path of a Parquet file for a service (got {type_text(table)})")
     return Path(table)
 
 

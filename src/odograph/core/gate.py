@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision", "Price", "Totals", "decide"]
 
+_LITTLE = Fraction(1, 10_000)  # of a budget
 _MUCH = 2  # times nearer: then a refusal is told by that alternative
 
 
@@ -199,6 +200,7 @@ class Decision(NamedTuple):
             offer = "A smaller request was not searched for"
         else:
             offer = _no_offer(self.request)
+            offer += " any more" * (offer.endswith("fits") and self.totals.steps > 0)
         return f"{self._shortage(request)}. {offer}"
 
     def _shortage(self, request: str) -> str:
@@ -258,7 +260,8 @@ def _budget_shortage(request: str, needs: Sequence[tuple[Fraction, Fraction]], *
         chosen = nearest if _MUCH * _excess(nearest) < _excess(roomiest) else roomiest
     left, there = (_percent(1 - part, ROUND_FLOOR) for part, _ in (roomiest, chosen))
     aside = f" ({there} by the meter that comes nearest)" if left != there else ""
-    return f"{_left(1 - roomiest[0])}{aside}; {request} needs {_percent(chosen[1], ROUND_CEILING)}"
+    need = _percent(chosen[1], ROUND_CEILING) if chosen[1] >= _LITTLE else "more"
+    return f"{_left(1 - roomiest[0])}{aside}; {request} needs {need}"
 
 
 def _excess(one: tuple[Fraction, Fraction]) -> Fraction:
@@ -272,7 +275,9 @@ def _left(part: Fraction) -> str:
 
 
 def _percent(part: Fraction, rounding: str) -> str:
-    """Write a part by two significant digits of a percent."""
+    """Write a part by two significant digits of a percent; the last crumbs of a budget have too many zeros."""
+    if 0 < part < _LITTLE:
+        return "less than 0.01%"
     whole = Context(prec=2, rounding=rounding).divide(100 * part.numerator, part.denominator)
     return f"{whole:,f}%"
 
@@ -294,7 +299,7 @@ def _no_offer(request: Guarantee | None) -> str:
             return f"With more than {MOST_DIFFERENT} different parts a smaller request is not searched for"
         if any(part.kind in ("rdp", "mechanism") for part in request.different):
             return "Parts that are curves or mechanisms have no single size, so no smaller request is offered"
-    return "No request of this kind fits any more"
+    return "No request of this kind fits"
 
 
 def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Guarantee | None = None) -> Decision:

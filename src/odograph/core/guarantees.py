@@ -69,6 +69,7 @@ _FORM: Final = 1  # version of the written form
 _LONGEST_NAME: Final = 200
 _OFFER_DIGITS: Final = 12  # significant digits of an offered sigma
 _LARGEST_RATIO: Final = 10**150  # sensitivity over sigma: its square is a float; there is no privacy long before
+_CALL: Final = "subsampled_gaussian(sampling_rate="  # how the name of such runs begins
 _MOST_SHOWN: Final = 8  # different parts of a `Parallel`, in a message
 MOST_DIFFERENT: Final = 16  # parts of a `Parallel` for which a smaller one is searched and offered
 MOST_POINTS: Final = 200  # of the curve of a `Mechanism` for which fewer steps are searched and offered
@@ -147,8 +148,9 @@ class Guarantee:
     def brief(self, *, offered: bool = False) -> str:
         """Return it for people, with four significant digits: a cost rounded up; an offer down, so that it fits."""
         if offered and self.size in self.__match_args__:
-            size = read(getattr(self, self.size), self.size)
-            return str(self.resize(decimal_below(size, BRIEF_DIGITS)) if size else self)
+            numbers = {name: read(getattr(self, name), name) for name in (self.size, "delta") if hasattr(self, name)}
+            shorter = {name: decimal_below(one, BRIEF_DIGITS) for name, one in numbers.items() if one}
+            return str(replace(self, **shorter))
         return str(self) if offered else self._format(_brief)
 
     def _format(self, show: Callable[[object], str]) -> str:
@@ -472,9 +474,10 @@ class Mechanism(Guarantee):
         curve = fields["curve"]
         return cls(**{**fields, "curve": None if curve is None else guarantee_from_dict(curve)})
 
-    def brief(self, *, offered: bool = False) -> str:  # noqa: ARG002  steps are whole
-        """Return the steps and the name."""
-        return str(self)
+    def brief(self, *, offered: bool = False) -> str:
+        """Return the steps and the name; of an offer the call that makes it, where that is known."""
+        is_call = offered and self.name.startswith(_CALL) and self.name.endswith(")")
+        return f"{self.name[:-1]}, steps={self.steps})" if is_call else str(self)
 
     def __str__(self) -> str:
         return f"{self.steps} x {self.name}"
@@ -520,8 +523,14 @@ class Parallel(Guarantee):
         return found
 
     def brief(self, *, offered: bool = False) -> str:
-        """Return the different parts, each in brief."""
-        return self._listed(lambda part: part.brief(offered=offered))
+        """Return the different parts, each in brief; of an offer the call that makes it."""
+        if not offered:
+            return self._listed(lambda part: part.brief())
+        shown = [(part.brief(offered=True), count) for part, count in self.different.most_common()]
+        lists = [f"[{text}] * {count}" for text, count in shown if count > 1]
+        if single := [text for text, count in shown if count == 1]:
+            lists.append(f"[{', '.join(single)}]")
+        return f"parallel({' + '.join(lists)})"
 
     def __str__(self) -> str:
         return self._listed(str)

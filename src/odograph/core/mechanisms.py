@@ -22,7 +22,7 @@ from odograph.core.conversions import laplace_to_zcdp, largest_mu
 from odograph.core.fixed_point import Numeric, read, tidy, up
 from odograph.core.guarantees import GDP, RDP, ZCDP, DiscreteGaussian, Guarantee, Mechanism, Parallel, PureDP
 from odograph.core.value_iteration import Kernel, blocks_alone, spread
-from odograph.errors import InvalidArgument, InvalidGuarantee, InvalidPolicy, UnprovenComposition
+from odograph.errors import InvalidArgument, InvalidGuarantee, InvalidPolicy, UnprovenComposition, with_usage
 
 __all__ = [
     "NOISES",
@@ -290,6 +290,9 @@ def _ratio(top: Numeric, bottom: Numeric, top_name: str, bottom_name: str) -> Nu
     return tidy(read(top, top_name) / noise)
 
 
+@with_usage(
+    "the noise is given by its scale, as in laplace(scale=10, sensitivity=1); an epsilon alone is PureDP(0.1)"
+)
 def laplace(scale: Numeric, sensitivity: Numeric = 1) -> PureDP:
     """Return the guarantee of Laplace noise of the given scale.
 
@@ -299,6 +302,7 @@ def laplace(scale: Numeric, sensitivity: Numeric = 1) -> PureDP:
     return PureDP(_ratio(sensitivity, scale, "laplace(sensitivity)", "laplace(scale)"))
 
 
+@with_usage("the noise is given by its scale, as in laplace_zcdp(scale=10, sensitivity=1)")
 def laplace_zcdp(scale: Numeric, sensitivity: Numeric = 1) -> ZCDP:
     """Return the zCDP guarantee of Laplace noise, smaller than that of an arbitrary epsilon-DP mechanism.
 
@@ -310,6 +314,7 @@ def laplace_zcdp(scale: Numeric, sensitivity: Numeric = 1) -> ZCDP:
     return ZCDP(laplace_to_zcdp(float(epsilon)) if read(epsilon, "epsilon") <= 1000 else epsilon)
 
 
+@with_usage("the noise is given by its standard deviation, as in gaussian(sigma=25, sensitivity=1)")
 def gaussian(sigma: Numeric, sensitivity: Numeric = 1) -> GDP:
     """Return the guarantee of Gaussian noise of standard deviation `sigma`.
 
@@ -319,6 +324,7 @@ def gaussian(sigma: Numeric, sensitivity: Numeric = 1) -> GDP:
     return GDP(_ratio(sensitivity, sigma, "gaussian(sensitivity)", "gaussian(sigma)"))
 
 
+@with_usage("the noise is given by its sigma, as in discrete_gaussian(sigma=25, sensitivity=1)")
 def discrete_gaussian(
     sigma: Numeric, sensitivity: Numeric = 1, dimension: int = 1, grid: Numeric = 1
 ) -> DiscreteGaussian:
@@ -334,6 +340,7 @@ def discrete_gaussian(
     return DiscreteGaussian(sigma, sensitivity, dimension, grid)
 
 
+@with_usage("it is given by its epsilon, as in exponential(epsilon=0.1)")
 def exponential(epsilon: Numeric) -> PureDP:
     """Return the guarantee of an exponential mechanism run at `epsilon`.
 
@@ -343,6 +350,7 @@ def exponential(epsilon: Numeric) -> PureDP:
     return PureDP(epsilon)
 
 
+@with_usage("it is given by its epsilon, as in exponential_zcdp(epsilon=0.1)")
 def exponential_zcdp(epsilon: Numeric) -> ZCDP:
     """Return the zCDP guarantee of an exponential mechanism, a quarter of what epsilon-DP alone would give.
 
@@ -352,6 +360,7 @@ def exponential_zcdp(epsilon: Numeric) -> ZCDP:
     return ZCDP(tidy(read(epsilon, "exponential_zcdp(epsilon)") ** 2 / 8))
 
 
+@with_usage("it takes one list or dictionary, as in parallel([PureDP(0.1), PureDP(0.2)])")
 def parallel(parts: Mapping[str, Guarantee] | Sequence[Guarantee], *, data: str = "static") -> Parallel:
     """Return the guarantee of one mechanism on each of several disjoint parts of the data, as one step.
 
@@ -371,6 +380,7 @@ def parallel(parts: Mapping[str, Guarantee] | Sequence[Guarantee], *, data: str 
     return Parallel(tuple(parts.values()) if isinstance(parts, Mapping) else parts)  # type: ignore[arg-type]
 
 
+@with_usage("it is given by how often it tells the truth, as in randomized_response(truth=0.75)")
 def randomized_response(truth: Numeric, categories: int = 2) -> PureDP:
     """Return the guarantee of answering truthfully with probability `truth`, else another answer uniformly.
 
@@ -407,6 +417,7 @@ def sampling_settings(sampling_rate: Numeric, noise_multiplier: Numeric) -> tupl
     return float(rate), float(noise)
 
 
+@with_usage("a run is given as in subsampled_gaussian(sampling_rate=0.01, noise_multiplier=1.1, steps=100)")
 def subsampled_gaussian(sampling_rate: Numeric, noise_multiplier: Numeric, steps: int = 1) -> Mechanism:
     """Return `steps` runs of a Poisson-subsampled Gaussian: priced by its name on a menu, or by its Rényi curve.
 

@@ -299,11 +299,11 @@ class Policy:
     @property
     def target(self) -> str:
         """What is promised, in brief: (1, 1e-06)-DP, 0.5-zCDP, 1e-06-approximate 1-GDP, no limit."""
-        delta = float(self.delta)  # a fraction has no such form in Python 3.11
+        delta = brief_above(self.delta)
         if self.epsilon is not None:
-            return f"({float(self.epsilon):g}, {delta:g})-DP"
+            return f"({brief_above(self.epsilon)}, {delta})-DP"
         if self.total is not None:
-            return f"{delta:g}-approximate {self.total.promised}" if delta else self.total.promised
+            return f"{delta}-approximate {self.total.promised}" if self.delta else self.total.promised
         return "no limit"
 
     @property
@@ -311,7 +311,8 @@ class Policy:
         """What is promised, and to whom: (1, 1e-06)-DP for each person (add-remove)."""
         whom = f"for each {self.privacy_unit} ({self.neighbors})"
         if self.is_unlimited:
-            return f"{self.target}; readings hold with probability at least 1 - {self.delta_reading:g} {whom}"
+            level = brief_above(exact_of(self.delta_reading))
+            return f"{self.target}; readings hold with probability at least 1 - {level} {whom}"
         return f"{self.target} {whom}"
 
     def promise_to_dict(self) -> dict[str, Any]:

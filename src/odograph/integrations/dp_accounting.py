@@ -24,7 +24,14 @@ from odograph.core.fixed_point import Number, exact_of, exactly, read, up, writt
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism, PureDP
 from odograph.core.mechanisms import ORDERS, subsampled_gaussian
 from odograph.core.policy import Policy
-from odograph.errors import BudgetExceeded, InvalidArgument, InvalidGuarantee, UnprovenComposition, load_extra
+from odograph.errors import (
+    BudgetExceeded,
+    InvalidArgument,
+    InvalidGuarantee,
+    UnprovenComposition,
+    load_extra,
+    type_text,
+)
 
 __all__ = ["PrivacyAccountant", "cost_of", "heterogeneous_epsilon"]
 
@@ -96,9 +103,7 @@ def cost_of(event: Any, *, neighbors: str = "add-remove") -> Guarantee:  # noqa:
 def _check_known(event: Any) -> None:  # noqa: ANN401  untyped library
     """Raise unless the class of the event, and all its fields, are supported."""
     if not isinstance(event, dpe.DpEvent):
-        raise InvalidGuarantee(
-            f"event must be a DpEvent, such as GaussianDpEvent(1.0) (got a {type(event).__name__})"
-        )
+        raise InvalidGuarantee(f"event must be a DpEvent, such as GaussianDpEvent(1.0) (got {type_text(event)})")
     kind = type(event)
     understood = _FIELDS.get(kind.__name__)
     if understood is None or kind is not getattr(dpe, kind.__name__, None):
@@ -194,7 +199,7 @@ def _poisson_sampled(event: Any, neighbors: str) -> Mechanism:  # noqa: ANN401  
             raise InvalidGuarantee("event must be private (got a NonPrivateDpEvent)")
         if not isinstance(part, dpe.GaussianDpEvent):
             raise UnprovenComposition(
-                f"a PoissonSampledDpEvent must contain Gaussian events (got a {type(part).__name__}, for which no"
+                f"a PoissonSampledDpEvent must contain Gaussian events (got {type_text(part)}, for which no"
                 " curve is known)"
             )
         noise = _positive(part.noise_multiplier, "GaussianDpEvent.noise_multiplier")

@@ -31,7 +31,7 @@ from odograph.account import Account
 from odograph.core.fixed_point import Numeric, exact_of, exactly, float_above, float_below, read, up
 from odograph.core.guarantees import RDP, ZCDP, ApproxDP, DiscreteGaussian, Guarantee, Interactive, PureDP, one_shot
 from odograph.core.mechanisms import ORDERS
-from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition, load_extra
+from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenComposition, load_extra, type_text
 from odograph.sessions import check_account, session
 
 __all__ = ["AccountContext", "Collected", "context", "cost_of", "guarded", "noisy", "noisy_gaussian", "queryable"]
@@ -133,7 +133,7 @@ def _check_construction(measurement: Any) -> None:  # noqa: ANN401  untyped libr
         )
     if not isinstance(measurement, opendp.Measurement):
         raise InvalidGuarantee(
-            f"measurement must be an OpenDP Measurement, including its noise (got a {type(measurement).__name__})"
+            f"measurement must be an OpenDP Measurement, including its noise (got {type_text(measurement)})"
         )
     if _INTERACTIVE & (released := _released(measurement)) and _LISTS & released:
         raise UnprovenComposition(
@@ -345,7 +345,7 @@ def _sizes(cost: Guarantee) -> tuple[Numeric, ...]:
             return cost.rho, cost.delta
         case PureDP():
             return (cost.epsilon,)
-    raise InvalidGuarantee(f"cost must be one that OpenDP has a measure for (got a {type(cost).__name__})")
+    raise InvalidGuarantee(f"cost must be one that OpenDP has a measure for (got {type_text(cost)})")
 
 
 def _guarantee(measurement: Any, distance: Any, delta: Numeric | None) -> Guarantee:  # noqa: ANN401  untyped library
@@ -479,7 +479,7 @@ def queryable(
     check_account(account, "a queryable")
     if not isinstance(odometer, load_extra("opendp.mod").Odometer):
         raise InvalidArgument(
-            f"odometer must be an OpenDP Odometer (got a {type(odometer).__name__}); open compositors and filters"
+            f"odometer must be an OpenDP Odometer (got {type_text(odometer)}); open compositors and filters"
             " with account.interact(measurement, data)"
         )
     distance = _distance(odometer, account.policy.neighbors, d_in)  # raises now, and not at the first query

@@ -628,7 +628,7 @@ class LocalBackend:
             decision = decision._replace(notes=notes)
         try:
             if linked or not asks:
-                return self._receipt_of(own, linked)._replace(decision=decision, notes=notes)
+                return self._receipt_of(own, linked, self.principal)._replace(decision=decision, notes=notes)
         except LedgerError as problem:  # it was written all the same
             raise OutcomeUnknown(
                 "this was charged, but its receipt could not be read; ask again with the same key to get it",
@@ -639,15 +639,17 @@ class LocalBackend:
         lines = tuple([Line(one.account, one.sequence, asks[i].cost, one.seal) for i, one in enumerate(own)])
         expires = first.expires if first.detail else None
         unsure = tuple([ask.asked[0] for ask in asks if not ask.certified])
-        return Receipt(first.verb, first.key, first.time, lines, expires, (), False, unsure, decision, notes)  # noqa: FBT003
+        who = self.principal
+        return Receipt(first.verb, first.key, first.time, lines, expires, (), False, unsure, decision, notes, who)  # noqa: FBT003
 
-    def _receipt_of(self, own: Sequence[Entry], linked: Iterable[str]) -> Receipt:
-        """Return the receipt of some entries, reading what they do not hold."""
+    def _receipt_of(self, own: Sequence[Entry], linked: Iterable[str], principal: str) -> Receipt:
+        """Return the receipt of some entries of a principal, reading what they do not hold."""
         first = own[0]
         lines = tuple([Line(one.account, one.sequence, _guarantee_of(one), one.seal) for one in own])
         unsure = tuple([one.account for one in own if not self.opened(one.account).certified])
         lifetimes = self._lifetimes(linked)
-        return Receipt(first.verb, first.key, first.time, lines, first.expires, lifetimes, False, unsure)  # noqa: FBT003
+        found = Receipt(first.verb, first.key, first.time, lines, first.expires, lifetimes, False, unsure)  # noqa: FBT003
+        return found._replace(principal=principal)
 
     def _first_receipt(self, record: IdempotencyRecord, verb: str, key: str) -> Receipt:
         """Return the receipt of a request that was carried out before."""
@@ -657,7 +659,7 @@ class LocalBackend:
         own = [self.entry(*leg.own) for leg in legs]
         balances = self.store.balances([entry.account for entry in own])
         linked = [name for name, balance in balances.items() if balance.linked]
-        return self._receipt_of(own, linked)._replace(repeated=True)
+        return self._receipt_of(own, linked, self.principal)._replace(repeated=True)  # keys are of one principal
 
     def _refuse_voided(self, key: str, reservation: str) -> None:
         """Raise if the reservation that a key was used for was voided: it pays for nothing any more."""
@@ -680,16 +682,20 @@ class LocalBackend:
         name, sequence = parse_entry_id(reservation)
         found = self.store.entries(name, sequence, 1)
         if not found or found[0].verb != "reserve" or found[0].request_id != reservation:
-            raise ReservationNotFound(f"there is no reservation {shown(reservation)} in {self.store.url}")
+            other = f": the verb of that entry is {found[0].verb!r}" if found and found[0].id == reservation else ""
+            raise ReservationNotFound(f"there is no reservation {shown(reservation)} in {self.store.url}{other}")
         legs = legs_from_text(found[0].legs)
         return tuple(self.entry(*one) for leg in legs for one in reversed(leg.entries)), legs
 
     def reservation(self, reservation: str) -> Receipt:
         """Return the receipt of a reservation."""
+        return self._reservation(reservation, self.store.principals())
+
+    def _reservation(self, reservation: str, names: Mapping[str, str]) -> Receipt:
         entries, legs = self.reserved(reservation)
         asked = {leg.own for leg in legs}
         own = [entry for entry in entries if (entry.account, entry.sequence) in asked]
-        return self._receipt_of(own, ())
+        return self._receipt_of(own, (), names.get(own[0].principal, _ERASED))
 
     def pending(self, name: str) -> list[Receipt]:
         """Return the reservations of an account that are neither committed nor voided."""
@@ -698,7 +704,8 @@ class LocalBackend:
     def reservations_page(self, name: str, first: int, count: int) -> tuple[list[Receipt], int | None]:
         """Return pending reservations charged from a sequence on, and where the next page begins, None if nowhere."""
         found = self.store.pending(name, first, count)
-        receipts = [self.reservation(entry.request_id) for entry in found]
+        names = self.store.principals() if found else {}
+        receipts = [self._reservation(entry.request_id, names) for entry in found]
         return receipts, found[-1].sequence + 1 if len(found) == count else None
 
     def pending_page(self, name: str, first: int, count: int) -> list[HistoryEntry]:

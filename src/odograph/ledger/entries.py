@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from odograph.core.gate import Price, Totals
 from odograph.core.guarantees import Guarantee, guarantee_from_dict
-from odograph.errors import InvalidArgument, LedgerCorrupt, ReservationNotFound, explain
+from odograph.errors import InvalidArgument, LedgerCorrupt, ReservationNotFound, explain, type_text
 
 __all__ = [
     "AHEAD",
@@ -269,7 +269,7 @@ def check_name(name: object, field: str = "name") -> str:
 def check_key(key: object, field: str = "key") -> str:
     """Return a key if it can be one: a string on one line."""
     if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
-        got = shown(key) if isinstance(key, str) else f"a {type(key).__name__}"
+        got = shown(key) if isinstance(key, str) else type_text(key)
         raise InvalidArgument(f"{field} must be a string of 1 to {_LONGEST_KEY} printable characters (got {got})")
     return key
 
@@ -277,7 +277,7 @@ def check_key(key: object, field: str = "key") -> str:
 def check_note(note: object) -> str:
     """Return a note if it can be one."""
     if not isinstance(note, str) or len(note) > _LONGEST_NOTE or _UNSTORABLE.search(note):
-        got = f"{len(note):,} characters" if isinstance(note, str) else f"a {type(note).__name__}"
+        got = f"{len(note):,} characters" if isinstance(note, str) else type_text(note)
         raise InvalidArgument(
             f"note must be a string of at most {_LONGEST_NOTE:,} characters, without NUL and lone surrogates"
             f" (got {got})"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any, Final, NamedTuple, NoReturn, Self
 
 from odograph.account import (
-    SPEND_USAGE,
+    USAGES,
     Account,
     budget_text,
     check_page,
@@ -31,7 +32,7 @@ from odograph.errors import (
     LedgerError,
     ReservationNotFound,
     did_you_mean,
-    with_usage,
+    with_usages,
 )
 from odograph.ledger.backend import Backend, Opened
 from odograph.ledger.entries import CHARGES, check_name, price_from_text
@@ -41,7 +42,7 @@ from odograph.ledger.stores.base import Balance, Head
 from odograph.ledger.transfer import check_file
 
 __all__ = [
-    "SPENDS_USAGE",
+    "LEDGER_USAGES",
     "Ledger",
     "LedgerAccount",
     "State",
@@ -52,12 +53,24 @@ __all__ = [
     "states",
 ]
 
-SPENDS_USAGE: Final = (
-    "a ledger charges accounts by name, such as spend({'census': PureDP(0.1)}, key='q-1'); one account is charged by"
-    " ledger.account('census').spend(PureDP(0.1))"
-)
+# What is added to Python's message about arguments that do not fit.
+LEDGER_USAGES: Final = {
+    "account": "it takes a name, such as account('census')",
+    "accounts": "it takes nothing; one account is ledger.account('census')",
+    "open_account": "an account is opened like open_account('census', Policy(1, 1e-6), parent='country')",
+    "spend": "a ledger charges accounts by name, such as spend({'census': PureDP(0.1)}, key='q-1'); one account is"
+    " charged by ledger.account('census').spend(PureDP(0.1))",
+    "reserve": "a ledger charges accounts by name, such as reserve({'census': PureDP(0.1)}, expires=60); one account"
+    " is charged by ledger.account('census').reserve(PureDP(0.1))",
+    "decide": "a ledger decides by name, such as decide({'census': PureDP(0.1)}); one account decides by"
+    " ledger.account('census').decide(PureDP(0.1))",
+    "commit": "it takes the id of a reservation, such as commit('census#17')",
+    "void": "it takes the id of a reservation and why nothing was run, such as void('census#17', 'the query failed')",
+    "verify": "it takes a checkpoint by its name, such as verify(checkpoint=checkpoint)",
+}
 
 
+@with_usages(USAGES)
 class LedgerAccount(Account):
     """One account of a ledger. Made by `Ledger.open_account` and `Ledger.account`; holds no numbers of its own."""
 
@@ -107,7 +120,6 @@ class LedgerAccount(Account):
         """How many reservations charged here were voided; each is an assurance that nothing was run."""
         return self._backend.voids(self.name)
 
-    @with_usage(SPEND_USAGE)
     def spend(self, cost: Guarantee, *, key: str | None = None, note: str = "") -> Receipt:
         """Charge the cost here and to every account above, durably, or raise `BudgetExceeded` and charge none.
 
@@ -215,9 +227,13 @@ def balance_in(balances: Mapping[str, Balance], opened: Opened, url: str) -> Bal
     return found
 
 
-def name_error(problem: AccountNotFound, name: object, names: Iterable[str]) -> AccountNotFound:
+def name_error(problem: AccountNotFound, asked: Iterable[str], names: Collection[str]) -> AccountNotFound:
     """Return the error for an account that is not there, with the nearest name of those that the caller may see."""
-    return AccountNotFound(f"{problem}{did_you_mean(name, names)}")
+    missing = next((name for name in asked if name and name not in names), "")
+    got = (
+        "" if not missing or repr(missing) in str(problem) else f" (got {missing!r})"
+    )  # a service does not repeat it
+    return AccountNotFound(f"{problem}{got}{did_you_mean(missing, names)}")
 
 
 def page_of(size: int, first: int, count: int | None) -> tuple[int, int]:
@@ -233,7 +249,6 @@ def head_for(name: str, policy: Policy | Compiled, parent: str, successor_of: st
         check_name(dataset, "dataset")
     if not isinstance(policy, Policy | Compiled):
         raise InvalidPolicy(f"an account needs a policy, such as Policy(1, 1e-6) (got {policy!r})")
-    warn_of_large_delta(policy)
     promised = policy.policy if isinstance(policy, Compiled) else policy
     unit, neighbors = promised.privacy_unit, promised.neighbors
     if not unit.isprintable():
@@ -273,6 +288,7 @@ def states(account: LedgerAccount, totals: Totals, sequence: int, most: int | No
     return tuple(reversed(found))
 
 
+@with_usages(LEDGER_USAGES)
 class Ledger:
     """Accounts that survive crashes, races and retries. Made by `odograph.connect`; safe to use from many threads.
 
@@ -316,7 +332,10 @@ class Ledger:
         person's records are in one block.
         """
         above, before = self._name_of(parent, "parent"), self._name_of(successor_of, "successor_of")
-        self.backend.open(head_for(name, policy, above, before, dataset), policy, key, note)
+        head = head_for(name, policy, above, before, dataset)
+        warn_of_large_delta(policy)
+        with self._suggesting((above, before)):
+            self.backend.open(head, policy, key, note)
         return self.account(name)
 
     def _name_of(self, account: LedgerAccount | str | None, field: str) -> str:
@@ -327,14 +346,20 @@ class Ledger:
             return account.name
         return "" if account is None or account == "" else check_name(account, field)
 
-    def account(self, name: str) -> LedgerAccount:
-        """Return an account that was opened before."""
+    @contextmanager
+    def _suggesting(self, names: Iterable[str]) -> Iterator[None]:
+        """Complete an error about an account that is not there by the name that was probably meant."""
         try:
-            opened = self.backend.opened(name)
+            yield
         except AccountNotFound as problem:
             if not self._suggest_names:
                 raise
-            raise name_error(problem, name, self.backend.balances()) from None
+            raise name_error(problem, names, self.backend.balances()) from None
+
+    def account(self, name: str) -> LedgerAccount:
+        """Return an account that was opened before."""
+        with self._suggesting([name]):
+            opened = self.backend.opened(name)
         opened.require_own()
         return LedgerAccount(self.backend, opened)
 
@@ -381,14 +406,14 @@ class Ledger:
             self, check_name(name), policy, location=location, key=key, note=note, **choices
         )
 
-    @with_usage(SPENDS_USAGE)
     def spend(self, costs: Mapping[str, Guarantee], *, key: str | None = None, note: str = "") -> Receipt:
         """Charge several accounts, all or nothing; refused, it says which ran out and what would fit.
 
         Each cost bounds the mechanism for a person in that account's data. Accounts that share a parent charge it
         once each.
         """
-        return self.backend.charge("spend", costs, key, note)
+        with self._suggesting(costs):
+            return self.backend.charge("spend", costs, key, note)
 
     def reserve(
         self,
@@ -399,13 +424,14 @@ class Ledger:
         note: str = "",
     ) -> Reservation:
         """Charge now, and commit or void later; once it has expired (`expires` from now) it cannot be voided."""
-        return Reservation(
-            self.backend.resolve, self.backend.charge("reserve", costs, key, note, microseconds(expires))
-        )
+        with self._suggesting(costs):
+            receipt = self.backend.charge("reserve", costs, key, note, microseconds(expires))
+        return Reservation(self.backend.resolve, receipt)
 
     def decide(self, costs: Mapping[str, Guarantee]) -> Decision:
         """Return whether several accounts would admit their costs together; spend nothing."""
-        return self.backend.decide(costs)
+        with self._suggesting(costs):
+            return self.backend.decide(costs)
 
     def commit(self, reservation: str, *, note: str = "") -> Receipt:
         """Confirm a reservation: its mechanism was run, or may have been. Works after it expired, and again."""

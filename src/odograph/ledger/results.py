@@ -22,7 +22,16 @@ from odograph.core.gate import Decision, Price
 from odograph.core.guarantees import Guarantee, exact_of, one_shot
 from odograph.core.policy import Policy
 from odograph.display import badge, card, facts, one_line, paragraph, table, utc
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, ReservationNotFound, explain, load_extra
+from odograph.errors import (
+    InvalidArgument,
+    LedgerCorrupt,
+    LedgerError,
+    ReservationNotFound,
+    explain,
+    load_extra,
+    type_text,
+    with_usage,
+)
 from odograph.ledger.entries import (
     Entry,
     checkpoint_of,
@@ -148,7 +157,8 @@ class Receipt(NamedTuple):
     that is read back later, on one that a service returns, and on those of commits and voids.
     `notes` say what the charge changes for later requests: an alternative that ends, a charge far above the intrinsic
     time. They are on the first receipt of a spend or reservation only: one that is read back later or `repeated` has
-    none, because they are not stored.
+    none, because they are not stored. `principal` is who charged: empty in memory, and where a service confirms what
+    its caller has just asked for.
     """
 
     verb: str
@@ -161,6 +171,7 @@ class Receipt(NamedTuple):
     uncertified: tuple[str, ...] = ()
     decision: Decision | None = None
     notes: tuple[str, ...] = ()
+    principal: str = ""
 
     @property
     def id(self) -> str:
@@ -203,6 +214,7 @@ class Receipt(NamedTuple):
             "repeated": self.repeated,
             "uncertified": [*self.uncertified],
             "notes": [*self.notes],
+            "principal": self.principal,
         }
 
     def __repr__(self) -> str:
@@ -211,6 +223,7 @@ class Receipt(NamedTuple):
     def _repr_html_(self) -> str:
         title = f"{self.done} before, nothing was charged now" if self.repeated else self.done
         named = {
+            "by": self.principal,
             "key": self.key,
             "time": utc(self.time),
             "can be voided until": utc(self.expires),
@@ -273,6 +286,7 @@ class BaseReservation:
         named = {
             "id": self.id,
             "cost": receipt.costs,
+            "by": receipt.principal,
             "key": receipt.key,
             "made": utc(receipt.time),
             "can be voided until": utc(self.expires) or "it is committed",
@@ -281,8 +295,12 @@ class BaseReservation:
         return card("Reservation", facts(named), label=label)
 
     def __repr__(self) -> str:
-        until = "" if self.expires is None else f", expires {utc(self.expires)}"
-        return f"<{type(self).__name__} {self.id}{until}{', repeated' if self.repeated else ''}>"
+        receipt = self.receipt
+        who = f" by {receipt.principal}" if receipt.principal else ""
+        until = "" if self.expires is None else f", voidable until {utc(self.expires)}"
+        again = "repeated, " if self.repeated else ""
+        made = f"{receipt.time:%Y-%m-%d %H:%M}"
+        return one_line(type(self).__name__, f"{self.id}: {again}{receipt.costs}{who}, made {made}{until}")
 
 
 class Reservation(BaseReservation):
@@ -296,6 +314,7 @@ class Reservation(BaseReservation):
         """Confirm the charge: the mechanism was run, or may have been. Works after it expired, and again."""
         return self._resolve("commit", self.id, note)
 
+    @with_usage("it takes why nothing was run, such as void('the query failed before it ran')")
     def void(self, reason: str) -> Receipt:
         """Take the charge back: the mechanism was not run. Not after it was committed or has expired."""
         receipt = self._resolve("void", self.id, reason)
@@ -518,6 +537,7 @@ class History(tuple[HistoryEntry, ...]):
         rows = [_values(entry) for entry in self]
         return {name: (column.kind, [row[i] for row in rows]) for i, (name, column) in enumerate(COLUMNS.items())}
 
+    @with_usage("it takes a path, such as to_csv('history.csv'), or a file that is open for text")
     def to_csv(self, file: str | PathLike[str] | IO[str]) -> None:
         """Write CSV with a header to a path, replacing what is there, or to a file that is open for text.
 
@@ -531,7 +551,7 @@ class History(tuple[HistoryEntry, ...]):
             file.write("")
         except (AttributeError, TypeError) as problem:
             raise InvalidArgument(
-                f"file must be a path, or a file that is open for text (got a {type(file).__name__})"
+                f"file must be a path, or a file that is open for text (got {type_text(file)})"
             ) from problem
         write_csv([self], file)
 

@@ -27,6 +27,7 @@ from odograph.display import Html, Progress, badge, card, facts, one_line, parag
 from odograph.errors import (
     AccountClosed,
     AccountExists,
+    AccountNotFound,
     EntryNotFound,
     IdempotencyConflict,
     InvalidArgument,
@@ -35,6 +36,8 @@ from odograph.errors import (
     LedgerError,
     OdographError,
     OutcomeUnknown,
+    type_text,
+    with_usage,
 )
 from odograph.integrations.opendp import noisy
 from odograph.ledger.backend import Backend, LocalBackend, Opened
@@ -48,7 +51,7 @@ from odograph.ledger.commands import (
 )
 from odograph.ledger.entries import Entry, check_name, iso_time, shown, text_of
 from odograph.ledger.epochs import Renewal, RenewalStep, Schedule, current_account, date_in
-from odograph.ledger.ledger import Ledger
+from odograph.ledger.ledger import Ledger, name_error
 from odograph.ledger.results import History, Lifetime
 from odograph.ledger.stores.base import Head
 from odograph.population.engines import UNKNOWN, Engine, EngineContext, make_engine
@@ -170,6 +173,7 @@ class Population:
     `create` makes a population, `open` opens an existing one. Its policy is a promise to each person.
     """
 
+    @with_usage("a population is made by Population.create(...), and opened again by Population.open(...)")
     def __init__(self, backend: LocalBackend, name: str, engine: Engine, versions: Versions) -> None:
         opened = backend.opened(name)
         self.name = name
@@ -183,6 +187,7 @@ class Population:
         self._probed: dict[Hashable, Callable[..., Any]] = {}
 
     @classmethod
+    @with_usage("it is made like Population.create('telemetry', policy, ledger=ledger, location='people', ids=1000)")
     def create(  # noqa: PLR0913  the choices that are made once
         cls,
         name: str,
@@ -244,6 +249,7 @@ class Population:
         return cls(backend, name, chosen, versions)
 
     @classmethod
+    @with_usage("it is opened like Population.open('telemetry', ledger=ledger)")
     def open(
         cls,
         name: str,
@@ -255,7 +261,10 @@ class Population:
     ) -> Population:
         """Open an existing population; pass its location if its files were moved."""
         backend = _local_backend(ledger)
-        about = _population_record(backend.opened(name))
+        try:
+            about = _population_record(backend.opened(name))
+        except AccountNotFound as problem:
+            raise name_error(problem, [name], backend.balances()) from None
         versions = open_versions(str(about["location"]) if location is None else location)
         _check_reach(str(about["engine"]), versions)
         found = cls(backend, name, make_engine(str(about["engine"]), session, memory_limit), versions)
@@ -743,7 +752,7 @@ def _local_backend(ledger: object) -> LocalBackend:
     if not isinstance(ledger, Ledger):
         # Other addresses are not shown: they may contain a password.
         file = isinstance(ledger, str) and ledger.startswith("sqlite:")
-        what = shown(ledger) if file else f"a {type(ledger).__name__}"
+        what = shown(ledger) if file else type_text(ledger)
         raise InvalidArgument(f"ledger must be a Ledger, such as odograph.connect(...) returns (got {what})")
     backend = ledger.backend
     if not isinstance(backend, LocalBackend):

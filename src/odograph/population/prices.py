@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from odograph.core.guarantees import SIZED, Guarantee, PureDP
 from odograph.core.policy import Compiled
-from odograph.errors import InvalidArgument, InvalidGuarantee
+from odograph.errors import InvalidArgument, InvalidGuarantee, type_text
 from odograph.population.gate import Gate
 from odograph.population.tables import Column, array_of, column_of, columns_of, is_loaded_table, take_rows
 
@@ -197,7 +197,7 @@ def prices_for(
             raise InvalidGuarantee(
                 "prices must be a guarantee, Prices, a function that returns a guarantee for one record, or one that"
                 " is decorated with @odograph.vectorized_price(PureDP); this function is not decorated, and for a"
-                f" record it returned a {type(found).__name__}"
+                f" record it returned {type_text(found)}"
             )
         which.append(indices.setdefault(found, len(indices)))
     return Prices([*indices] or [PureDP(0)], which)

@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import unquote
 
 from odograph.compile import cache_folder
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, OdographError, load_extra
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, OdographError, load_extra, type_text
 from odograph.ledger.stores.sqlite_files import sync
 
 try:
@@ -251,7 +251,7 @@ def parse_location(location: object) -> Path:
     """
     text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise InvalidArgument(f"location must be the path of a folder (got a {type(location).__name__})")
+        raise InvalidArgument(f"location must be the path of a folder (got {type_text(location)})")
     file = _FILE_ADDRESS.fullmatch(text)
     text = unquote(file[1]) if file else text
     scheme = _SCHEME.match(text)

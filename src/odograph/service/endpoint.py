@@ -225,7 +225,11 @@ class Endpoint:
             form = self._read(body or b"{}")
         except (msgspec.MsgspecError, RecursionError, ValueError) as problem:
             status = 422 if isinstance(problem, msgspec.ValidationError) else 400
-            raise HttpProblem(status, f"the body cannot be read: {_explain(problem)}; nothing was changed") from None
+            raise HttpProblem(
+                status,
+                f"the body cannot be read: {_explain(problem)}; nothing was changed."
+                " /docs shows the body of a request",
+            ) from None
         if len(body) > MAX_TERMS and (terms := count_terms(form)) > MAX_TERMS:
             raise HttpProblem(
                 422,

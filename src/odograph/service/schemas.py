@@ -604,6 +604,7 @@ class ReceiptForm(Struct):
     repeated: bool
     uncertified: list[str] = []  # accounts whose limits the service has not certified
     notes: list[str] = []  # what the charge changes for later requests; not on a repeated receipt
+    principal: str = ""  # who charged; empty where it is the caller, who has just done so
 
 
 class DecisionForm(Struct):

@@ -36,6 +36,7 @@ from odograph.errors import (
     LedgerCorrupt,
     LedgerError,
     LedgerNotFound,
+    LedgerUnreachable,
     OdographError,
     OutcomeUnknown,
     RateLimited,
@@ -430,6 +431,7 @@ def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:
         repeated=receipt.repeated,
         uncertified=[*receipt.uncertified],
         notes=[*_visible_notes(receipt.notes, caller)],
+        principal=receipt.principal,
     )
 
 
@@ -560,6 +562,7 @@ _FOR_EVERY_CALLER: Final = (LedgerNotFound, AccountNotFound, EntryNotFound, Rese
 # The original messages are for the operator: they may quote a database, a disk or a file.
 LEDGER_MESSAGES: Final[dict[type[OdographError], str]] = {
     LedgerBusy: "the ledger is busy, or cannot be reached or written at the moment; try again",
+    LedgerUnreachable: "the ledger cannot be reached at the moment; try again",
     OutcomeUnknown: "the ledger did not respond; ask again with the same key to know the outcome",
     ServiceUnavailable: "the ledger cannot be reached; try again",
     LedgerError: "the ledger cannot be used; the service's log has the reason",

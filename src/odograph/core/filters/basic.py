@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from odograph.core.conversions import filter_time
 from odograph.core.filters.gdp import GdpMeter
-from odograph.core.fixed_point import SCALE, Number, Numeric, exact_of, floor_units, read, text_of, tidy
+from odograph.core.fixed_point import SCALE, Number, Numeric, brief_above, exact_of, floor_units, read, text_of, tidy
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism
 from odograph.core.meters import (
     WITH_EPSILON,
@@ -120,7 +120,7 @@ class ZcdpTotal(Total):
     @property
     def promised(self) -> str:
         """What is promised but for delta, in brief: 0.5-zCDP."""
-        return f"{float(self.rho):g}-zCDP"
+        return f"{brief_above(exact_of(self.rho))}-zCDP"
 
     def reach(self, epsilon: float, delta: float) -> float:  # noqa: ARG002  as every filter
         """Return how much intrinsic time is admitted."""
@@ -159,7 +159,7 @@ class GdpTotal(Total):
     @property
     def promised(self) -> str:
         """What is promised but for delta, in brief: 1-GDP."""
-        return f"{float(self.mu):g}-GDP"
+        return f"{brief_above(exact_of(self.mu))}-GDP"
 
     def reach(self, epsilon: float, delta: float) -> float:  # noqa: ARG002  as every filter
         """Return how much intrinsic time is admitted."""

@@ -30,6 +30,7 @@ from odograph.errors import (
     LedgerCorrupt,
     LedgerError,
     LedgerNotFound,
+    LedgerUnreachable,
     OdographError,
     OutcomeUnknown,
 )
@@ -491,7 +492,10 @@ def open_connection(url: str, *, timeout: float, accept_fsync_off: bool) -> Conn
             tcp_user_timeout=1000 * seconds,
         )
     except psycopg.OperationalError as problem:
-        raise LedgerBusy(f"{shown} cannot be reached ({_one_line(problem)}); try again") from problem
+        raise LedgerUnreachable(
+            f"{shown} cannot be reached ({_one_line(problem)}); check the host, the port, the user and the database,"
+            " and try again"
+        ) from problem
     except psycopg.Error as problem:
         raise LedgerError(f"{shown} cannot be used as a database ({_one_line(problem)})") from problem
     try:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from odograph.display import Progress
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra, type_text
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
 from odograph.population.prices import PriceTable
@@ -306,7 +306,7 @@ class _Connection:
         if isinstance(asked, str | Path):
             return self._connection.read_parquet(parquet_files(asked, "a table"), hive_partitioning=False)
         if hasattr(asked, "read_next_batch") or hasattr(asked, "__next__"):
-            raise InvalidArgument(f"a table must be readable more than once (got a {type(asked).__name__}, a stream)")
+            raise InvalidArgument(f"a table must be readable more than once (got {type_text(asked)}, a stream)")
         if not is_table(asked):
             asked = {"id": _id_column(asked)}
         self._connection.register("passed", _table_of(asked) if isinstance(asked, Mapping) else asked)
@@ -470,7 +470,7 @@ def _table_of(columns: Mapping[str, Any]) -> Any:  # noqa: ANN401  what DuckDB r
 def _id_column(ids: Any) -> Column:  # noqa: ANN401  a column of anything
     if not is_column(ids) and not (isinstance(ids, int) and ids == 0):
         raise InvalidArgument(
-            f"ids must be a list, an array, a series, or a table with the column id (got a {type(ids).__name__})"
+            f"ids must be a list, an array, a series, or a table with the column id (got {type_text(ids)})"
         )
     found = column_of([] if isinstance(ids, int) else ids, "ids")
     if getattr(found, "ndim", 1) != 1:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from odograph.display import Progress
-from odograph.errors import InvalidArgument, LedgerCorrupt
+from odograph.errors import InvalidArgument, LedgerCorrupt, type_text
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT, Amounts, Column, Mask, admit, admit_rows, would_admit
 from odograph.population.prices import PriceTable, check_indices
@@ -60,9 +60,11 @@ class NumpyEngine:
 
     def create(self, context: EngineContext, after: Path, ids: ArrayLike | int) -> None:
         """Write zeros for the ids 0, 1, 2, ...: `ids` is their number, or all of them."""
-        people = ids if isinstance(ids, int) else _highest_id(_id_array(ids)) + 1
-        if isinstance(ids, bool) or not 0 <= people <= _MAX_PEOPLE:
-            raise InvalidArgument(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids")
+        ids = int(ids) if isinstance(ids, np.integer) else ids
+        is_wrong = isinstance(ids, bool | float)
+        people = -1 if is_wrong else ids if isinstance(ids, int) else _highest_id(_id_array(ids)) + 1
+        if not 0 <= people <= _MAX_PEOPLE:
+            raise InvalidArgument(f"ids must be a count from 0 to {_MAX_PEOPLE}, or a list of the ids (got {ids!r})")
         if not isinstance(ids, int) and people != len(np.unique(_id_array(ids))):
             raise InvalidArgument("ids must be 0, 1, 2, ... without gaps for this engine; 'duckdb' takes any")
         self._write(context, after, _State(people, (0,) * len(context.gate.limits)), lambda _: None)
@@ -203,7 +205,7 @@ class NumpyEngine:
             return _in_id_order(load_table(records, "records"))
         raise InvalidArgument(
             "records must be an array, a list or a series, with one record for each person in id order, or a data"
-            f" frame, an Arrow table or a path of Parquet files, with the column id (got a {type(records).__name__})"
+            f" frame, an Arrow table or a path of Parquet files, with the column id (got {type_text(records)})"
         )
 
     def form(self, records: Any) -> Hashable:  # noqa: ANN401  an array, a list, a table
@@ -365,6 +367,8 @@ def _check_different(rows: IdArray) -> None:
 
 def _id_array(ids: Any) -> IdArray:  # noqa: ANN401  a column, or a table with the column id
     found = columns_of(ids, ["id"])["id"] if is_table(ids) else column_of(() if ids is None else ids, "ids")
+    if isinstance(found, np.ndarray) and not found.ndim:
+        raise InvalidArgument(f"ids must be a list, an array, a series or a table (got {type_text(ids)})")
     if not len(found):
         return np.zeros(0, dtype=np.int64)
     problem = "they are no integers"

@@ -30,7 +30,7 @@ from uuid import uuid4
 import numpy as np
 
 from odograph.display import Progress
-from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra
+from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra, type_text
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
 from odograph.population.prices import PriceTable
@@ -140,7 +140,7 @@ class SparkEngine:
     def __init__(self, session: Any) -> None:  # noqa: ANN401  the library is loaded only here
         if not isinstance(session, _sql.SparkSession):
             raise InvalidArgument(
-                f"session must be a SparkSession (got a {type(session).__name__}): pass"
+                f"session must be a SparkSession (got {type_text(session)}): pass"
                 " session=SparkSession.builder.getOrCreate()"
             )
         self._session = session
@@ -252,7 +252,7 @@ class SparkEngine:
             records = _read_files(self._session, records, "records")
         if not isinstance(records, _sql.DataFrame):
             raise InvalidArgument(
-                f"records must be a Spark DataFrame with the column id (got a {type(records).__name__}). Make one"
+                f"records must be a Spark DataFrame with the column id (got {type_text(records)}). Make one"
                 " with session.createDataFrame"
             )
         return records
@@ -448,7 +448,7 @@ def _local_columns(asked: Any, columns: Sequence[str]) -> tuple[str, dict[str, A
     elif is_column(asked) or (isinstance(asked, int) and asked == 0):
         found = {"id": column_of([] if isinstance(asked, int) else asked, "ids")}
     else:
-        raise InvalidArgument(f"ids must be a list, an array, a series or a table (got a {type(asked).__name__})")
+        raise InvalidArgument(f"ids must be a list, an array, a series or a table (got {type_text(asked)})")
     if getattr(found["id"], "ndim", 1) != 1:
         raise InvalidArgument("ids must be a list, or a table with the column id")
     kind, ids = arrow_column(found["id"], "ids")

@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 
 from odograph.core.filters import FILTERS, Basic
 from odograph.core.filters.smooth import RESERVES
-from odograph.core.fixed_point import read
+from odograph.core.fixed_point import brief_above, read
 from odograph.core.gate import Totals, decide
 from odograph.core.guarantees import (
     GDP,
@@ -327,12 +327,13 @@ def _promise_text(row: AccountRow) -> str:
     )
     freedom = "Questions may be asked in any order and may depend on previous answers."
     epsilon, rho, mu = row.promise.epsilon, row.promise.rho, row.promise.mu
+    delta = brief_above(row.promise.delta)
     if epsilon is not None:
-        private = f"differentially private with epsilon {epsilon:g} and delta {row.promise.delta:g}"
+        private = f"differentially private with epsilon {brief_above(epsilon)} and delta {delta}"
     elif rho is not UNSET:
-        private = f"zero-concentrated differentially private with rho {rho:g} and delta {row.promise.delta:g}"
+        private = f"zero-concentrated differentially private with rho {brief_above(rho)} and delta {delta}"
     elif mu is not UNSET:
-        private = f"Gaussian differentially private with mu {mu:g} and delta {row.promise.delta:g}"
+        private = f"Gaussian differentially private with mu {brief_above(mu)} and delta {delta}"
     else:
         return f"No limit is fixed: the loss is only read, with respect to {change}. {freedom}"
     return f"All answers together are {private}, with respect to {change}. {freedom}"

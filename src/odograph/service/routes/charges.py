@@ -183,7 +183,8 @@ def _receipt(
         noted = isinstance(result, Made) and result.before is not None
         asks = _price(backend, request).asks if noted else ()
         receipt = backend.receipt(result, request.verb, request.author.key, asks, search=search)
-        return receipt_form(receipt, call.caller)
+        # The principal is the caller; the writer process, which encodes most receipts, does not know the name.
+        return receipt_form(receipt._replace(principal=""), call.caller)
     decision = result.decision._replace(searched=False)
     if search:
         decision = with_counter_offer(_price(backend, request).asks, result)
