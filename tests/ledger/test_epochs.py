@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from calendar import monthrange
 from collections.abc import Callable, Iterator
@@ -278,10 +279,12 @@ def test_the_first_account_of_a_schedule_has_a_lifetime_promise_too(ledger: Ledg
         "(1, 1e-06)-DP over census@2026-11-01; by the schedule at most (12, 1.2e-05)-DP, 12 times (1, 1e-06)-DP,"
         " monthly from 2026-11-01 to 2027-11-01"
     )
+    assert f"Lifetime promise: {account.lifetime}" in re.sub("<[^>]*>", "", account._repr_html_())
     assert account.spend(PureDP("0.1"), key="q").lifetimes == (account.lifetime,)
     assert account.spend(PureDP("0.1"), key="q").lifetimes == (account.lifetime,)
-    ledger.open_account("other", BASIC)
-    assert ledger.account("other").lifetime is None
+    other = ledger.open_account("other", BASIC)
+    assert other.lifetime is None
+    assert "Lifetime" not in other._repr_html_()
     ledger.verify()
 
 
