@@ -55,7 +55,8 @@ def test_chunks_of_any_size_make_the_same_files(
 @given(rows=st.lists(st.integers(0, 50), max_size=30))
 def test_ids_are_taken_once_in_order(rows: list[int]) -> None:
     found = _distinct(np.array(rows, dtype=np.int64))
-    assert (found.dtype, found.tolist()) == (np.int64, sorted(set(rows)))
+    assert found.dtype == np.int64
+    assert found.tolist() == sorted(set(rows))
 
 
 def test_ids_are_taken_once_in_about_the_time_of_sorting_them() -> None:
