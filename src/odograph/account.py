@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any, Final, Self
 
 from odograph.compile import Certification, certification
@@ -28,6 +29,7 @@ __all__ = [
     "Account",
     "account_summary",
     "budget_text",
+    "caution_of_delta",
     "check_page",
     "microseconds",
     "offers_of",
@@ -323,13 +325,18 @@ def check_page(first: object, count: object) -> None:
 
 def warn_of_large_delta(policy: Policy | Compiled) -> None:
     """Warn who opens an account with a policy of a large delta; one that is compiled was looked at before."""
-    if isinstance(policy, Policy) and policy.delta > _LARGE_DELTA:
-        warnings.warn(
-            f"delta is {float(policy.delta):g}: with that probability the promise says nothing, so it should be far"
-            " below one over the number of people, such as 1e-6",
-            LargeDeltaWarning,
-            stacklevel=4,
-        )
+    if isinstance(policy, Policy) and (text := caution_of_delta(policy.delta)):
+        warnings.warn(text, LargeDeltaWarning, stacklevel=4)
+
+
+def caution_of_delta(delta: Fraction | float) -> str:
+    """Return what is wrong with a large delta; nothing if it is not large."""
+    if delta <= _LARGE_DELTA:
+        return ""
+    return (
+        f"delta is {float(delta):g}: with that probability the promise says nothing, so it should be far below one"
+        " over the number of people, such as 1e-6"
+    )
 
 
 def microseconds(expires: timedelta | float | None) -> int | None:

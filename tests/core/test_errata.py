@@ -231,7 +231,7 @@ def test_e14_a_filter_that_runs_at_least_one_step_breaks_the_promise() -> None:
     assert account.decide(PureDP(1)).admitted
 
 
-def test_e15_dp_steps_break_the_odometers_and_theorem_6_holds() -> None:
+def test_e15_dp_steps_break_the_odometers_and_readings_with_a_slack_hold() -> None:
     delta0, steps, delta_prime = 1e-6, 10_000, 1e-6
     step = leaky_step(delta0)
     assert step.is_dp(0.0, delta0)  # so the intrinsic time is 0 and sum delta = delta'' = .01
@@ -248,7 +248,7 @@ def test_e15_dp_steps_break_the_odometers_and_theorem_6_holds() -> None:
 
 
 @pytest.mark.parametrize("t", [0.02, 0.1, 0.5, 2.0])
-def test_e15_theorem_6_for_responses_that_hide_their_reveals(t: float) -> None:
+def test_e15_readings_with_a_slack_hold_for_responses_that_hide_their_reveals(t: float) -> None:
     epsilon, delta_step, delta_prime, steps = 0.1, 2e-4, 0.05, 400
     pair = dp_not_probdp(epsilon, delta_step)
     v = clock(epsilon, steps)
@@ -266,6 +266,36 @@ def test_e16_a_sum_over_another_index_than_the_steps_has_no_end() -> None:
     assert quote(state, steps[:1]).admitted
     assert not quote(state, steps[:2]).admitted
     assert sum(Fraction(1, 2 * n) for n in range(1, 40)) > 2
+
+
+def test_e16_a_price_that_the_answer_sets_bounds_nothing() -> None:
+    # Definition 3 prints rho as a function of the step's own output. Let a response cost its rho if it answers 0 and
+    # nothing if it answers 1, and run until it answered 0 once: by these prices every run costs one rho.
+    epsilon, rho = 1.0, pure_to_zcdp(1.0)
+    truth = 1 / (1 + math.exp(-epsilon))
+    runs = [(truth**ones * (1 - truth), (ones - 1) * epsilon) for ones in range(200)]
+    assert math.fsum(p for p, _ in runs) == pytest.approx(1.0, rel=1e-12)
+    divergence = math.fsum(p * loss for p, loss in runs)  # at order 1
+    assert divergence > 3.7 * rho
+    compiled = compile_policy(Policy(rho=1.01 * rho))
+    assert how_many(AccountState("", compiled, compiled.start), PureDP(1)) == 1
+
+
+def test_e16_events_of_the_answer_alone_are_fewer_than_mixtures() -> None:
+    # Condition 1 prints P(A(x) in E). The merged response is approximately zCDP by mixtures, as every DP step is, but
+    # no outcome is rare enough to be left out, and at order 1 the whole law diverges by more.
+    epsilon, delta = 1.0, Fraction(1, 10)
+    merged, response = dp_not_probdp(epsilon, delta), conditional_randomized_response(epsilon, 0)
+    for masses, good in ((merged.p, response.p), (merged.q, response.q)):
+        rest = [
+            (Fraction(mass) - (1 - delta) * Fraction(part)) / delta
+            for mass, part in zip(masses, good[:2], strict=True)
+        ]
+        assert sorted(rest) == [0, 1]  # the reveal
+    rho = pure_to_zcdp(epsilon)
+    assert min(*merged.p, *merged.q) > delta
+    divergence = math.fsum(float(p) * loss for p, loss in zip(merged.p, merged.losses, strict=True))
+    assert divergence > 1.2 * rho
 
 
 def test_e16_one_direction_of_the_divergence_says_nothing_about_the_other() -> None:

@@ -75,6 +75,18 @@ def test_a_certified_budget_is_just_below_what_the_adversary_refutes(epsilon: st
     assert is_refuted(1.02 * certified, epsilon, delta)  # negative control: two percent more is too much
 
 
+def test_the_filter_admits_within_a_percent_of_what_is_refuted() -> None:
+    """Not the budget alone: the limit of a policy, and what it charges, for steps as small as the adversary's."""
+    compiled = compile_policy(Policy(1, 1e-6, filter="exact"))
+    meter, step = compiled.meter(ExactMeter), 0.005
+    charged = meter.price(PureDP(step))
+    assert meter.limit
+    assert charged
+    admitted = meter.limit // charged * pure_to_intrinsic(step)
+    assert 0.99 * refuted("1", "1e-6", 200) < admitted < refuted("1", "1e-6", 200)
+    assert 1.01 * admitted > refuted("1", "1e-6", 200)  # negative control: a limit that is 1% higher
+
+
 def test_gaussian_steps_cost_a_little() -> None:
     both, pure = budget("1", "1e-6"), budget("1", "1e-6", ("pure",))
     assert both.quantum == pure.quantum

@@ -22,7 +22,7 @@ from crossings import response_crossing
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from odograph import ApproxDP, Policy, PureDP, compile_policy
+from odograph import Accountant, ApproxDP, Policy, PureDP, compile_policy
 from odograph.core import odometers
 from odograph.core.conversions import (
     filter_time,
@@ -209,15 +209,15 @@ def test_the_printed_conversion_of_zcdp_holds_and_the_one_in_use_is_smaller(rho:
         assert divergence(0.9 * used) > delta  # negative control
 
 
-@pytest.mark.parametrize("order", [16, 24, 40])
-def test_a_renyi_filter_at_one_order_admits_what_its_conversion_allows_and_no_more(order: int) -> None:
+@pytest.mark.parametrize(("order", "part"), [(16, "1"), (24, "1"), (40, "1"), (24, "1/2"), (24, "1/10")])
+def test_a_renyi_filter_at_one_order_admits_what_its_conversion_allows_and_no_more(order: int, part: str) -> None:
     """The approximate Rényi filter: the divergences of all steps together, by the definition, against the limit."""
     step = 0.01
-    compiled = compile_policy(Policy(1, DELTA, filter=Renyi(orders={order: 1})))
+    compiled = compile_policy(Policy(1, DELTA, filter=Renyi(orders={order: part})))
     with mpmath.workdps(40):
         a, tolerance = mpmath.mpf(order), mpmath.mpf(10) ** -10  # the plain sum has this share of delta
         # Canonne, Kamath and Steinke 2020, Proposition 12, solved for the divergence.
-        share = mpmath.log(mpmath.mpf(DELTA) - tolerance)
+        share = mpmath.log((mpmath.mpf(DELTA) - tolerance) * Fraction(part).numerator / Fraction(part).denominator)
         limit = 1 + (share + mpmath.log(a) - (a - 1) * mpmath.log(1 - 1 / a)) / (a - 1)
         each = response_divergence(step, float(order))
 
@@ -234,6 +234,22 @@ def test_a_renyi_filter_at_one_order_admits_what_its_conversion_allows_and_no_mo
         for meter in compiled.meters
     ]
     assert admitted(tuple(raised)) * each > limit * (1 + mpmath.mpf("1e-9"))
+
+
+@pytest.mark.parametrize("rule", ["paper", "zcdp", "renyi", "gdp", "exact", "smooth"])
+def test_a_dp_step_is_priced_as_it_is_and_as_a_probabilistic_one_it_would_cost_more(rule: str) -> None:
+    """No filter needs the lossy conversion: a step's delta is counted beside its epsilon and lifts no other price."""
+    compiled = compile_policy(Policy(1, DELTA, delta_steps="5e-7", filter=rule))
+    cost = ApproxDP(0.1, 1e-9)
+    limited = [i for i, meter in enumerate(compiled.meters) if meter.limit is not None]
+    own, pure, converted = (
+        [compiled.price(step).amounts[i] for i in limited] for step in (cost, PureDP(0.1), cost.as_probdp(0.11))
+    )
+    delta = [compiled.meters[i].counts_delta for i in limited].index(True)
+    assert own[delta] == int(Fraction("1e-9") * DELTA_SCALE)
+    assert [*own[:delta], *own[delta + 1 :]] == [*pure[:delta], *pure[delta + 1 :]]
+    # Negative control: the probabilistic guarantee that follows costs more on every meter that prices it.
+    assert all(b is None or (a is not None and a < b) for a, b in zip(own, converted, strict=True))
 
 
 class Run(NamedTuple):
@@ -312,7 +328,7 @@ def expected(order: float, rho: float, epsilon: float, steps: int, counts: Rule)
     return total
 
 
-@pytest.mark.parametrize("order", [1.5, 3.0, 20.0])
+@pytest.mark.parametrize("order", [1.001, 1.5, 3.0, 20.0])
 def test_the_loss_less_its_price_is_a_supermartingale_at_any_rule_that_knows_the_past(order: float) -> None:
     epsilon, steps = 0.6, 7
     rho = pure_to_zcdp(epsilon)
@@ -325,7 +341,7 @@ def test_the_loss_less_its_price_is_a_supermartingale_at_any_rule_that_knows_the
     for rule in rules:
         assert expected(order, rho, epsilon, steps, rule) <= 1 + 1e-12
     # Negative controls: a smaller price, and a rule that sees the answer before it decides whether it counts.
-    assert expected(1.5, 0.9 * rho, epsilon, steps, rules[0]) > 1
+    assert expected(1.001, 0.999 * rho, epsilon, steps, rules[0]) > 1 + 1e-12
     assert expected(1.5, rho, epsilon, steps, lambda _, loss: loss > 0) > 1
 
 
@@ -371,6 +387,19 @@ def test_the_odometers_read_the_values_of_their_formulas(function: str) -> None:
         half = odometer.bound(Spent(given["V"], math.inf, 0.0, {}), given["delta_prime"] / 2)
         differ += half > true * (1 + 1e-6)
     assert differ >= len(vectors) / 2
+
+
+def test_the_readings_of_an_account_are_passed_less_often_than_delta_and_without_the_drift_more_often() -> None:
+    delta, step, steps = 0.05, 0.2, 225
+    account = Accountant(Policy(None, delta, odometer=odometers.FilterOdometer(2)))
+    readings = []
+    for _ in range(steps):
+        account.spend(PureDP(step))
+        readings.append(account.reading().loss)
+    assert 0.3 * delta < response_crossing(step, np.array(readings)) <= delta
+    # Negative control: the boundary alone, without V/2.
+    v = np.arange(1.0, steps + 1.0) * pure_to_intrinsic(step)
+    assert response_crossing(step, np.array(readings) - v / 2) > 5 * delta
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])

@@ -174,6 +174,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"filter": ()}, "filter must be a name"),
     ({"reserve": "large"}, "reserve must be one of .*mixed.*got 'large'"),
     ({"reserve": "pure", "filter": "zcdp"}, "reserve must be left out where filter is given"),
+    ({"delta": 0, "filter": "basic", "odometer": "filter"}, "odometer must be left out where no delta"),
+    ({"filter": "basic", "odometer": "lines"}, "odometer must be left out where no delta"),
     ({"odometer": "best"}, "odometer must be one of lines, filter, mixture, stitched .got 'best'"),
     ({"filter": {"exact": 0.5, "zcdp": 0.4}}, "sum to 1"),
     ({"filter": {"exact": 0.9, "zcdp": 0.2}}, "sum to 1"),

@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,20 @@ def test_every_make_target_that_documents_name_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {name for path in DOCUMENTS for name in re.findall(r"`?make ([a-z-]+)`", path.read_text())}
     assert named <= targets
+
+
+def test_the_glossary_is_short_and_alphabetical() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert rows[0] == "term"
+    assert len(rows[1:]) <= 30
+    assert rows[1:] == sorted(rows[1:])
+
+
+def test_the_version_is_the_same_wherever_it_is_written() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    minor = version.rpartition(".")[0]
+    assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
+    assert f"This is version {version}." in (ROOT / "README.md").read_text()
+    assert f"this is version {minor}." in (ROOT / "docs" / "comparison.md").read_text()
+    assert (ROOT / "docs" / "how-to" / f"upgrade-to-{minor}.md").exists()

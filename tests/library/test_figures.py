@@ -92,6 +92,11 @@ def test_pointwise_composition_is_below_every_odometer_and_says_that_it_is_none(
     assert not any(curve.warning for curve in odometers)
     for curve in odometers:
         assert all(bound >= least for bound, least in zip(curve.values, floor.values, strict=True))
+    x = np.asarray(panel.x)
+    assert floor.values == pytest.approx(np.sqrt(-2.0 * math.log(1e-6) * x) + x / 2.0, rel=1e-12)
+    (mark,) = panel.marks  # where the line touches
+    assert mark.y == pytest.approx(math.sqrt(-2.0 * math.log(1e-6) * mark.x) + mark.x / 2.0, rel=1e-12)
+    assert mark.y == pytest.approx(np.interp(mark.x, x, odometers[0].values), rel=1e-9)
 
 
 def test_rogers_jumps_where_its_formula_changes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_client import visitor_of
+from page_client import PYTHON, visitor_of
 from service_server import ServiceThread
 
 import odograph as odo
@@ -108,7 +107,7 @@ def test_pending_reservations_are_paged_oldest_first_with_who_how_long_and_until
 )
 def test_an_age_has_its_largest_unit(ago: int, told: str) -> None:
     now = datetime.now(UTC)
-    assert view_models._age((now - timedelta(seconds=ago)).isoformat(), now) == told  # noqa: SLF001  what is tested
+    assert view_models.age_of((now - timedelta(seconds=ago)).isoformat(), now) == told
 
 
 def test_a_reservation_that_can_no_longer_be_voided_is_marked(ledger: Ledger) -> None:
@@ -252,9 +251,6 @@ def test_the_page_explains_a_reading_above_the_promise_only_where_there_can_be_o
 # Messages.
 
 
-PYTHON = re.compile(
-    r"\b[a-z_]+=|odograph\.|\bodo\.|\bPolicy\b|\bledger\.|\bNone\b|\bpass\b|\(\.\.\.\)|\b[a-z_]+\(|\[['\"]|\('|_steps\b"
-)
 FIELDS = {
     "name": "x",
     "promise": "epsilon",
@@ -305,7 +301,9 @@ def messages(ledger: Ledger) -> set[str]:
     """Fill the forms with everything that is wrong, one and two fields at a time; return what the page says."""
     said: set[str] = set()
     one = [{field: value} for field, values in WRONG.items() for value in values]
-    some = {field: WRONG[field] for field in ("promise", "filter", "delta", "slack", "delta_steps", "reserve")}
+    some = {
+        field: WRONG[field] for field in ("promise", "filter", "delta", "slack", "delta_steps", "reserve", "odometer")
+    }
     two = [
         {first: left, second: right}
         for first, second in itertools.combinations(some, 2)

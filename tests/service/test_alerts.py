@@ -215,7 +215,7 @@ def test_each_alert_is_sent_once_signed_and_logged(tmp_path: Path, receiver: Rec
         wait_until(lambda: len(receiver.accepted) == 2)
         time.sleep(0.3)  # several looks
         assert [alert["threshold"] for alert in receiver.accepted] == [50, 95]
-        assert receiver.accepted[1]["message"] == "maps has spent 96% of its budget: 95% is reached"
+        assert receiver.accepted[1]["message"] == "maps has spent 96% of its budget; the alert is at 95%"
         assert receiver.attempts == 2
 
 
@@ -387,9 +387,9 @@ def test_an_accounts_page_shows_its_alerts(service: ServiceThread) -> None:
         spend(ledger, "maps", "0.9")
         (found,) = Alerts().active(ledger, ["maps"])
     visitor = visitor_of(service, service.token())
-    assert "maps has spent 90% of its budget: 80% is reached" in visitor.get("/accounts/maps").text
+    assert "maps has spent 90% of its budget; the alert is at 80%" in visitor.get("/accounts/maps").text
     assert visitor.get("/accounts/maps", format="json").json()["alerts"][0]["threshold"] == 80
-    assert "of its budget:" not in visitor.get("/accounts/other").text
+    assert "of its budget;" not in visitor.get("/accounts/other").text
     hostile = msgspec.structs.replace(found, message="<script>")
     assert "<script>" not in render_fragment("alerts.html", {"alerts": [hostile]})
     assert not render_fragment("alerts.html", {"alerts": []}).strip()

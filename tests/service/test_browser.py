@@ -372,3 +372,32 @@ def test_the_keyboard_alone_closes_an_account_and_counts_questions_as_they_are_t
     page.keyboard.type("100")
     expect(page.locator("#outlook")).to_contain_text("Counts with Laplace noise: scale 100")
     assert not any("csrf" in one for one in window.asked)
+
+
+@pytest.mark.parametrize("path", ["/pending", "/accounts/census"])
+def test_what_was_chosen_and_typed_stays_when_a_page_is_updated(
+    service: ServiceThread, remote: Ledger, opened: Opener, path: str
+) -> None:
+    account = remote.open_account("census", PLAIN)
+    for i in range(2):
+        account.reserve(odo.PureDP("0.125"), key=f"job-{i}")
+    page = opened().sign_in(service.token(), path)
+    page.get_by_label("census#2").check()
+    reason = page.get_by_label("Reason, or note")
+    reason.press_sequentially("the job was canceled")
+    reason.press("Home")
+    account.reserve(odo.PureDP("0.125"), key="job-2")
+    expect(page.get_by_label("census#3")).to_be_visible()
+    expect(page.get_by_label("census#2")).to_be_checked()
+    expect(page.get_by_label("census#1")).not_to_be_checked()
+    expect(reason).to_be_focused()
+    reason.press_sequentially("because ")
+    expect(reason).to_have_value("because the job was canceled")
+    page.get_by_label("census#1").focus()
+    account.reserve(odo.PureDP("0.125"), key="job-3")
+    expect(page.get_by_label("census#4")).to_be_visible()
+    expect(page.get_by_label("census#1")).to_be_focused()
+    page.get_by_label("all that are shown").check()
+    page.get_by_label("census#3").uncheck()
+    page.get_by_role("button", name="Void…").click()
+    expect(page.get_by_role("heading", name="Void 3 reservations")).to_be_visible()

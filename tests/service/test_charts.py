@@ -49,6 +49,17 @@ def drawn(account: LedgerAccount, *, compare: bool = False) -> ReadingHistory:
     return reading_history(account, account.totals, account.size - 1, compare=compare)
 
 
+@pytest.mark.parametrize(("steps", "axis"), [(0, "Range1d"), (1, "DataRange1d")])
+def test_before_the_first_step_the_axis_is_from_0_to_1_and_then_as_long_as_the_history(
+    ledger: Ledger, steps: int, axis: str
+) -> None:
+    account = ledger.open_account("census", POLICY)
+    for _ in range(steps):
+        account.spend(odo.PureDP("0.1"))
+    item = bokeh_chart(drawn(account), by_time=False, dark=False)
+    assert item["doc"]["roots"][0]["attributes"]["x_range"]["name"] == axis
+
+
 def replayed(account: LedgerAccount, *, leave_out_voided: bool = True) -> list[float]:
     """The readings by the long way: every charge that stands put to the gate again, from the first on."""
     entries = [past.entry for past in account.history(0, account.size)]

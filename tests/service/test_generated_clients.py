@@ -28,7 +28,10 @@ FULL: Final = os.environ.get("ODOGRAPH_FULL") == "1"
 REASON: Final = "generates and compiles for half a minute: ODOGRAPH_FULL=1 (make test-all)"
 PYTHON_GENERATOR: Final = "openapi-python-client>=0.29,<1"
 TYPESCRIPT: Final = "typescript@5.9"
-CONFIG: Final = {"content_type_overrides": {"application/x-ndjson": "application/octet-stream"}, "post_hooks": []}
+OVERRIDES: Final = dict.fromkeys(
+    ("application/x-ndjson", "application/vnd.apache.parquet"), "application/octet-stream"
+)
+CONFIG: Final = {"content_type_overrides": OVERRIDES, "post_hooks": []}
 TSCONFIG: Final = {
     "compilerOptions": {
         "target": "es2020",
@@ -105,6 +108,15 @@ def test_the_description_is_valid_and_has_a_schema_for_every_body() -> None:
     document["components"]["schemas"]["PureDP"]["properties"]["epsilon"] = {"type": "nothing"}
     with pytest.raises(Exception, match="nothing"):  # the control; the validator's own error
         validate(document)
+
+
+def test_every_format_is_one_that_generators_know_or_are_told_of_in_the_documents() -> None:
+    operations = [one for path in openapi.describe(ROUTES)["paths"].values() for one in path.values()]
+    bodies = [body for one in operations for body in (one.get("requestBody", {}), *one["responses"].values())]
+    formats = {media_type for body in bodies for media_type in body.get("content", {})}
+    assert formats - {"application/json", "application/problem+json", "text/plain"} == OVERRIDES.keys()
+    text = (Path(__file__).parents[2] / "docs/service.md").read_text("utf-8")
+    assert all(f"\n  {media_type}: {other}\n" in text for media_type, other in OVERRIDES.items())
 
 
 @pytest.mark.long

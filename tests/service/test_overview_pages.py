@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from odograph.ledger.stores.base import Changes, Head, State
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.service.auth import Caller, Role
 from odograph.service.dashboard.pages import Page, page_response
-from odograph.service.dashboard.view_models import Overview, data_version, overview_page
+from odograph.service.dashboard.view_models import Overview, audit_page, data_version, overview_page
 
 PLAIN = odo.compile_policy(odo.Policy(1, 0, filter="basic"))
 OWNER = Caller("ada", Role.OWNER, "0" * 12, None)
@@ -187,6 +188,24 @@ def test_the_overview_of_two_thousand_accounts_is_small_and_is_made_of_one_read(
     everything = [line for i in range(1, 41) for line in found_by(ledger, page=str(i)).lines]
     whole.context["found"].lines = everything
     assert len(html_of(whole).encode()) > 800_000
+
+
+def test_the_audit_of_two_thousand_accounts_is_in_pages_and_its_checkpoint_of_all(
+    ledger: Ledger, store: CountedStore
+) -> None:
+    store.load([many(2000)], {"0" * 32: "ana"})
+    seen: list[str] = []
+    for page in range(1, 21):
+        found = audit_page(ledger, OWNER, {"page": str(page)})
+        text = html_of(found)
+        assert len(text.encode()) < 50_000
+        assert found.context["checkpoint"] == ledger.checkpoint().head
+        assert ('rel="next"' in text) == (page < 20)
+        seen += re.findall(r'href="/accounts/([^"]+)"', text)
+    assert seen == sorted(account.name for account in ledger.accounts())
+    form = audit_page(ledger, OWNER, {}).json_representation
+    assert isinstance(form, dict)
+    assert len(form["accounts"]) == 2000  # programs get all of them
 
 
 def test_a_key_that_is_bound_sees_nothing_of_other_accounts_whatever_it_asks_for(ledger: Ledger) -> None:

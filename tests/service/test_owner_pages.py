@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_client import Visitor, visitor_of, words_of
+from page_client import PYTHON, Visitor, visitor_of, words_of
 from service_server import ServiceThread
 
 import odograph as odo
@@ -59,6 +59,12 @@ def id_of(service: ServiceThread, principal: str) -> str:
 def state_of(service: ServiceThread, remote: Ledger) -> object:
     """Return everything that a form could change."""
     return remote.checkpoint(), made_keys(service)
+
+
+def problem_on(page: str) -> str:
+    """Return the problem that a page tells."""
+    found = re.search(r'role="alert"[^>]*>(.*?)</p>', page)
+    return words_of(found[1] if found else page)
 
 
 def field_of(page: str, name: str) -> str:
@@ -171,6 +177,15 @@ def test_the_last_owner_is_not_revoked_and_a_mistyped_key_keeps_what_was_typed(s
     assert visitor.send("/keys", {"csrf": visitor.csrf}).status_code == 422
 
 
+@pytest.mark.usefixtures("census")
+def test_an_account_that_does_not_exist_is_told_before_the_own_key_is_asked_for(service: ServiceThread) -> None:
+    visitor = visitor_of(service)
+    asked = visitor.send("/keys", NEW_KEY | {"csrf": visitor.csrf, "accounts": "censsus"})
+    assert (asked.status_code, field_of(asked.text, "accounts")) == (400, "censsus")
+    assert problem_on(asked.text).endswith("(got 'censsus'); did you mean 'census'?")
+    assert "Your own API key" not in asked.text
+
+
 def test_the_page_of_keys_says_when_they_were_used_as_far_as_is_known(service: ServiceThread) -> None:
     visitor, token = visitor_of(service), service.token("bot", "auditor")
     views = {one["key"]["principal"]: one for one in visitor.get("/keys", format="json").json()["keys"]}
@@ -256,6 +271,25 @@ def test_a_form_leads_back_to_this_service_only(service: ServiceThread, remote: 
     assert (sent.status_code, sent.headers["location"]) == (303, "/accounts/a%3Ab%40evil.test")
 
 
+@pytest.mark.usefixtures("census")
+def test_no_form_of_owners_advises_in_python_or_at_a_command_line(service: ServiceThread) -> None:
+    own = service.token()
+    visitor = visitor_of(service, own)
+    confirmed = {"csrf": visitor.csrf, "confirmed": "1", "token": own}
+    said = [
+        problem_on(visitor.send("/keys", NEW_KEY | {"csrf": visitor.csrf} | wrong).text)
+        for wrong in ({"accounts": ""}, {"every_account": "1"}, {"role": "owner"}, {"role": "?"}, {"principal": ""})
+    ]
+    said.append(problem_on(visitor.send("/keys", NEW_KEY | confirmed | {"accounts": "nowhere"}).text))
+    assert said[-1].endswith("(got 'nowhere'); open the account first")
+    said.append(words_of(visitor.send("/keys/nothing/revoke", confirmed).text))
+    said.append(problem_on(visitor.send("/accounts/census/close", {"csrf": visitor.csrf, "name": "?"}).text))
+    assert "accounts must name at least one account for an analyst's key; or choose every account" in said
+    assert [
+        one for one in said if not one or PYTHON.search(one) or "every_account" in one or "`odograph" in one
+    ] == []
+
+
 # Reservations, and closing.
 
 
@@ -290,6 +324,50 @@ def test_several_reservations_are_resolved_once_they_are_confirmed(
     assert [entry.note for entry in census.history() if entry.verb == "void"] == ["cancelled", "cancelled"]
     assert {entry.principal for entry in census.history() if entry.verb == "void"} == {"ana"}
     assert remote.verify()
+
+
+def test_a_void_without_a_reason_is_asked_for_it_and_keeps_what_was_chosen(
+    service: ServiceThread, census: odo.LedgerAccount
+) -> None:
+    visitor = visitor_of(service)
+    form = {"csrf": visitor.csrf, "verb": "void", "reason": "", "id.census#1": "1"}
+    for confirmed, status in (({}, 200), ({"confirmed": "1"}, 400)):
+        asked = visitor.send("/pending/resolve", form | confirmed)
+        assert asked.status_code == status
+        assert field_of(asked.text, "id.census#1") == "1"
+        assert "Why it was not run" in words_of(asked.text)
+        assert len(census.pending) == 1
+    assert "give the reason" in problem_on(asked.text)
+    visitor.send("/pending/resolve", form | {"confirmed": "1", "reason": "canceled"})
+    assert census.history(-1)[0].note == "canceled"
+
+
+@pytest.mark.usefixtures("census")
+def test_pending_reservations_are_paged_and_chosen_by_principal(service: ServiceThread, remote: Ledger) -> None:
+    most = owners.MOST_RESOLVED
+    many = remote.open_account("many", odo.Policy(100, 0, filter="basic"))
+    for i in range(2 * most):
+        many.reserve(odo.PureDP("0.01"), key=f"page-{i}")
+    with odo.connect(service.url, token=service.token("eva")) as eva:
+        eva.account("census").reserve(odo.PureDP("0.01"), key="own")
+    visitor = visitor_of(service)
+    path, seen, sizes = "/pending", list[str](), list[int]()
+    while path:
+        page = visitor.get(path).text
+        shown = re.findall(r'name="id\.([^"]+)"', page)
+        assert f"{len(seen) + 1} to {len(seen) + len(shown)} of {2 * most + 2}" in words_of(page)
+        seen += shown
+        sizes.append(len(shown))
+        following = re.search(r'rel="next" href="([^"]+)"', page)
+        path = f"/pending{html.unescape(following[1])}" if following else ""
+    assert sizes == [most, most, 2]
+    assert sorted(seen) == sorted(["census#1", "census#2", *(f"many#{i + 1}" for i in range(2 * most))])
+    own = visitor.get("/pending", principal="eva").text
+    assert re.findall(r'name="id\.([^"]+)"', own) == ["census#2"]
+    assert "0 s" in words_of(own) or "1 s" in words_of(own)  # how long it waits
+    words = words_of(visitor.get("/principal", name="bot").text)
+    assert f"10 of {2 * most + 1} are shown" in words
+    assert visitor.get("/pending", page="x").status_code == 400
 
 
 def test_reservations_that_were_resolved_meanwhile_are_no_fault_of_the_ledger(
@@ -346,6 +424,21 @@ def test_an_account_is_closed_when_its_name_was_typed(service: ServiceThread, ce
         assert visitor.send("/accounts/census/close", form).status_code == 303
     assert [entry.note for entry in census.history() if entry.verb == "close"] == ["it ended"]
     assert visitor.get("/accounts/nowhere/close").status_code == 404
+
+
+def test_an_account_with_room_below_one_without_says_why_nothing_fits(service: ServiceThread, remote: Ledger) -> None:
+    remote.open_account("above", PLAIN)
+    below = remote.open_account("below", PLAIN, parent="above")
+    visitor = visitor_of(service)
+    assert "No further question fits" not in words_of(visitor.get("/accounts/below").text)
+    remote.account("above").spend(odo.PureDP(1))
+    why = (
+        "No further question fits: it would be charged to the accounts above this one too, and there is no room left."
+    )
+    assert why in words_of(visitor.get("/accounts/below").text)
+    assert "No further question fits." in words_of(visitor.get("/accounts/above").text)
+    bound = visitor_of(service, service.token("bob", "analyst", below.name))  # and does not know of the one above
+    assert "No further question fits." in words_of(bound.get("/accounts/below").text)
 
 
 # What no page may do or show.
@@ -701,8 +794,23 @@ def test_the_form_counts_what_each_choice_admits_and_opens_nothing(service: Serv
     assert "Counts with Laplace noise: scale 100" in words_of(sent.text)
     assert field_of(sent.text, "ask_laplace") == "100"
     assert remote.accounts() == ()
-    for wrong in ({"ask_pure": "much"}, {"ask_rate": "0.01"}, {"epsilon": "-1"}, {"promise": "sigma"}):
-        assert owners.outlook_of(form | wrong).problem
+    wrong: list[dict[str, str]] = [
+        {"ask_pure": "much"},
+        {"ask_laplace": "0"},
+        {"ask_zcdp": "1e-400"},
+        {"epsilon": "-1"},
+    ]
+    wrong += [{"ask_rate": "0.01"}, {"ask_rate": "2", "ask_noise": "1"}, {"promise": "sigma"}]
+    wrong += [{"promise": "rho", "epsilon": "x"}]
+    problems = [owners.outlook_of(form | one).problem for one in wrong]
+    assert [one for one in problems if not one or PYTHON.search(one)] == []
+    assert "sample rate must be above 0 and at most 1 (got '2')" in problems
+    assert owners.outlook_of(form).caution == ""
+    large = words_of(visitor.get("/open/outlook", **form | {"delta": "0.5"}).text)
+    assert "delta is 0.5: with that probability the promise says nothing" in large
+    usual = [label for label, _, _ in owners.outlook_of(form).rows]
+    assert [label for label in usual if PYTHON.search(label)] == []
+    assert usual[-1] == "Steps of private training: sample rate 0.01, noise multiplier 2"
     assert owners.outlook_of(form | {"promise": "rho"}).choices == ["this promise"]
     assert "odometer" in owners.outlook_of(form | {"promise": "no limit"}).problem
     assert visitor_of(service, service.token("ada", "auditor")).get("/open/outlook").status_code == 403

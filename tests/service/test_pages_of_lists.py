@@ -170,6 +170,9 @@ def test_entries_are_chosen_by_time(owner: httpx.Client, written: list[dict[str,
     for wrong in ("since=yesterday", "since=null", "until=0.5", "verb=null", "verb=", "first=null"):
         attacks.check_problem(owner.get(f"{ENTRIES}?{wrong}"), 400)
     attacks.check_problem(owner.get(f"{ENTRIES}?since=2030-01-01T00:00:00"), 400)
+    told = owner.get(f"{ENTRIES}?since=2030-01-01").json()["detail"]
+    assert told == "since must be a time with its zone, such as 2030-01-15T09:30:00Z (got '2030-01-01')"
+    assert "regex" not in owner.get("/v1/keys?after=x").text
     attacks.check_problem(owner.get(f"{ENTRIES}?since=2030-13-01T00:00:00Z"), 400, 422)
     assert owner.get(f"{ENTRIES}?since=2020-01-01T00:00:00%2B02:00&count=1").links["next"]["url"].count("%2B02") == 1
 

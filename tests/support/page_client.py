@@ -11,6 +11,11 @@ from service_server import ServiceThread
 
 from odograph.service.dashboard.pages import COOKIE
 
+# What advises to write Python in a message, which pages do not say.
+PYTHON = re.compile(
+    r"\b[a-z_]+=|odograph\.|\bodo\.|\bPolicy\b|\bledger\.|\bNone\b|\bpass\b|\(\.\.\.\)|\b[a-z_]+\(|\[['\"]|\('|_steps\b"
+)
+
 
 class _Words(HTMLParser):
     """The visible text of a page."""

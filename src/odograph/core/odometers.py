@@ -528,13 +528,18 @@ ODOMETER_NAMES: Final = ("lines", "filter", "mixture", "stitched")  # of `standa
 
 
 def odometer_by_name(name: str, epsilon: float, delta: float) -> Odometer:
-    """Return the standard odometer of a name, tuned to a target; an unknown name raises `InvalidPolicy`.
+    """Return the standard odometer of a name, tuned to a target; raise `InvalidPolicy` if there is none.
 
     Theorem: none is needed for the tuning, any is valid.
     Assumes: the target was fixed before the first step.
     """
     if name not in ODOMETER_NAMES:
         raise InvalidPolicy(f"odometer must be one of {', '.join(ODOMETER_NAMES)} (got {name!r})")
+    if not delta:
+        raise InvalidPolicy(
+            f"odometer must be left out where no delta is left for its readings (got {name!r}): the"
+            " reading is then the sum of the epsilons"
+        )
     return standard_odometers(epsilon, delta)[ODOMETER_NAMES.index(name)]
 
 

@@ -40,6 +40,7 @@ from odograph.errors import InvalidArgument, InvalidGuarantee, UnprovenCompositi
 __all__ = [
     "MOST_FALLS",
     "NOTE_ABOUT",
+    "USUAL_TRAINING",
     "AccountState",
     "Calibration",
     "CalibrationQuestion",
@@ -80,6 +81,7 @@ _DECADE: Final = 9 * 10 ** (_NOISE_DIGITS - 1)  # decimals of so many digits bet
 _MOST_DECADES: Final = 20  # from the start of a search: the smallest unit of every meter is nearer
 _LEAST_DIGIT: Final = Fraction(1, 10**15)  # of a value near another than 0: a float has no more of them
 
+USUAL_TRAINING: Final = ("0.01", "2")  # sampling rate and noise multiplier of usual training steps
 NOTE_ABOUT: Final = "for "  # and a name: how a note begins that is not about the account that asked
 MOST_FALLS: Final = 4  # notes of a request for which it is searched what falls; others say what ends
 
@@ -238,7 +240,7 @@ def usual_requests(epsilon: Numeric) -> tuple[Guarantee, ...]:
         PureDP(whole / 20),
         GDP(mu),
         ZCDP(mu**2 / 2),
-        subsampled_gaussian("0.01", 2),
+        subsampled_gaussian(*USUAL_TRAINING),
     )
 
 

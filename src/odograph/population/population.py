@@ -373,8 +373,8 @@ class Population:
         It is a round of this population that charges no one, and its entry names the epoch, such as 2026-11-01.
         Everything of the epochs before that one is forgotten, too. The marks of removed people stay.
 
-        Theorem: what a filter promised is about the rounds that it admitted; if it admits no more of them, no answer
-            depends on its totals, and they can be forgotten.
+        Theorem: linked accounts, a retired epoch: what a filter promised is about the rounds that it admitted; if it
+            admits no more of them, no answer depends on its totals, and they can be forgotten.
         Assumes: the epoch's population is closed, so that it takes no rounds, as no other of its name ever does, and
             this is its only copy.
         """

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from odograph.core.guarantees import Parallel, one_shot
 from odograph.errors import ERROR_TABLE, BudgetExceeded, NotAuthenticated, OdographError, listed_as
+from odograph.ledger.entries import shown
 from odograph.service import logs
 from odograph.service.auth import Caller, Verb
 from odograph.service.schemas import MAX_TERMS, Problem, count_terms, decoder
@@ -57,6 +58,8 @@ _SAFETY_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-content-type-opt
 _REQUEST_ID_PREFIX: Final = secrets.token_hex(6)
 _REQUEST_NUMBERS: Final = count(1)
 _BEARER: Final = "bearer "
+_PATTERN: Final = re.compile(r"`str` matching regex '.*'")  # in a message of msgspec
+_MOMENTS: Final = ("since", "until")  # parameters of queries that are times
 _QUOTED_STRING: Final = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 _ESCAPED: Final = re.compile(r'\\(["\\])')
 _ENCODER: Final = msgspec.json.Encoder()
@@ -394,9 +397,15 @@ def _read_query(route: Route, text: bytes) -> Any:  # noqa: ANN401  of the route
     try:
         return msgspec.convert(given, route.query, strict=False)
     except msgspec.ValidationError as problem:
+        field = str(problem).rpartition("`$.")[2].rstrip("`")
+        if field in _MOMENTS:
+            told = f"{field} must be a time with its zone, such as 2030-01-15T09:30:00Z (got {shown(given[field])})"
+            raise HttpProblem(400, told) from None
         raise HttpProblem(400, f"the query cannot be read: {_explain(problem)}") from None
 
 
 def _explain(problem: Exception) -> str:
     """Return what msgspec found and where; for other errors only that the JSON is invalid."""
-    return str(problem)[:_MAX_PARSE_MESSAGE] if isinstance(problem, msgspec.MsgspecError) else "it is not valid JSON"
+    if not isinstance(problem, msgspec.MsgspecError):
+        return "it is not valid JSON"
+    return _PATTERN.sub("a string of another form", str(problem))[:_MAX_PARSE_MESSAGE]

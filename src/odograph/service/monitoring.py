@@ -412,7 +412,7 @@ class Alerts:
         name, found = account.name, []
         reached = [threshold for threshold in self.rules.thresholds_of(name) if 100 * spent >= threshold]
         if reached:
-            message = f"{name} has spent {math.floor(100 * spent)}% of its budget: {reached[-1]:g}% is reached"
+            message = f"{name} has spent {math.floor(100 * spent)}% of its budget; the alert is at {reached[-1]:g}%"
             identity = _identity(balance, f"{reached[-1]:g}")
             found.append(Alert(identity, "threshold", name, message, spent, threshold=reached[-1]))
         if spent < 1 and self.rules.thresholds_of(name) and (alert := self._forecast(account, balance, spent)):
@@ -427,7 +427,7 @@ class Alerts:
             return None
         runs_out = iso_time(now + round((1 - spent) / pace.rate) * _MICROSECONDS)
         message = (
-            f"{account.name} has spent {math.floor(100 * spent)}% of its budget, and is empty on {runs_out[:10]} at"
+            f"{account.name} has spent {math.floor(100 * spent)}% of its budget, and runs out on {runs_out[:10]} at"
             f" the pace of its last {pace.charges} charges in {_duration(pace.window)}"
         )
         # Once in each horizon, counted from 1970.

@@ -222,6 +222,8 @@ def bokeh_chart(history: ReadingHistory, *, by_time: bool, dark: bool) -> dict[s
         toolbar_location=None,
         tools="",
     )
+    if not by_time and not history.steps[-1]:
+        plot.x_range = Range1d(start=0, end=1)  # around a single point there would be steps below 0
     x = "time" if by_time else "step"
     for line, color, dash in zip(history.lines[1:], palette.others, _DASHES, strict=False):
         source = _source(history, line)

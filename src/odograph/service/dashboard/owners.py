@@ -23,13 +23,14 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
+from odograph.account import caution_of_delta
 from odograph.compile import compile_at_hand
 from odograph.core.filters import FILTERS
 from odograph.core.filters.smooth import RESERVES
 from odograph.core.fixed_point import read
 from odograph.core.guarantees import ZCDP, Guarantee, PureDP, guarantee_from_dict
 from odograph.core.mechanisms import gaussian, laplace, subsampled_gaussian
-from odograph.core.planning import outlook, roomiest, usual_requests
+from odograph.core.planning import USUAL_TRAINING, outlook, roomiest, usual_requests
 from odograph.core.policy import Compiled
 from odograph.errors import (
     AccountNotFound,
@@ -54,9 +55,10 @@ from odograph.service.auth import (
     new_secret,
 )
 from odograph.service.dashboard import view_models
-from odograph.service.dashboard.pages import HEADERS, Page, PageSession, fragment_response
+from odograph.service.dashboard.pages import HEADERS, Page, PageSession, fragment_response, page_wording
 from odograph.service.dashboard.view_models import MAX_INPUT, Query
 from odograph.service.endpoint import Call, Route
+from odograph.service.key_store import require_existing
 from odograph.service.routes import ROUTES, accounts, admin, charges
 from odograph.service.schemas import EntriesForm, EntryForm, KeyForm, Problem, ReceiptForm
 from odograph.service.state import AppState
@@ -65,6 +67,7 @@ __all__ = [
     "ASKED",
     "MAX_PENDING",
     "MAX_READ",
+    "MOST_RESOLVED",
     "PAGES",
     "ApiHandler",
     "Bar",
@@ -106,7 +109,8 @@ MAX_READ: Final = 20_000  # entries read in one request, the newest first; the p
 MAX_PENDING: Final = 1000  # reservations read in one request, each in several queries
 _PAGE_SIZE: Final = 50  # entries on a page of the search
 _FIRST_CHUNK, _LARGEST_CHUNK = 50, 1000  # entries of one account read at a time
-_MOST_RESOLVED: Final = 40  # reservations in one form, which may have 50 fields
+MOST_RESOLVED: Final = 40  # reservations in one form, which may have 50 fields
+_ROWS_OF_PRINCIPAL: Final = 10  # entries and reservations on the page of a principal
 _MOST_ROWS: Final = 20  # of a table of shares; the rest is one row
 _DAYS: Final = 30  # of a period, unless another is chosen
 _MOST_BARS: Final = 31  # of the chart over time
@@ -493,10 +497,11 @@ def principal_page(ledger: Ledger, caller: Caller, query: Query, keys: list[KeyV
     listed, more = list_pending(ledger, caller)
     pending = [one for one in listed if one.principal == name]
     findings = find_entries(ledger, caller, {"principal": name}, 2000)
-    last = [one for one in findings.entries if one.entry.principal == name][:10]
+    last = [one for one in findings.entries if one.entry.principal == name][:_ROWS_OF_PRINCIPAL]
     own = None if keys is None else [one for one in keys if one.key.principal == name]
     context = _spending_context(ledger, caller, spending)
-    context |= {"name": name, "pending": pending, "more": more, "last": last, "keys": own}
+    shown = {"pending": pending[:_ROWS_OF_PRINCIPAL], "count": len(pending), "more": more}
+    context |= {"name": name, "last": last, "keys": own, **shown}
     representation = {"principal": name, "spending": spending, "pending": pending, "last": last, "keys": own}
     return Page("principal.html", name, representation, context)
 
@@ -576,7 +581,7 @@ class Confirmation(NamedTuple):
     action: str
     fields: Mapping[str, str]  # of the form that was sent, to be sent again
     back: str
-    asks: str = ""  # what is typed to confirm: "token" or "name", or nothing
+    asks: str = ""  # what is typed to confirm: "token", "name" or "reason", or nothing
     overlaps: Mapping[str, str] = {}  # for which the old key stays valid, in seconds, with their labels
     overlap: str = ""  # the chosen one
     message: str = ""
@@ -592,7 +597,7 @@ def confirm_page(_ledger: Ledger, _caller: Caller, confirmation: Confirmation) -
 
 def _confirm(confirmation: Confirmation, problem: Problem | OdographError | None = None) -> Show:
     if problem is not None:
-        message = problem.detail if isinstance(problem, Problem) else str(problem)
+        message = page_wording(problem.detail if isinstance(problem, Problem) else str(problem))
         status = problem.status if isinstance(problem, Problem) else 422
         confirmation = confirmation._replace(message=message, status=status)
     return Show(confirm_page, (confirmation,))
@@ -647,7 +652,7 @@ def keys_page(
         "roles": [*Role],
         "names": [*visibility.visible_balances(ledger, caller)],
         "request_key": (typed or {}).get("key") or new_secret(),
-        "message": "" if problem is None else problem.detail,
+        "message": "" if problem is None else page_wording(problem.detail),
         "started": iso_time(state.started),
     }
     return Page("keys.html", "Keys", {"keys": views}, context, 200 if problem is None else problem.status)
@@ -667,6 +672,7 @@ async def _keys(state: AppState, _request: Request, session: PageSession, form: 
         role, names, every = check_key_request(
             fields["principal"], fields["role"], fields["accounts"], fields["every_account"], fields.get("expires")
         )
+        await state.run(require_existing, state.ledger_of(session.caller), names)
     except (BadRequest, InvalidArgument) as error:
         return Show(keys_page, (state, form, state.problem(error, session.caller)))
     whose = "every account, also those opened later" if every else ", ".join(names)
@@ -795,6 +801,7 @@ class Pending(Struct):
     principal: str
     note: str
     receipt: ReceiptForm
+    waits: str  # how long it has been pending
     expired: bool  # it can only be committed
 
 
@@ -834,21 +841,31 @@ def find_pending(ledger: Ledger, caller: Caller, ids: Iterable[str]) -> list[Pen
 def _pending_of(ledger: Ledger, receipt: ReceiptForm) -> Pending:
     own = receipt.accounts[0]
     (past,) = ledger.backend.history(own.account, own.sequence, 1)
-    now = iso_time(int(datetime.now(UTC).timestamp() * 1_000_000))
-    expired = receipt.expires is not None and receipt.expires <= now
-    return Pending(receipt.id, past.principal, past.note, receipt, expired)
+    now = datetime.now(UTC)
+    expired = receipt.expires is not None and datetime.fromisoformat(receipt.expires) <= now
+    return Pending(receipt.id, past.principal, past.note, receipt, view_models.age_of(receipt.time, now), expired)
 
 
 def pending_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
-    """Return the pending reservations of every account, or of one, with the form that resolves them."""
-    typed = _typed(query, "account")
-    pending, more = list_pending(ledger, caller, typed["account"])
+    """Return a page of the pending reservations of every account, or of one, with the form that resolves them."""
+    typed = _typed(query, "account", "principal", "page")
+    listed, more = list_pending(ledger, caller, typed["account"])
+    principals = sorted({one.principal for one in listed})
+    pending = [one for one in listed if typed["principal"] in ("", one.principal)]
+    pages = max(1, -(-len(pending) // MOST_RESOLVED))
+    page = min(pages, max(1, view_models.read_integer("page", typed["page"] or "1")))
+    first = (page - 1) * MOST_RESOLVED
+    kept = {field: typed[field] for field in ("account", "principal") if typed[field]}
     context = {
-        "pending": pending[:_MOST_RESOLVED],
+        "pending": pending[first : first + MOST_RESOLVED],
+        "first": first + 1,
         "count": len(pending),
         "more": more,
-        "account": typed["account"],
+        "asked": typed,
         "names": [*visibility.visible_balances(ledger, caller)],
+        "principals": principals,
+        "previous": "?" + urlencode(kept | {"page": page - 1}) if page > 1 else "",
+        "following": "?" + urlencode(kept | {"page": page + 1}) if page < pages else "",
     }
     return Page("pending.html", "Pending reservations", {"pending": pending, "more": more}, context)
 
@@ -881,12 +898,12 @@ async def _resolve(state: AppState, _request: Request, session: PageSession, for
     reason = form.get("reason", "").strip()
     if not ids:
         raise BadRequest("choose at least one reservation; nothing was changed")
-    if verb == "void" and not reason:
-        raise BadRequest("give the reason why the mechanism was not run; nothing was changed")
-    if not form.get("confirmed"):
-        return _confirm(
-            _resolution(verb, await state.compute(find_pending, state.ledger_of(caller), caller, ids), form)
-        )
+    unexplained = verb == "void" and not reason
+    if unexplained or not form.get("confirmed"):
+        chosen = await state.compute(find_pending, state.ledger_of(caller), caller, ids)
+        problem = BadRequest("give the reason why the mechanism was not run; nothing was changed")
+        told = state.problem(problem, caller) if unexplained and form.get("confirmed") else None
+        return _confirm(_resolution(verb, chosen, form), told)
     handler = charges.commit if verb == "commit" else charges.void
     fields = {"note": reason} if verb == "commit" else {"reason": reason}
     results = []
@@ -895,7 +912,7 @@ async def _resolve(state: AppState, _request: Request, session: PageSession, for
             await _perform(state, caller, handler, {"reservation": one}, fields)
             results.append(Resolved(one, done=True, message="committed" if verb == "commit" else "voided"))
         except OdographError as error:
-            results.append(Resolved(one, done=False, message=state.problem(error, caller).detail))
+            results.append(Resolved(one, done=False, message=page_wording(state.problem(error, caller).detail)))
     return Show(resolved_page, (verb, results))
 
 
@@ -915,10 +932,13 @@ def _resolution(verb: str, chosen: list[Pending], form: FormFields) -> Confirmat
         expired = ". It has expired: it cannot be voided any more" if one.expired and verb == "void" else ""
         since = f"{one.receipt.time[:19].replace('T', ' ')} UTC"
         lines.append(f"{one.id}: {_charged(one.receipt)}, reserved by {one.principal} on {since}{expired}")
-    fields = {"verb": verb, "reason": reason, **{f"id.{one.id}": "1" for one in chosen}}
+    fields = {"verb": verb, **{f"id.{one.id}": "1" for one in chosen}}
+    asks = "reason" if verb == "void" and not reason else ""
+    if not asks:
+        fields["reason"] = reason
     count = len(chosen)
     title = f"{verb.capitalize()} {count} reservation{'s' * (count != 1)}"
-    return Confirmation(title, tuple(lines), title, "/pending/resolve", fields, "/pending")
+    return Confirmation(title, tuple(lines), title, "/pending/resolve", fields, "/pending", asks)
 
 
 def _charged(receipt: ReceiptForm) -> str:
@@ -1032,6 +1052,7 @@ class Outlook(Struct):
     rows: list[tuple[str, list[int], int]]  # what is asked, how many of it are admitted, and the most of them
     gives: dict[str, str]  # what a reserve is for
     unsolved: list[str]  # choices that are computed when the account is opened
+    caution: str = ""  # what is wrong with the promise, though it can be made
     problem: str = ""
 
 
@@ -1042,10 +1063,19 @@ def outlook_of(typed: Mapping[str, str]) -> Outlook:
         costs = _asked_costs(typed)
         compiled, unsolved = _choices(typed)
         counts = outlook(compiled, costs.values())
+        caution = caution_of_delta(read(typed.get("delta", "").strip(), "delta"))
     except OdographError as error:
-        return Outlook([], [], gives, [], str(error))
+        return Outlook([], [], gives, [], problem=page_wording(str(error)))
     rows = [(label, [*counts[cost].values()], max(counts[cost].values(), default=0)) for label, cost in costs.items()]
-    return Outlook([*compiled], rows, gives, unsolved)
+    return Outlook([*compiled], rows, gives, unsolved, caution)
+
+
+_TRAINING: Final = ASKED[2]
+
+
+def _label_of(kind: _Asked, values: Iterable[str]) -> str:
+    sizes = ", ".join(f"{label} {value}" for (_, label, _), value in zip(kind.fields, values, strict=True))
+    return f"{kind.label}: {sizes}"
 
 
 def _asked_costs(typed: Mapping[str, str]) -> dict[str, Guarantee]:
@@ -1056,11 +1086,11 @@ def _asked_costs(typed: Mapping[str, str]) -> dict[str, Guarantee]:
         if any(values) and not all(values):
             raise BadRequest(f"{kind.label}: give {' and '.join(label for _, label, _ in kind.fields)}")
         if any(values):
-            sizes = ", ".join(f"{label} {value}" for (_, label, _), value in zip(kind.fields, values, strict=True))
-            costs[f"{kind.label}: {sizes}"] = kind.cost(*values)
+            costs[_label_of(kind, values)] = kind.cost(*values)
     if not costs:
         whole = typed.get("epsilon", "").strip() if typed.get("promise", "epsilon") == "epsilon" else "1"
-        costs = {str(cost): cost for cost in usual_requests(read(whole, "epsilon"))}
+        *plain, training = usual_requests(read(whole, "epsilon"))
+        costs = {str(cost): cost for cost in plain} | {_label_of(_TRAINING, USUAL_TRAINING): training}
     return costs
 
 

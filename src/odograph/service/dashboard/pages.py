@@ -86,7 +86,7 @@ USED_UP: Final = 0.9995  # the spent part of a budget from which hardly anything
 NEAR_LIMIT: Final = 0.9  # the spent part of a budget from which an account is shown as near its limit
 _LOW: Final = 0.75  # the spent part from which a gauge changes its color
 # The number of digits is bounded: a number longer than a line must be allowed to break.
-_EXPONENT: Final = re.compile(r"\b(?:1 - )?\d{1,20}(?:\.\d{1,20})?[eE][+-]\d{1,4}\b")
+_TOGETHER: Final = re.compile(r"\b(?:(?:1 - )?\d{1,20}(?:\.\d{1,20})?[eE][+-]\d{1,4}|\d{4}-\d\d-\d\d)\b")
 
 _PROBLEM_TITLES: Final = {
     400: "Invalid request",
@@ -183,6 +183,13 @@ _WORDING: Final = tuple(
         (r": the order is Policy\(epsilon, delta\)", ""),
         (r"\bdelta_steps\b", "the delta reserved for steps"),
         (r"\bprivacy_unit\b", "the privacy unit"),
+        (r"\bsampling_rate\b", "sample rate"),
+        (r"\bnoise_multiplier\b", "noise multiplier"),
+        (r"\bfilter must be left out where", "filter must be default where"),
+        (r"\bodometer must be left out where", "odometer must be default where"),
+        (r"; or pass every_account", "; or choose every account"),
+        (r"pass either accounts or every_account \(got both\)", "name accounts or choose every account (got both)"),
+        (r"; `odograph keys list` shows all keys", "; the page of keys shows all"),
         (r"\bsuccessor_of\b", "successor of"),
     )
 )
@@ -271,8 +278,8 @@ def _format_percent(part: float) -> str:
 
 
 def _keep_together(text: object) -> Markup:
-    """Keep numbers such as 1e-06 and 1 - 1e-06 on one line: browsers would break them at the hyphen."""
-    return Markup(_EXPONENT.sub(r'<span class="nobreak">\g<0></span>', str(escape(text))))  # noqa: S704  escaped
+    """Keep numbers such as 1e-06 and 1 - 1e-06, and dates, on one line: browsers would break them at the hyphen."""
+    return Markup(_TOGETHER.sub(r'<span class="nobreak">\g<0></span>', str(escape(text))))  # noqa: S704  escaped
 
 
 def _format_number(value: float | None) -> Markup:

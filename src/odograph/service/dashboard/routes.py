@@ -247,10 +247,10 @@ async def _plan(state: AppState, request: Request, session: PageSession, _form: 
 
 async def _audit(state: AppState, request: Request, session: PageSession, _form: FormFields) -> Response:
     if request.method != "POST":
-        return await _render_in_thread(state, request, session, view_models.audit_page)
+        return await _render_in_thread(state, request, session, view_models.audit_page, request.query_params)
     ledger, view = state.ledger_of(session.caller), partial(view_models.audit_page, run=True)
     with state.auditing():
-        return await state.audit(_render, request, ledger, session.caller, view, ())
+        return await state.audit(_render, request, ledger, session.caller, view, (request.query_params,))
 
 
 async def _open_account(state: AppState, request: Request, session: PageSession, form: FormFields) -> Response:

@@ -66,6 +66,7 @@ __all__ = [
     "PendingListing",
     "Plan",
     "account_page",
+    "age_of",
     "api_reference_page",
     "audit_page",
     "citations_for",
@@ -80,6 +81,7 @@ __all__ = [
     "plan_context",
     "policy_from_form",
     "read_citation",
+    "read_integer",
 ]
 
 VERBS: Final = ("open", "spend", "reserve", "commit", "void", "refuse", "close")
@@ -181,7 +183,7 @@ def overview_page(ledger: Ledger, caller: Caller, query: Query) -> Page:
     is_tree = asked["view"] == "tree"
     lines = _tree(rows, chosen) if is_tree else [OverviewLine(row, _state(row)) for row in chosen]
     pages = max(1, -(-len(lines) // _ON_PAGE))
-    page = min(pages, max(1, _read_integer("page", asked["page"] or "1")))
+    page = min(pages, max(1, read_integer("page", asked["page"] or "1")))
     first = (page - 1) * _ON_PAGE
     part = lines[first : first + _ON_PAGE]
     if is_tree and part:
@@ -360,7 +362,7 @@ class EntryListing(Struct):
 
 def list_entries(ledger: Ledger, caller: Caller, name: str, size: int, query: Query) -> EntryListing:
     """Return the newest entries, or the newest before the entry `before`, that match the query."""
-    end = size if not query.get("before") else min(_read_integer("before", query["before"]), size)
+    end = size if not query.get("before") else min(read_integer("before", query["before"]), size)
     wanted = {field: query.get(field, "").strip()[:MAX_INPUT].casefold() for field in ("verb", "principal", "text")}
     stride = _CHUNK_SIZE if any(wanted.values()) else _PAGE_SIZE
     found: list[EntryForm] = []
@@ -393,22 +395,22 @@ class PendingListing(Struct):
 
 def list_pending(ledger: Ledger, caller: Caller, name: str, query: Query) -> PendingListing:
     """Return the oldest pending reservations, or those from the entry `pending` on."""
-    first = _read_integer("pending", query.get("pending") or "0")
+    first = read_integer("pending", query.get("pending") or "0")
     rows = visibility.pending_rows(ledger, caller, name, first, _PENDING_SIZE + 1)
     following = rows[_PENDING_SIZE].sequence if len(rows) > _PENDING_SIZE else None
     rows, now = rows[:_PENDING_SIZE], datetime.now(UTC)
     oldest = visibility.pending_rows(ledger, caller, name, 0, 1) if first else rows[:1]
     return PendingListing(
         visibility.pending_count(ledger, caller, name),
-        _age(oldest[0].time, now) if oldest else None,
+        age_of(oldest[0].time, now) if oldest else None,
         rows,
-        [_age(row.time, now) for row in rows],
+        [age_of(row.time, now) for row in rows],
         [row.expires is not None and datetime.fromisoformat(row.expires) < now for row in rows],
         following,
     )
 
 
-def _age(time: str, now: datetime) -> str:
+def age_of(time: str, now: datetime) -> str:
     """Return how long ago something was, in its largest unit."""
     seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -417,7 +419,8 @@ def _age(time: str, now: datetime) -> str:
     return f"{seconds} s"
 
 
-def _read_integer(field: str, text: str) -> int:
+def read_integer(field: str, text: str) -> int:
+    """Return an integer of a query; raise `BadRequest` if it is none."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise BadRequest(f"{field} must be an integer (got {shown(text)})")
     return int(text)
@@ -632,8 +635,11 @@ def _least_noise(account: LedgerAccount, question: _Question) -> str:
 # The audit
 
 
-def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
-    """Return the last entry of every account and, with `run`, the result of verifying the ledger."""
+_LAST_ENTRIES: Final = 100  # on a page of the audit
+
+
+def audit_page(ledger: Ledger, caller: Caller, query: Query, *, run: bool = False) -> Page:
+    """Return a page of the last entries of the accounts and, with `run`, the result of verifying the ledger."""
     caller.require("verify")
     whole_ledger = caller.accounts is None
     verification: dict[str, Any] | None = None
@@ -649,12 +655,17 @@ def audit_page(ledger: Ledger, caller: Caller, *, run: bool = False) -> Page:
     last_entries = _last_entries(ledger, caller)
     checkpoint = _checkpoint(last_entries) if whole_ledger else None
     representation = {"checkpoint": checkpoint, "accounts": last_entries, "verification": verification}
+    pages = max(1, -(-len(last_entries) // _LAST_ENTRIES))
+    page = min(pages, max(1, read_integer("page", query.get("page") or "1")))
+    shown_entries = dict([*last_entries.items()][(page - 1) * _LAST_ENTRIES : page * _LAST_ENTRIES])
     # The account of a population has no page.
-    linked = {name for name in last_entries if ledger.backend.opened(name).population is None}
+    linked = {name for name in shown_entries if ledger.backend.opened(name).population is None}
     context = {
         "checkpoint": checkpoint,
-        "last_entries": last_entries,
+        "last_entries": shown_entries,
         "linked": linked,
+        "page": page,
+        "pages": pages,
         "verification": verification,
         "whole_ledger": whole_ledger,
     }

@@ -23,13 +23,28 @@ function versionAddress() {
   return account ? `/data-version?account=${account[1]}` : "/data-version";
 }
 
-// Keeps the focus: it moves to the new element with the same id or the same link.
+// What was chosen or typed in a form, by the name of the field; hidden fields are the server's.
+function typedIn(element) {
+  const fields = element.querySelectorAll("input:not([type=hidden]), select, textarea");
+  return new Map([...fields].filter((field) => field.name).map((field) => [field.name, field]));
+}
+
+// Keeps what was typed and chosen in a form, and the focus: it moves to the new element with the same id, name or link.
 function replaceContent(element, html) {
   const active = element.contains(document.activeElement) ? document.activeElement : null;
+  const typed = typedIn(element);
   element.innerHTML = html;
+  for (const [name, field] of typedIn(element)) {
+    const old = typed.get(name);
+    if (old && field.type === "checkbox") field.checked = old.checked;
+    else if (old) field.value = old.value;
+    if (old && old === active && field.type === "text") field.setSelectionRange(old.selectionStart, old.selectionEnd);
+  }
   if (active) {
     const href = active.getAttribute("href");
-    const again = active.id ? document.getElementById(active.id) : href && element.querySelector(`a[href="${CSS.escape(href)}"]`);
+    const again = active.id ? document.getElementById(active.id)
+      : active.name ? element.querySelector(`[name="${CSS.escape(active.name)}"][value="${CSS.escape(active.value)}"]`)
+      : href && element.querySelector(`a[href="${CSS.escape(href)}"]`);
     (again || element.querySelector("a, [tabindex]"))?.focus({ preventScroll: true });
   }
 }
@@ -74,6 +89,12 @@ async function poll() {
   }
   setTimeout(poll, pollDelay);
 }
+
+// The box above a column of boxes chooses all of them.
+document.addEventListener("change", ({ target }) => {
+  if (!target.matches("[data-all]")) return;
+  for (const box of target.form.querySelectorAll("input[type=checkbox][name]")) box.checked = target.checked;
+});
 
 // The filters of the overview: the address has what is chosen, and the service sends that page of the accounts.
 const filters = document.querySelector("[data-filter]");
