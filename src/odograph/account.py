@@ -288,7 +288,8 @@ class Account(ABC):
         rows = [("" if entry.cost is None else entry.cost.brief(), entry.note or entry.account) for entry in last]
         balance = self._balance()
         name = f"{self.name or 'Accountant'} (closed)" if balance.closed else self.name
-        return account_card(name, self.compiled, balance.totals, offer, rows)
+        lifetime = self.lifetime if balance.linked else None
+        return account_card(name, self.compiled, balance.totals, offer, rows, str(lifetime or ""))
 
     def _begin(self, cost: Guarantee, key: str | None, note: str) -> Reservation:
         """Charge for a block that is about to run."""

@@ -70,8 +70,13 @@ _POLICY_COLOR: Final = "#0072B2"
 _OTHER_COLORS: Final = ("#E69F00", "#009E73", "#56B4E9", "#CC79A7")
 
 
-def account_card(
-    name: str, compiled: Compiled, totals: Totals, largest: Guarantee | None, last: Sequence[tuple[str, str]]
+def account_card(  # noqa: PLR0913, PLR0917  the parts of a card
+    name: str,
+    compiled: Compiled,
+    totals: Totals,
+    largest: Guarantee | None,
+    last: Sequence[tuple[str, str]],
+    lifetime: str = "",
 ) -> str:
     """Return an account as HTML for a notebook: promise, gauge, meters, reading and last spends, latest first.
 
@@ -82,6 +87,7 @@ def account_card(
     return card(
         name or "Accountant",
         paragraph(f"{policy.target} for each {policy.privacy_unit}"),
+        *([paragraph(f"Lifetime promise: {lifetime}")] if lifetime else []),
         paragraph(f"{totals.steps:,} step{'s' * (totals.steps != 1)}{offer}"),
         meters(standing(compiled, totals).standing()),
         paragraph(compiled.reading(totals)),

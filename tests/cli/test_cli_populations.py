@@ -93,6 +93,23 @@ def test_wrong_options_say_what_to_pass(create: list[str]) -> None:
     run("rounds", "nothing", code=5)
 
 
+def test_a_wrong_file_of_people_is_refused_with_its_line_and_without_the_id(
+    create: list[str], tmp_path: Path
+) -> None:
+    run("create", "people", "--epsilon", "1", "--delta", "1e-6", *create)
+    for content, line in ((b"0\nana\n", 2), (b"id\n0\n", 1), (b"[" * 100_000, 1), (b"\xff", 1)):
+        (tmp_path / "ids.txt").write_bytes(content)
+        for command in ("join", "remove"):
+            said = " ".join(run(command, "people", "--ids", "ids.txt", "--key", "q", code=2).split())
+            assert "--ids ids.txt must be Parquet, or have an id on each line: a number, or a string in" in said
+            assert f"(line {line} has none)" in said
+            assert "ana" not in said
+    write_upload({"which": [0]}, {}, tmp_path / "ids.parquet")
+    assert "must have the column id" in run("join", "people", "--ids", "ids.parquet", "--key", "q", code=2)
+    run("join", "people", "--ids", "nothing.txt", "--key", "q", code=2)
+    assert len(json.loads(run("rounds", "people", "--json"))["rounds"]) == 1
+
+
 RENEWS = ("--renew", "monthly", "--from", "2026-11-01", "--times", "12")
 
 

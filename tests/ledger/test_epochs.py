@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from calendar import monthrange
 from collections.abc import Callable, Iterator
@@ -278,11 +279,27 @@ def test_the_first_account_of_a_schedule_has_a_lifetime_promise_too(ledger: Ledg
         "(1, 1e-06)-DP over census@2026-11-01; by the schedule at most (12, 1.2e-05)-DP, 12 times (1, 1e-06)-DP,"
         " monthly from 2026-11-01 to 2027-11-01"
     )
+    assert f"Lifetime promise: {account.lifetime}" in re.sub("<[^>]*>", "", account._repr_html_())
     assert account.spend(PureDP("0.1"), key="q").lifetimes == (account.lifetime,)
     assert account.spend(PureDP("0.1"), key="q").lifetimes == (account.lifetime,)
-    ledger.open_account("other", BASIC)
-    assert ledger.account("other").lifetime is None
+    other = ledger.open_account("other", BASIC)
+    assert other.lifetime is None
+    assert "Lifetime" not in other._repr_html_()
     ledger.verify()
+
+
+def test_what_is_linked_beside_a_schedule_is_added_to_its_promise(ledger: Ledger) -> None:
+    """Neither the epochs to come nor the account that was opened by hand may be left out of what is printed."""
+    renew(ledger, Renewal("census", scheduled("monthly", "2026-11-01", "12")))
+    extra = ledger.open_account("extra", Policy(5, 1e-6, filter="basic"), successor_of="census@2026-11-01")
+    text = (
+        "(6, 2e-06)-DP over census@2026-11-01, extra; by the schedule at most (12, 1.2e-05)-DP, 12 times"
+        " (1, 1e-06)-DP, monthly from 2026-11-01 to 2027-11-01; beside it (5, 1e-06)-DP over extra"
+    )
+    assert str(ledger.current("census").lifetime) == str(extra.lifetime) == text
+    assert [str(one) for one in extra.spend(PureDP("0.1")).lifetimes] == [text]
+    ledger.open_account("third", Policy(rho=1), successor_of="extra")
+    assert str(extra.lifetime).endswith("beside it not one (epsilon, delta): see what each promises of extra, third")
 
 
 def test_a_copy_keeps_the_schedule(ledger: Ledger, tmp_path: Path) -> None:

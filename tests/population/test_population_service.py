@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import attacks
+import duckdb
 import httpx
 import numpy as np
 import psycopg
@@ -438,6 +439,42 @@ def test_a_file_that_understates_its_rows_is_refused_before_it_is_read(
             answer = runner.post(f"/v1/populations/{people.name}/joins", content=sent, headers=headers)
             attacks.check_problem(answer, 422)
             assert f"(got {PEOPLE:,})" in answer.json()["detail"]
+
+
+def test_a_small_file_that_stands_for_much_is_refused_before_it_is_written_again(
+    service: ServiceThread, tmp_path: Path
+) -> None:
+    """Rounds wait for each other: a file of a kilobyte could otherwise keep all of them waiting for weeks."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    with odo.connect(service.url, token=service.token("olga")) as owner:
+        owner.create_population("people", BASIC, engine="duckdb", key="create").join(["a"], key="join")
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * 200_000, pa.int32()), pa.array(["x" * 1_000_000]))
+    columns = {
+        "200 GB of ids": {"id": long},
+        "an id that is a list": {"id": pa.array([[0] * 10_000])},
+        "an index that is a list": {"id": ["a"], "which": pa.array([[0] * 10_000])},
+        "a column that no one asked for": {"id": ["a"], "which": [0], "more": pa.array([[0] * 10_000])},
+    }
+    answers = {}
+    with attacks.reach(service, service.token("rob", "runner")) as runner:
+        for name, table in columns.items():
+            guarantees = json.dumps([attacks.pure("0.1")])
+            pq.write_table(
+                pa.table(table).replace_schema_metadata({"guarantees": guarantees}),
+                path := tmp_path / "sent.parquet",
+                compression="zstd",
+            )
+            assert path.stat().st_size < 5000
+            headers = PARQUET | {"Idempotency-Key": name.replace(" ", "-")}
+            answers[name] = runner.post("/v1/populations/people/rounds", content=path.read_bytes(), headers=headers)
+    *refused, admitted = answers.values()
+    for answer in refused:
+        attacks.check_problem(answer, 422)
+    assert "at most 68,719,476,736 bytes in all (got 200,000,000,000)" in refused[0].text
+    assert admitted.status_code == 201
+    (copy := tmp_path / "copy.parquet").touch()
+    UploadedTable.open(str(path)).rewrite(str(copy), "1GB")
+    assert duckdb.read_parquet(str(copy)).columns == ["id", "which"]
 
 
 def test_a_column_of_another_name_is_not_overlooked(

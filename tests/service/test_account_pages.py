@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_client import PYTHON
+from page_client import PYTHON, visitor_of
+from service_server import ServiceThread
 
 import odograph as odo
 from odograph.errors import BadRequest, OdographError
 from odograph.ledger.backend import LocalBackend
+from odograph.ledger.entries import moment
+from odograph.ledger.epochs import Renewal, scheduled
 from odograph.ledger.ledger import Ledger
 from odograph.service.auth import Caller, Role
 from odograph.service.dashboard import pages, view_models
@@ -46,6 +51,26 @@ def ledger() -> Iterator[Ledger]:
 def open_family(ledger: Ledger) -> None:
     for name, parent in (("all", ""), ("jan", "all"), ("feb", "all")):
         ledger.open_account(name, ROOMY, parent=parent)
+
+
+def test_the_page_of_an_epoch_has_what_its_schedule_promises(service: ServiceThread) -> None:
+    """The sum over the accounts so far is no promise for a lifetime: there are epochs to come."""
+    with odo.connect(service.settings.url) as ledger:
+        own = cast("LocalBackend", ledger.backend)
+        schedule = scheduled("monthly", str(moment(own.now()).date()), "12")
+        step = own.renew(Renewal("census", schedule), odo.compile_policy(ROOMY), parent="", dataset="", note="")
+    page = visitor_of(service).get(f"/accounts/{step.opens}").text
+    assert f"By the schedule: {schedule.promise_text(ROOMY)}." in page
+
+
+def test_a_page_names_the_first_and_the_last_of_many_linked_accounts(service: ServiceThread) -> None:
+    with odo.connect(service.settings.url) as ledger:
+        for i in range(13):
+            ledger.open_account(f"a{i:02}", ROOMY, successor_of=f"a{i - 1:02}" if i else None)
+    page = visitor_of(service).get("/accounts/a05").text
+    (sentence,) = re.findall(r"over <a .*<a .*13 accounts.*", page)
+    assert re.findall(r">(a\d+)</a>", sentence) == ["a00", "a12"]
+    assert "</a> (13 accounts). Each has its own budget" in page
 
 
 # Pending reservations.

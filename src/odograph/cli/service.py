@@ -568,8 +568,26 @@ def _read_people(people: Any, file: Path | None, count: int | None) -> Any:  # n
     if file is None:
         return range(count or 0)
     if file.suffix != ".parquet":
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    return _uploaded(file).columns(_MEMORY_LIMIT)["id"] if people.ordered else file
+        return _read_lines(file)
+    if not people.ordered:
+        return file
+    columns = _uploaded(file).columns(_MEMORY_LIMIT)
+    if "id" not in columns:
+        raise InvalidArgument(f"--ids {file} must have the column id")
+    return columns["id"]
+
+
+def _read_lines(file: Path) -> list[Any]:
+    """Return the ids of a file of text."""
+    found: list[Any] = []
+    try:
+        found += (json.loads(line) for line in file.read_text("utf-8").splitlines())
+    except (RecursionError, ValueError):  # its message would contain an id
+        raise InvalidArgument(
+            f"--ids {file} must be Parquet, or have an id on each line: a number, or a string in quotation marks"
+            f" (line {len(found) + 1} has none)"
+        ) from None
+    return found
 
 
 def _read_prices(people: Any, file: Path) -> Prices:  # noqa: ANN401  local or remote

@@ -781,11 +781,12 @@ class LocalBackend:
         It is None if the account is alone and no schedule has opened it.
         """
         names = linked([balance.head for balance in self.store.balances().values()], name)
-        renewal, policy = self.opened(name).renewal, self.opened(name).compiled.policy
-        if len(names) == 1 and renewal is None:
+        opened = {one: self.opened(one) for one in names}
+        epoch = next((one for one in opened.values() if one.renewal is not None), None)
+        if len(names) == 1 and epoch is None:
             return None
-        schedule = "" if renewal is None else renewal.schedule.promise_text(policy)
-        return together({one: self.opened(one).compiled.policy for one in names})._replace(schedule=schedule)
+        policies = {one: about.compiled.policy for one, about in opened.items()}
+        return together(policies)._replace(schedule="" if epoch is None else _schedule_text(epoch, opened))
 
     def _lifetimes(self, names: Iterable[str]) -> tuple[Lifetime, ...]:
         found = [self.lifetime(name) for name in names]
@@ -915,6 +916,14 @@ class LocalBackend:
 def _populations() -> Any:  # noqa: ANN401  a class of a higher layer
     """Return the class of populations by its public name: a ledger knows nothing else of them."""
     return import_module("odograph").Population
+
+
+def _schedule_text(epoch: Opened, opened: Mapping[str, Opened]) -> str:
+    """Return what a schedule promises, and what linked accounts promise beside it that it has not opened."""
+    renewal, policy = cast("Renewal", epoch.renewal), epoch.compiled.policy
+    others = {name: one.compiled.policy for name, one in opened.items() if one.renewal is None}
+    beside = f"; beside it {together(others)}" if others else ""
+    return f"{renewal.schedule.promise_text(policy)}{beside}"
 
 
 def _history_entry(entry: Entry, names: Mapping[str, str], notes: Mapping[int, Note]) -> HistoryEntry:

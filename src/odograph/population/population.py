@@ -313,15 +313,19 @@ class Population:
         """Charge each person whose filter admits it, durably, and return the participants. A key charges once."""
         return self._charge(prices, key, note, progress)
 
-    def _charge(
+    def _charge(  # noqa: PLR0913, PLR0917  the parts of a charge
         self,
         prices: Prices | Guarantee,
         key: str,
         note: str,
         progress: Progress | None = None,
         use: ExitStack | None = None,
+        question: str = "",
     ) -> Participants:
-        """Charge; with `use`, the new version is also kept until that stack is closed."""
+        """Charge; with `use`, the new version is also kept until that stack is closed.
+
+        `question` is what the charge pays for, if that is asked here: its key is then none of another charge.
+        """
         asked = price_table(self._opened.compiled, self._context.gate, prices)
         cost = "" if isinstance(prices, Prices) else text_of(prices.to_dict())
 
@@ -330,7 +334,7 @@ class Population:
                 use.enter_context(pin(after))
             self._engine.charge(self._context, before, after, asked, progress)
 
-        return self._update("charge", cost, asked, work, self._backend.author(key, note))
+        return self._update("charge", cost, asked, work, self._backend.author(key, note), question=question)
 
     def join(self, ids: Any, *, key: str, note: str = "") -> RoundReceipt:  # noqa: ANN401  as in `create`
         """Add people who have spent nothing; people who were removed before join as spent."""
@@ -470,7 +474,7 @@ class Population:
         epsilon = float(cost.epsilon)
         noisy([0], 1, epsilon)  # raises for a cost that OpenDP cannot honor, before anyone is charged
         with ExitStack() as use:
-            active = self._charge(cost, key, note, use=use)
+            active = self._charge(cost, key, note, use=use, question=f"count {text_of(probe.to_dict())}")
             if active.receipt.repeated:
                 raise _key_used_error(key, active)
             (answer,) = noisy([self._engine.count(self._context, active.folder, amounts)], 1, epsilon)
@@ -507,8 +511,9 @@ class Population:
         work: _WriteVersion,
         author: Author,
         retired: str = "",
+        question: str = "",
     ) -> Participants:
-        parts = [act, self._engine.digest(self._context, asked)]
+        parts = [act, self._engine.digest(self._context, asked), *filter(None, [question])]
         if self._opened.renewal is not None:  # the epochs of a schedule share a secret, and a round is of one of them
             parts += [self.name, retired]
         request = self._context.versions.digest(*map(str.encode, parts))

@@ -59,6 +59,8 @@ _TEXT: Final = {
     "BLOB": f"{_UUID['BLOB']}::VARCHAR",
     "UUID": "id::VARCHAR",
 }
+_LENGTH: Final = {"VARCHAR": "strlen(id::VARCHAR)", "BLOB": "octet_length(id)"}
+_MAX_ID_BYTES: Final = 1 << 36  # of the ids in a file that is sent: 10^9 UUIDs as text have half of that
 _POLL_INTERVAL: Final = 0.1  # seconds
 _NO_KEYS: Final[Mapping[str, bytes]] = {}
 _INTERRUPTED: Final = "Query interrupted"  # how DuckDB reports Ctrl-C
@@ -598,7 +600,7 @@ class UploadedTable(NamedTuple):
             return cls(path, rows, dict(connection.execute(pairs, {"path": path}).fetchall()))
 
     def rewrite(self, path: str, memory_limit: str) -> None:
-        """Write the rows into another file, or raise `InvalidArgument`.
+        """Write the columns `id` and `which`, if it is there, into another file, or raise `InvalidArgument`.
 
         An engine could not tell a damaged file from one of its own, and DuckDB believes the statistics in a file,
         which may hide rows from one query and not from the next. Those of the other file are DuckDB's own.
@@ -608,7 +610,14 @@ class UploadedTable(NamedTuple):
             _as_bad_file("the file cannot be read, because its pages are damaged: write it again"),
             _duckdb.connect(":memory:", config=settings) as connection,
         ):
-            connection.read_parquet(self.path, hive_partitioning=False).create_view("given")
+            found = connection.read_parquet(self.path, hive_partitioning=False)
+            own = ["id", *[name for name in found.columns if name.lower() == "which"]]
+            _, form = _check_columns(found, [name.lower() for name in own])  # a row may be a list of any length
+            if form in _LENGTH:  # a kilobyte of a file may be a terabyte of ids
+                ((length,),) = found.aggregate(f"coalesce(sum({_LENGTH[form]}), 0)").fetchall()
+                if length > _MAX_ID_BYTES:
+                    raise InvalidArgument(f"ids must have at most {_MAX_ID_BYTES:,} bytes in all (got {length:,})")
+            found.project(", ".join(own)).create_view("given")
             copied = "COPY (SELECT * FROM given) TO $path"
             connection.execute(f"{copied} {_FORMAT}", {"path": path})
 
