@@ -362,6 +362,7 @@ def test_wrong_rules_are_refused_with_their_field(tmp_path: Path) -> None:
         ({"threshold": [50]}, "threshold"),
         ({"accounts": {"a": 50}}, "accounts"),
         ({"pace": {"window_days": 0}}, "window_days"),
+        ({"pace": {"horizon_days": 1e-12}}, "horizon_days"),
         ({"interval": 0}, "interval"),
         ({"form": 2}, "form"),
         ({"webhook": {"url": "https://example.org"}}, "secret_file"),

@@ -262,8 +262,8 @@ Thresholds: TypeAlias = Annotated[list[Percent], Meta(max_length=20)]
 
 
 class _PaceForm(Struct, forbid_unknown_fields=True):
-    window_days: Annotated[float, Meta(gt=0, le=366)] = 7
-    horizon_days: Annotated[float, Meta(gt=0, le=3660)] = 7
+    window_days: Annotated[float, Meta(ge=0.01, le=366)] = 7
+    horizon_days: Annotated[float, Meta(ge=0.01, le=3660)] = 7
 
 
 class _WebhookForm(Struct, forbid_unknown_fields=True):
