@@ -21,7 +21,7 @@ from population_helpers import PopulationFactory, compiled_for, took
 import odograph as odo
 from odograph import Prices, PureDP
 from odograph.errors import InvalidArgument, InvalidGuarantee
-from odograph.population.tables import columns_of
+from odograph.population.input_tables import columns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # as PySpark leaves them
 

@@ -26,7 +26,7 @@ from odograph.ledger.results import cell_text
 from odograph.population.population import Population
 from odograph.service import logs, visibility
 from odograph.service.auth import Caller, Role
-from odograph.service.dashboard import owners, pages, routes
+from odograph.service.dashboard import owner_pages, pages, routes
 from odograph.service.key_store import connect_keys
 from odograph.service.routes import charges
 
@@ -135,7 +135,7 @@ def test_a_cookie_alone_makes_no_key(
 
     async def trust(*_: object) -> None: ...
 
-    monkeypatch.setattr(owners, "_require_own_key", trust)  # control
+    monkeypatch.setattr(owner_pages, "_require_own_key", trust)  # control
     assert len(keys_without_own(service)) >= 2
 
 
@@ -344,7 +344,7 @@ def test_a_void_without_a_reason_is_asked_for_it_and_keeps_what_was_chosen(
 
 @pytest.mark.usefixtures("census")
 def test_pending_reservations_are_paged_and_chosen_by_principal(service: ServiceThread, remote: Ledger) -> None:
-    most = owners.MOST_RESOLVED
+    most = owner_pages.MOST_RESOLVED
     many = remote.open_account("many", odo.Policy(100, 0, filter="basic"))
     for i in range(2 * most):
         many.reserve(odo.PureDP("0.01"), key=f"page-{i}")
@@ -399,15 +399,15 @@ def test_a_page_reads_so_many_reservations_and_a_form_only_its_own(monkeypatch: 
         account = ledger.open_account("census", PLAIN)
         ids = [account.reserve(odo.PureDP("0.01")).id for _ in range(7)]
         read.clear()
-        found, more = owners.list_pending(ledger, owner, most=3)
+        found, more = owner_pages.list_pending(ledger, owner, most=3)
         assert ([one.id for one in found], more, read) == (ids[:3], True, ids[:3])
-        found, more = owners.list_pending(ledger, owner)
+        found, more = owner_pages.list_pending(ledger, owner)
         assert ([one.id for one in found], more) == (ids, False)
         read.clear()
         asked = [ids[6], "census#0", "census#99", "nothing#1", "?"]
-        assert [one.id for one in owners.find_pending(ledger, owner, asked)] == [ids[6]]
+        assert [one.id for one in owner_pages.find_pending(ledger, owner, asked)] == [ids[6]]
         assert len(read) <= 2
-        assert owners.find_pending(ledger, bound, asked) == []
+        assert owner_pages.find_pending(ledger, bound, asked) == []
 
 
 def test_an_account_is_closed_when_its_name_was_typed(service: ServiceThread, census: odo.LedgerAccount) -> None:
@@ -445,12 +445,12 @@ def test_an_account_with_room_below_one_without_says_why_nothing_fits(service: S
 
 
 def test_everything_that_a_form_can_do_is_listed_and_none_of_it_charges(service: ServiceThread) -> None:
-    verbs = {route.verb for route in owners._ACTIONS.values()}  # noqa: SLF001  what is checked
+    verbs = {route.verb for route in owner_pages._ACTIONS.values()}  # noqa: SLF001  what is checked
     assert verbs == {"resolve", "close", "administer"}
     assert service.token()
 
     async def attempt() -> None:
-        await owners._perform(None, OWNER, charges.spend, {"name": "census"}, {})  # type: ignore[arg-type]  # noqa: SLF001
+        await owner_pages._perform(None, OWNER, charges.spend, {"name": "census"}, {})  # type: ignore[arg-type]  # noqa: SLF001
 
     with pytest.raises(KeyError):
         asyncio.run(attempt())
@@ -606,7 +606,7 @@ def test_the_parts_of_an_account_add_up_to_what_its_page_says(steps: list[Any], 
             held = mine.reserve(cost)
             if verb != "keep":
                 _ = held.void("not run") if verb == "void" else held.commit()
-        found = owners.spending_of(ledger, OWNER, {})
+        found = owner_pages.spending_of(ledger, OWNER, {})
         spent = visibility.account_form(ledger, OWNER, "census").account.spent
     for rows in (found.by_principal, found.by_purpose, found.by_account, found.over_time):
         assert sum(row.part for row in rows) == pytest.approx(spent, abs=1e-9)
@@ -618,7 +618,9 @@ def test_the_parts_of_an_account_add_up_to_what_its_page_says(steps: list[Any], 
 
 
 def test_a_void_that_is_not_met_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "_kind_of", lambda past, _: "charged" if past.verb in {"spend", "reserve"} else "")
+    monkeypatch.setattr(
+        owner_pages, "_kind_of", lambda past, _: "charged" if past.verb in {"spend", "reserve"} else ""
+    )
     with pytest.raises(AssertionError):
         test_the_parts_of_an_account_add_up_to_what_its_page_says.hypothesis.inner_test(  # type: ignore[attr-defined]
             [("void", 5, 0)], "basic"
@@ -631,18 +633,18 @@ def test_a_charge_counts_once_and_one_that_is_not_in_the_period_not_at_all() -> 
         child = ledger.open_account("north", PLAIN, parent="all")
         child.spend(odo.PureDP("0.25"), note="map")
         ledger.account("all").spend(odo.PureDP("0.5"), note="sum")
-        found = owners.spending_of(ledger, OWNER, {})
+        found = owner_pages.spending_of(ledger, OWNER, {})
         assert [(row.name, row.part, row.charges) for row in found.by_principal] == [("ana", 0.75, 2)]
         assert {row.name: row.part for row in found.by_account} == {"all": 0.75, "north": 0.25}
         assert {row.name: row.part for row in found.by_purpose} == {"map": 0.25, "sum": 0.5}
-        one = owners.spending_of(ledger, OWNER, {"account": "all"})
+        one = owner_pages.spending_of(ledger, OWNER, {"account": "all"})
         assert {row.name: row.part for row in one.by_purpose} == {"(charged to north)": 0.25, "sum": 0.5}
-        past = owners.spending_of(ledger, OWNER, {"since": "2001-01-01", "until": "2001-03-01"})
+        past = owner_pages.spending_of(ledger, OWNER, {"since": "2001-01-01", "until": "2001-03-01"})
         assert (past.by_account, [bar.charges for bar in past.over_time]) == ([], [0] * 30)
         assert (past.over_time[0].day, past.days_per_bar) == ("2001-01-01", 2)
         for wrong in ({"since": "x"}, {"since": "2030-02-30"}, {"since": "2002-01-01", "until": "2001-01-01"}):
             with pytest.raises(odo.errors.BadRequest, match="since must"):
-                owners.spending_of(ledger, OWNER, wrong)
+                owner_pages.spending_of(ledger, OWNER, wrong)
 
 
 def test_a_long_history_is_read_as_far_as_is_said() -> None:
@@ -651,7 +653,7 @@ def test_a_long_history_is_read_as_far_as_is_said() -> None:
             account = ledger.open_account(name, odo.Policy(100, 0, filter="basic"))
             for _ in range(80):
                 account.spend(odo.PureDP("0.01"))
-        found = owners.spending_of(ledger, OWNER, {}, most=100)
+        found = owner_pages.spending_of(ledger, OWNER, {}, most=100)
         assert (found.read, found.complete_since is None) == (100, False)
         assert sum(row.charges for row in found.by_account) in {99, 100}  # an opening may be among them
         last = ledger.account("a").history(-1)[0]
@@ -678,10 +680,10 @@ def test_every_entry_is_found_once_newest_first_over_all_pages(counts: list[int]
                 for entry in account.history()
                 if text in entry.note
             }
-            seen: list[owners.Found] = []
+            seen: list[owner_pages.Found] = []
             after, pages = "", 0
             while pages == 0 or after:
-                page = owners.find_entries(ledger, OWNER, {"text": text, "after": after}, most)
+                page = owner_pages.find_entries(ledger, OWNER, {"text": text, "after": after}, most)
                 assert len(page.entries) <= 50
                 assert page.read <= most
                 seen, after, pages = seen + page.entries, page.older, pages + 1
@@ -756,7 +758,7 @@ def test_entries_are_exported_as_a_table(service: ServiceThread, remote: Ledger)
 
 
 def test_a_long_history_is_exported_whole(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "_CSV_ROWS", 7)
+    monkeypatch.setattr(owner_pages, "_CSV_ROWS", 7)
     with odo.connect(service.url, token=service.token("bot")) as ledger:
         account = ledger.open_account("long", odo.Policy(100, 0, filter="basic"))
         for _ in range(27):
@@ -780,7 +782,7 @@ def test_the_form_counts_what_each_choice_admits_and_opens_nothing(service: Serv
     asked = {"ask_laplace": "100", "ask_rate": "0.01", "ask_noise": "1.1", "ask_pure": "0.05"}
     form = {"epsilon": "1", "delta": "1e-6", "promise": "epsilon", "filter": "default", "odometer": "default"}
     form |= {"privacy_unit": "person", "neighbors": "add-remove"}
-    found = owners.outlook_of(form | asked)
+    found = owner_pages.outlook_of(form | asked)
     assert found.problem == ""
     assert {"mixed", "pure", "training", "basic", "zcdp"} <= {*found.choices}
     costs = [odo.laplace(100), odo.subsampled_gaussian("0.01", "1.1"), odo.PureDP("0.05")]
@@ -802,15 +804,15 @@ def test_the_form_counts_what_each_choice_admits_and_opens_nothing(service: Serv
     ]
     wrong += [{"ask_rate": "0.01"}, {"ask_rate": "2", "ask_noise": "1"}, {"promise": "sigma"}]
     wrong += [{"promise": "rho", "epsilon": "x"}]
-    problems = [owners.outlook_of(form | one).problem for one in wrong]
+    problems = [owner_pages.outlook_of(form | one).problem for one in wrong]
     assert [one for one in problems if not one or PYTHON.search(one)] == []
     assert "sample rate must be above 0 and at most 1 (got '2')" in problems
-    assert owners.outlook_of(form).caution == ""
+    assert owner_pages.outlook_of(form).caution == ""
     large = words_of(visitor.get("/open/outlook", **form | {"delta": "0.5"}).text)
     assert "delta is 0.5: with that probability the promise says nothing" in large
-    usual = [label for label, _, _ in owners.outlook_of(form).rows]
+    usual = [label for label, _, _ in owner_pages.outlook_of(form).rows]
     assert [label for label in usual if PYTHON.search(label)] == []
     assert usual[-1] == "Steps of private training: sample rate 0.01, noise multiplier 2"
-    assert owners.outlook_of(form | {"promise": "rho"}).choices == ["this promise"]
-    assert "odometer" in owners.outlook_of(form | {"promise": "no limit"}).problem
+    assert owner_pages.outlook_of(form | {"promise": "rho"}).choices == ["this promise"]
+    assert "odometer" in owner_pages.outlook_of(form | {"promise": "no limit"}).problem
     assert visitor_of(service, service.token("ada", "auditor")).get("/open/outlook").status_code == 403

@@ -19,7 +19,7 @@ from odograph.core.guarantees import SIZED, Guarantee, PureDP
 from odograph.core.policy import Compiled
 from odograph.errors import InvalidArgument, InvalidGuarantee, type_text
 from odograph.population.gate import Gate
-from odograph.population.tables import Column, array_of, column_of, columns_of, is_loaded_table, take_rows
+from odograph.population.input_tables import Column, array_of, column_of, columns_of, is_loaded_table, take_rows
 
 __all__ = [
     "PriceTable",

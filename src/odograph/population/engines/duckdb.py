@@ -22,8 +22,16 @@ from odograph.display import Progress
 from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra, type_text
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
+from odograph.population.input_tables import (
+    Column,
+    arrow_table,
+    check_names,
+    column_of,
+    is_column,
+    is_table,
+    parquet_files,
+)
 from odograph.population.prices import PriceTable
-from odograph.population.tables import Column, arrow_table, check_names, column_of, is_column, is_table, parquet_files
 from odograph.population.version_store import link_or_copy, make_file, make_folder, write_file
 
 __all__ = ["DuckDBEngine", "UploadedTable", "write_upload"]

@@ -22,8 +22,7 @@ from odograph.display import Progress
 from odograph.errors import InvalidArgument, LedgerCorrupt, type_text
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT, Amounts, Column, Mask, admit, admit_rows, would_admit
-from odograph.population.prices import PriceTable, check_indices
-from odograph.population.tables import (
+from odograph.population.input_tables import (
     array_of,
     column_of,
     columns_of,
@@ -35,6 +34,7 @@ from odograph.population.tables import (
     repeated_rows,
     take_rows,
 )
+from odograph.population.prices import PriceTable, check_indices
 from odograph.population.version_store import link_or_copy, make_file, write_file
 
 __all__ = ["NumpyEngine"]

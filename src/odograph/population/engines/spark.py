@@ -33,8 +33,7 @@ from odograph.display import Progress
 from odograph.errors import InvalidArgument, LedgerCorrupt, LedgerError, load_extra, type_text
 from odograph.population.engines import EngineContext
 from odograph.population.gate import SPENT
-from odograph.population.prices import PriceTable
-from odograph.population.tables import (
+from odograph.population.input_tables import (
     array_of,
     arrow_column,
     check_names,
@@ -46,6 +45,7 @@ from odograph.population.tables import (
     parquet_files,
     write_parquet,
 )
+from odograph.population.prices import PriceTable
 from odograph.population.version_store import link_or_copy, make_file, make_folder, restrict, write_file
 
 __all__ = ["SparkEngine"]

@@ -24,7 +24,7 @@ from odograph.errors import NotPermitted, OdographError
 from odograph.ledger.ledger import Ledger
 from odograph.service import logs, visibility
 from odograph.service.auth import Caller
-from odograph.service.dashboard import owners, view_models
+from odograph.service.dashboard import owner_pages, view_models
 from odograph.service.dashboard.charts import account_history, bokeh_chart, svg_chart
 from odograph.service.dashboard.pages import (
     HEADERS,
@@ -78,7 +78,7 @@ def routes(state: AppState) -> list[Route]:
         page("/accounts/{name}/plan", _plan),
         page("/audit", _audit, "GET", "POST"),
         page("/open", _open_account, "GET", "POST"),
-        *(page(path, partial(_show, handler), *methods) for path, handler, methods in owners.PAGES),
+        *(page(path, partial(_show, handler), *methods) for path, handler, methods in owner_pages.PAGES),
         page("/data-version", _data_version),
         public("/docs", _api_reference),
         public("/sign-in", sign_in, "GET", "POST"),
@@ -189,7 +189,7 @@ def _render(
 
 
 async def _show(
-    handler: owners.Handler, state: AppState, request: Request, session: PageSession, form: FormFields
+    handler: owner_pages.Handler, state: AppState, request: Request, session: PageSession, form: FormFields
 ) -> Response:
     """Call a handler of an owner's page, and render the page that it wants to be shown."""
     shown = await handler(state, request, session, form)
@@ -256,9 +256,9 @@ async def _audit(state: AppState, request: Request, session: PageSession, _form:
 async def _open_account(state: AppState, request: Request, session: PageSession, form: FormFields) -> Response:
     session.caller.require("open")
     if request.method != "POST":
-        return await _render_in_thread(state, request, session, owners.open_page)
+        return await _render_in_thread(state, request, session, owner_pages.open_page)
     if form.get("compare"):
-        return await _render_in_thread(state, request, session, owners.open_page, form)
+        return await _render_in_thread(state, request, session, owner_pages.open_page, form)
     ledger = state.ledger_of(session.caller)
     try:
         compiled = await state.solver.compile(view_models.policy_from_form(form))
@@ -268,7 +268,7 @@ async def _open_account(state: AppState, request: Request, session: PageSession,
         raise
     except OdographError as error:
         problem = _problem(state, request, error)
-        return await _render_in_thread(state, request, session, owners.open_page, form, problem)
+        return await _render_in_thread(state, request, session, owner_pages.open_page, form, problem)
     return RedirectResponse(f"/accounts/{quote(arguments['name'])}", 303, HEADERS)
 
 
