@@ -58,7 +58,7 @@ HEAVY: dict[str, str | tuple[str, ...]] = {
     "pandas": "ledger/results.py",
     "prometheus_client": "service/monitoring.py",
     "psycopg": ("connection.py", "ledger/stores/postgres.py", "service/key_store.py"),
-    "pyarrow": ("ledger/results.py", "population/tables.py"),
+    "pyarrow": ("ledger/results.py", "population/input_tables.py"),
     "pyspark": "population/engines/spark",
     "rich": "cli/",
     "s3fs": "population/version_store.py",
