@@ -45,7 +45,14 @@ def needles() -> list[bytes]:
 def leaks(*texts: object) -> list[bytes]:
     """The checker: which secrets are in what came out."""
     found = b"\n".join(text if isinstance(text, bytes) else str(text).encode() for text in texts)
-    return [needle for needle in needles() if needle in found]
+    return [needle for needle in needles() if is_in(needle, found)]
+
+
+def is_in(needle: bytes, found: bytes) -> bool:
+    """Whether a secret is there; a number is not if its digits are in the middle of a digest, or of a time."""
+    if needle.isdigit() and len(needle) <= len(str(COUNT)):
+        return re.search(rb"(?<![0-9a-f.])%b(?![0-9a-f])" % needle, found) is not None
+    return needle in found
 
 
 class Marked:
@@ -286,6 +293,7 @@ def test_a_leak_is_found(dense: PopulationFactory) -> None:
     """Negative control: each secret is found in what would say it."""
     people = dense.create(3, compiled=BASIC)
     assert not leaks(people, people.history())
+    assert not leaks(f"a seal 3f{COUNT}ab, seconds 1763526633.{COUNT}5")
     said: list[object] = [
         f"which must have {COUNT} entries",
         f"{COUNT:,} people",
