@@ -2,8 +2,8 @@
 
 Both run under uvicorn with the same loop and parser, one worker each, and wrk sends requests over 64 connections from
 the same machine. A spend is one request with its own idempotency key, answered when it is on disk; a batch has 100 of
-them, and is also sent to an account with the filter that 0.1.0 was measured with. All alternate in one run; ratios are
-of operations per second, with their spread. Latencies are wrk's.
+them, and is also sent to an account with the filter that 0.1.0 was measured with. All alternate in one run; ratios
+are of operations per second, with their spread. Latencies are wrk's.
 """
 
 from __future__ import annotations
