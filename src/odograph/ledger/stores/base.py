@@ -55,6 +55,7 @@ __all__ = [
     "Wants",
     "Work",
     "closed_error",
+    "keep_records",
     "migrations",
     "queries",
     "schema",
@@ -228,6 +229,20 @@ class Changes:
 
 
 Work = Callable[[State], Changes]
+
+
+def keep_records(records: dict[tuple[str, str], IdempotencyRecord], rows: Iterable[Sequence[Any]]) -> bool:
+    """Keep the rows of used keys by owner and key, and return whether one said that names were erased.
+
+    Every charge looks its keys up, and hardly a ledger has erased names, so these are asked about only then.
+    """
+    are_erased = False
+    for owner, key, account, *rest in rows:
+        if account:
+            records[owner, key] = IdempotencyRecord(account, *rest)
+        else:
+            are_erased = True
+    return are_erased
 
 
 EVERY: Final = 10**18  # a count that no account reaches

@@ -49,6 +49,7 @@ from odograph.ledger.stores.base import (
     Wants,
     Work,
     closed_error,
+    keep_records,
     migrations,
     queries,
 )
@@ -442,8 +443,11 @@ def _lock_and_read(connection: Connection, wants: Wants, wait: str, if_free: fro
             held |= {OPENING}
         for row in blocks.fetchall() if blocks else ():
             balances.setdefault(row[0], Balance.read(row))
-        records = {(row[0], row[1]): IdempotencyRecord._make(row[2:]) for row in keys.fetchall()}
+        records: dict[tuple[str, str], IdempotencyRecord] = {}
+        are_erased = keep_records(records, keys.fetchall())
         moment = (now.fetchone() or (0,))[0]
+    if are_erased and (unused := wants.keys - records.keys()):
+        keep_records(records, connection.execute(_SQL["erased_keys"], _rows(unused)).fetchall())
     return State(moment, balances, records, held)
 
 

@@ -20,7 +20,6 @@ from odograph.ledger.stores.base import (
     SCHEMA,
     Balance,
     Changes,
-    IdempotencyRecord,
     Note,
     Pending,
     Record,
@@ -28,6 +27,7 @@ from odograph.ledger.stores.base import (
     Wants,
     Work,
     closed_error,
+    keep_records,
     migrations,
     queries,
 )
@@ -527,8 +527,9 @@ def _read_state(connection: sqlite3.Connection, wants: Wants) -> State:
     state = State(time.time_ns() // 1000, {}, {})
     for row in rows:
         state.balances[row[0]] = Balance.read(row)
-    for row in _execute_many(connection, "keys", [*wants.keys]):
-        state.keys[row[0], row[1]] = IdempotencyRecord._make(row[2:])
+    if keep_records(state.keys, _execute_many(connection, "keys", [*wants.keys])):
+        unused = [*(wants.keys - state.keys.keys())]
+        keep_records(state.keys, _execute_many(connection, "erased_keys", unused))
     return state
 
 

@@ -48,15 +48,21 @@ WHERE dataset = ANY (%s::text[]) AND dataset <> ''
 ORDER BY dataset, name;
 
 -- name: keys
--- The wanted keys that their owners have used. Failing that, those that a principal with an erased name has used,
--- without the request. For an owner whose own name was erased (a running program may still have its identity), those
--- that any principal has used: one of them may be the same person under a new identity.
+-- The wanted keys that their owners have used; and a row without an account if names were erased, for `erased_keys`.
+-- Every charge asks this, and it is planned each time: it is kept simple.
 WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM json_array_elements(%s::json) AS wanted (row))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
 FROM wanted
 JOIN odograph.keys ON keys.owner = wanted.owner AND keys.key = wanted.key
 JOIN odograph.entries ON entries.account = keys.account AND entries.sequence = keys.sequence
 UNION ALL
+SELECT '', '', '', 0, '', '' WHERE EXISTS (SELECT FROM odograph.principals WHERE name < ' ');
+
+-- name: erased_keys
+-- Of wanted keys that their owners have not used, those that a principal with an erased name has used, without the
+-- request. For an owner whose own name was erased (a running program may still have its identity), those that any
+-- principal has used: one of them may be the same person under a new identity.
+WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM json_array_elements(%s::json) AS wanted (row))
 SELECT wanted.owner, wanted.key, entries.account, entries.sequence, entries.verb, ''
 FROM odograph.principals
 CROSS JOIN wanted

@@ -22,15 +22,19 @@ SELECT name, parent, successor_of, dataset, unit, neighbours, sequence, seal, ti
 FROM accounts WHERE dataset = ? AND dataset <> '' LIMIT 1;
 
 -- name: keys
--- The wanted keys that their owners have used. Failing that, those that a principal with an erased name has used,
--- without the request. For an owner whose own name was erased (a running program may still have its identity), those
--- that any principal has used: one of them may be the same person under a new identity.
-WITH wanted (owner, key) AS (VALUES (?, ?))
+-- The wanted keys that their owners have used; and a row without an account if names were erased, for `erased_keys`.
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
-FROM wanted
-CROSS JOIN keys ON keys.owner = wanted.owner AND keys.key = wanted.key
+FROM (VALUES (?, ?)) AS wanted
+CROSS JOIN keys ON keys.owner = wanted.column1 AND keys.key = wanted.column2
 JOIN entries ON entries.account = keys.account AND entries.sequence = keys.sequence
 UNION ALL
+SELECT '', '', '', 0, '', '' WHERE EXISTS (SELECT 1 FROM principals WHERE name < ' ');
+
+-- name: erased_keys
+-- Of wanted keys that their owners have not used, those that a principal with an erased name has used, without the
+-- request. For an owner whose own name was erased (a running program may still have its identity), those that any
+-- principal has used: one of them may be the same person under a new identity.
+WITH wanted (owner, key) AS (VALUES (?, ?))
 SELECT wanted.owner, wanted.key, entries.account, entries.sequence, entries.verb, ''
 FROM principals
 CROSS JOIN wanted ON wanted.owner <> ''
