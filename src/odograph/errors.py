@@ -191,7 +191,7 @@ class LedgerBusy(LedgerError):
 
 
 class LedgerUnreachable(LedgerBusy):
-    """The database server cannot be reached, or lets nobody in; nothing was sent to it."""
+    """The database server cannot be reached, or refuses the connection; nothing was sent to it."""
 
 
 class LedgerCorrupt(LedgerError):

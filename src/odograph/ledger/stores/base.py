@@ -234,7 +234,8 @@ Work = Callable[[State], Changes]
 def keep_records(records: dict[tuple[str, str], IdempotencyRecord], rows: Iterable[Sequence[Any]]) -> bool:
     """Keep the rows of used keys by owner and key, and return whether one said that names were erased.
 
-    Every charge looks its keys up, and hardly a ledger has erased names, so these are asked about only then.
+    Every charge looks up its keys. Few ledgers have erased names, so the keys of erased principals have a query of
+    their own.
     """
     are_erased = False
     for owner, key, account, *rest in rows:
