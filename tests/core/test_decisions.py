@@ -360,3 +360,107 @@ def test_a_decision_is_marked_by_its_outcome() -> None:
     assert "1 asked, 0 left" in fits.explain()
     assert "2 asked, 1 too much" in refused.explain()
     assert Accountant(Policy(None, 1e-6)).decide(PureDP(1)).left_text == "no limit"
+
+
+# What a decision says at its edges.
+
+
+def parts_spent(*totals: int, asked: tuple[int | None, ...], **changes: Any) -> Decision:
+    """Decide on meters of 10^8 units each: epsilon, and a filter if there is a second total."""
+    meters = (DeltaMeter("delta", 10), *SAID[1:4:2])[: len(totals) + 1]
+    limited = tuple(replace(meter, limit=10**8) if i else meter for i, meter in enumerate(meters))
+    return decide(limited, Totals((0, *totals), (0,) * len(limited), 1), Price((0, *asked)))._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("left", "asked", "text"),
+    [
+        (10_000, 10**7, "0.01% of the budget is left; the request needs 10%"),
+        (9_999, 10**7, "less than 0.01% of the budget is left; the request needs 10%"),
+        (15_000, 10**7, "0.015% of the budget is left; the request needs 10%"),
+        (12_345_678, 98_765_432, "12% of the budget is left; the request needs 99%"),
+        (9_999, 10_000, "less than 0.01% of the budget is left; the request needs 0.01%"),
+        (9_000, 9_999, "less than 0.01% of the budget is left; the request needs more"),
+        (1, 10**8, "less than 0.01% of the budget is left; the request needs 100%"),
+    ],
+)
+def test_the_last_crumbs_of_a_budget_have_no_digits(left: int, asked: int, text: str) -> None:
+    assert str(parts_spent(10**8 - left, asked=(asked,))) == f"refused: {text}. {NO_MORE}"
+
+
+def test_a_little_less_than_a_ten_thousandth_is_a_crumb() -> None:
+    left = 99_995 * 10**6  # of 10^15
+    decision = decide(SAID[:2], Totals((0, 10**15 - left), (0, 0)), Price((0, 10**15)))
+    assert str(decision).startswith("refused: less than 0.01% of the budget is left")
+
+
+@pytest.mark.parametrize(
+    ("spent", "asked", "text"),
+    [
+        # The filter has 80% left and needs 3 times that; epsilon has 50% left and needs 1.2 times that: much nearer.
+        (
+            (50, 20),
+            (60, 240),
+            "80% of the budget is left (50% by the meter that comes nearest); the request needs 60%",
+        ),
+        # Twice as near, to the unit, is not much nearer; and a unit more is.
+        ((50, 20), (60, 192), "80% of the budget is left; the request needs 200%"),
+        (
+            (50, 20),
+            (60, 193),
+            "80% of the budget is left (50% by the meter that comes nearest); the request needs 60%",
+        ),
+        # Epsilon is nearer by what it has left, not by what it needs.
+        ((10, 0), (180, 170), "100% of the budget is left; the request needs 170%"),
+    ],
+)
+def test_a_refusal_is_told_by_another_meter_only_if_it_comes_much_nearer(
+    spent: tuple[int, ...], asked: tuple[int, ...], text: str
+) -> None:
+    decision = parts_spent(*[10**6 * part for part in spent], asked=tuple(10**6 * part for part in asked))
+    assert str(decision) == f"refused: {text}. {NO_MORE}"
+
+
+def test_what_counts_no_longer_is_nothing_left() -> None:
+    none_count = said(TOO_MUCH, HALF_SPENT._replace(unpriced=(0, 1, 0, 1)))
+    assert none_count.part_left == 0
+    assert none_count.left_text == ALL_SPENT
+    assert [part["counts"] for part in none_count.standing().values()] == [True, False, False]
+    passed = said(TOO_MUCH, Totals((10**12, 2 * 10**15, 7, 10**15), (0,) * 4, 3))  # as a damaged ledger may say
+    assert passed.part_left == 0
+    assert passed.left_text == ALL_SPENT
+
+
+def test_a_limit_of_nothing_is_explained() -> None:
+    decision = decide((DeltaMeter("delta", 0), SAID[1]), Totals.zero(SAID[:2]), Price((0, 1)))
+    assert "  delta    0 of 0 spent, 0 asked, 0 left" in decision.explain().splitlines()
+
+
+def test_only_a_request_without_a_price_anywhere_is_unproven() -> None:
+    nowhere, somewhere = said((None,) * 4), said((None, None, None, 10**18))
+    assert nowhere.is_unproven
+    assert not somewhere.is_unproven
+    assert not said((0, 1, 1, 1)).is_unproven
+    assert str(nowhere._replace(notes=("no theorem covers it", "but another"))) == (
+        "refused: no theorem covers it; but another"
+    )
+    assert str(said(TOO_MUCH, notes=("a note",))) == f"refused: {BOTH}. {NO_MORE}"
+
+
+def test_a_delta_that_is_left_to_the_unit_is_not_what_is_short() -> None:
+    assert str(said((10**12, *TOO_MUCH[1:]))) == f"refused: {BOTH}. {NO_MORE}"
+
+
+def test_one_step_before_is_enough_for_no_more() -> None:
+    assert str(said(TOO_MUCH, HALF_SPENT._replace(steps=1))).endswith("any more")
+    assert not str(said(TOO_MUCH, HALF_SPENT._replace(steps=0))).endswith("any more")
+
+
+def test_a_refusal_without_any_limit_names_the_odometer_or_the_delta() -> None:
+    def alone(asked: int | None) -> str:
+        return str(decide(SAID[:1], Totals((0,), (0,), 1), Price((asked,))))
+
+    assert alone(1) == f"refused: no part of the odometer reads the request and every step before it. {NO_MORE}"
+    assert alone(10**18) == (
+        f"refused: the request needs a delta of 1, and 2e-06 is left for steps (delta_steps). {NO_MORE}"
+    )

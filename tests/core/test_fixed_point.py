@@ -402,3 +402,8 @@ def test_what_a_float_adds_in_its_last_digits_is_not_shown() -> None:
         "0.0008",
     ]
     assert (brief_above(0), brief_below(0), brief_below(Fraction("0.750000000001"))) == ("0", "0", "0.75")
+
+
+def test_a_billionth_is_not_shown_and_more_is() -> None:
+    assert brief_above(Fraction("0.10000000009")) == "0.1"
+    assert brief_above(Fraction("0.10000000011")) == "0.1001"

@@ -359,3 +359,10 @@ def test_a_compiled_policy_without_its_meter_is_refused() -> None:
     del form["meters"][3]
     with pytest.raises(InvalidPolicy, match="must be those of its filter 'gdp'"):
         Compiled.from_dict(form)
+
+
+def test_an_interactive_mechanism_has_a_price_unless_it_is_known_by_its_moments() -> None:
+    for cost in (PureDP("0.01"), ApproxDP("0.01", "1e-9"), GDP("0.01")):
+        assert METER.price_interactive(cost) == METER.price(cost) is not None
+    assert METER.price(ZCDP("1e-6")) is not None
+    assert METER.price_interactive(ZCDP("1e-6")) is None
