@@ -1,6 +1,6 @@
 """Solve the shipped table of exact budgets, and write it as JSON.
 
-Each target takes about ten seconds. There are two rows for each: what the smooth filter of a default policy needs,
+Each target takes two or three seconds. There are two rows for each: what the smooth filter of a default policy needs,
 with the reserves that have an order, and what the exact filter alone needs. Solved targets are kept in
 build/table.jsonl, so an interrupted run continues where it stopped; `--write` only writes them to
 src/odograph/exact_table.json. The tables of earlier releases stay in that file as they are.
@@ -17,7 +17,7 @@ from typing import Any
 from odograph.core.filters.smooth import RESERVES, set_aside
 from odograph.core.fixed_point import text_of, tidy
 from odograph.core.policy import Need, Policy
-from odograph.core.value_iteration import COARSE, VERSION, solve_with_values
+from odograph.core.value_iteration import VERSION, Budget, solve, solve_with_values
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE = ROOT / "build" / "table.jsonl"
@@ -27,7 +27,7 @@ EPSILONS = ["0.1", "0.2", "0.25", "0.3", "0.5", "0.75", "1", "1.5", "2", "3", "4
 DELTAS = ["1e-12", "1e-11", "1e-10", "1e-9", "1e-8", "1e-7", "1e-6", "1e-5"]
 WITH_ORDER = [name for name, choice in RESERVES.items() if choice.has_order]
 
-Row = list[Any]  # epsilon, delta, units; for each reserve its name, units, order, and what it leaves
+Row = list[Any]  # epsilon, delta, fineness, units; for each reserve its name, units, order, and what it leaves
 
 
 def needs() -> list[Need]:
@@ -51,7 +51,7 @@ def solved() -> dict[tuple[str, str], Row]:
 
 def settings() -> str:
     """Return what a row depends on beside its target."""
-    return repr((VERSION, COARSE, sorted((name, choice[1:]) for name, choice in RESERVES.items())))
+    return repr((VERSION, sorted((name, choice[1:]) for name, choice in RESERVES.items())))
 
 
 def target(row: Row) -> tuple[str, str]:
@@ -61,12 +61,17 @@ def target(row: Row) -> tuple[str, str]:
 
 def solve_row(need: Need) -> Row:
     """Solve one row."""
-    names = WITH_ORDER if need.reserve else []
-    beyond = max((RESERVES[name].rows(need.delta) for name in names), default=1.0)
-    budget, values = solve_with_values(need.epsilon, need.delta, takes=need.takes, fineness=COARSE, beyond=beyond)
-    reserves = [(name, set_aside(budget, name, values).reserve) for name in names]
-    found = [[name, one.units, str(one.order), one.left] for name, one in reserves if one is not None]
-    return [text_of(tidy(need.epsilon)), text_of(tidy(need.delta)), budget.units, *found]
+    if not need.reserve:
+        return listed(solve(need.epsilon, need.delta, takes=need.takes))
+    beyond = max(RESERVES[name].rows(need.delta) for name in WITH_ORDER)
+    budget, values = solve_with_values(need.epsilon, need.delta, takes=need.takes, beyond=beyond)
+    reserves = [(name, set_aside(budget, name, values).reserve) for name in WITH_ORDER]
+    return listed(budget) + [[name, one.units, str(one.order), one.left] for name, one in reserves if one is not None]
+
+
+def listed(budget: Budget) -> Row:
+    """Return a budget as a row without reserves."""
+    return [text_of(tidy(budget.epsilon)), text_of(tidy(budget.delta)), budget.fineness, budget.units]
 
 
 def main() -> None:
@@ -85,15 +90,14 @@ def main() -> None:
                     state.write(json.dumps({"settings": settings(), "row": row}) + "\n")
                 print(row, flush=True)
     earlier = [table for table in json.loads(TABLE.read_text())["tables"] if table["solver"] != VERSION]
-    tables = [{"solver": VERSION, "fineness": COARSE, "rows": [*solved().values()]}, *earlier]
+    tables = [{"solver": VERSION, "rows": [*solved().values()]}, *earlier]
     TABLE.write_text('{\n  "tables": [\n' + ",\n".join(map(text, tables)) + "\n  ]\n}\n")
 
 
 def text(table: dict[str, Any]) -> str:
     """Return a table as JSON, a row on each line."""
     rows = ",\n".join(f"        {json.dumps(row)}" for row in table["rows"])
-    head = f'      "solver": {table["solver"]},\n      "fineness": {table["fineness"]},\n'
-    return f'    {{\n{head}      "rows": [\n{rows}\n      ]\n    }}'
+    return f'    {{\n      "solver": {table["solver"]},\n      "rows": [\n{rows}\n      ]\n    }}'
 
 
 if __name__ == "__main__":

@@ -17,7 +17,15 @@ from odograph.core.filters import ExactMeter, SmoothMeter
 from odograph.core.filters.smooth import RESERVES, set_aside, solve_reserve
 from odograph.core.fixed_point import SCALE
 from odograph.core.policy import Compiled, Need, Policy, compile_meters
-from odograph.core.value_iteration import COARSE, FAMILIES, VERSION, Budget, Reserve, family_quantum, solve
+from odograph.core.value_iteration import (
+    FAMILIES,
+    VERSION,
+    Budget,
+    Reserve,
+    family_quantum,
+    solve,
+    usual_fineness,
+)
 from odograph.display import SlowNotice
 from odograph.errors import InvalidArgument, InvalidPolicy, with_usage
 
@@ -48,19 +56,22 @@ class TableRow(NamedTuple):
 
     epsilon: Fraction
     delta: Fraction
+    fineness: int  # the quantum is `family_quantum` of the target at this
     units: int
     reserves: Mapping[str, Reserve]  # those with an order; others follow from the units
 
     def budget(self, table: ExactTable) -> Budget:
         """Return the row as a budget."""
-        quantum = family_quantum(self.epsilon, self.delta, table.fineness)
-        return Budget(self.epsilon, self.delta, FAMILIES, quantum, self.units, table.fineness, version=table.solver)
+        quantum = family_quantum(self.epsilon, self.delta, self.fineness)
+        return Budget(self.epsilon, self.delta, FAMILIES, quantum, self.units, self.fineness, version=table.solver)
 
     def budget_for(self, need: Need, table: ExactTable) -> Budget | None:
-        """Return the row as a budget with the reserve that is needed; None if the table does not have it."""
+        """Return the row as a budget with the reserve that is needed; None if the row is for other needs."""
         budget = self.budget(table)
         if not need.reserve:
-            return budget
+            # With reserves it was solved for Gaussian steps that are charged in buckets, which the exact filter's
+            # are not.
+            return None if self.reserves else budget
         if not RESERVES[need.reserve].has_order:
             return set_aside(budget, need.reserve)
         reserve = self.reserves.get(need.reserve)
@@ -71,7 +82,6 @@ class ExactTable(NamedTuple):
     """The budgets that one version of the solver certified."""
 
     solver: int
-    fineness: int  # the quantum of a row is `family_quantum` of its target at this
     rows: tuple[TableRow, ...]
 
 
@@ -82,16 +92,13 @@ def exact_tables() -> tuple[ExactTable, ...]:
     Accounts of 0.1.0 are certified by its table; new ones are compiled with the present one.
     """
     form = json.loads(_TABLE_FILE.read_text(encoding="utf-8"))
-    return tuple(
-        ExactTable(table["solver"], table["fineness"], tuple(map(_table_row, table["rows"])))
-        for table in form["tables"]
-    )
+    return tuple(ExactTable(table["solver"], tuple(map(_table_row, table["rows"]))) for table in form["tables"])
 
 
 def _table_row(row: Sequence[Any]) -> TableRow:
-    epsilon, delta, units, *reserves = row
+    epsilon, delta, fineness, units, *reserves = row
     found = {name: Reserve(aside, Fraction(order), left) for name, aside, order, left in reserves}
-    return TableRow(Fraction(epsilon), Fraction(delta), units, found)
+    return TableRow(Fraction(epsilon), Fraction(delta), fineness, units, found)
 
 
 class Certification(StrEnum):
@@ -150,7 +157,7 @@ def _stricter_rows(need: Need, quantum: Fraction) -> Iterator[Budget]:
     """Yield the budgets of the tables for this target or a stricter one, if they have this quantum."""
     for table in exact_tables():
         for row in table.rows:
-            near = (row.epsilon / 100) ** 2 / table.fineness
+            near = (row.epsilon / 100) ** 2 / row.fineness
             alike = abs(quantum / near - 1) < Fraction(1, 10**6)
             if row.epsilon <= need.epsilon and row.delta <= need.delta and alike:
                 budget = row.budget_for(need, table)
@@ -160,14 +167,14 @@ def _stricter_rows(need: Need, quantum: Fraction) -> Iterator[Budget]:
 
 @with_usage("it takes a policy, such as compile_policy(Policy(1, 1e-6))")
 def compile_policy(
-    policy: Policy, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
+    policy: Policy, *, solve: bool = True, fineness: int | None = None, progress: Progress | None = None
 ) -> Compiled:
     """Compile a policy to its meters, once; every account keeps what it was opened with.
 
-    Targets in the shipped table are instant. Any other is solved in seconds and cached on this machine; a solve of
-    more than a second reports its progress on standard error, or to `progress`. A larger `fineness` gains less than
-    a percent, in a minute or two. With `solve=False` the nearest stricter target of the table is used instead, and
-    the note says so.
+    Targets in the shipped table are instant. Any other is solved in about two seconds and cached on this machine; a
+    solve of more than a second reports its progress on standard error, or to `progress`. A `fineness` of 25, units
+    in a step of epsilon/100, gains less than half a percent, in a minute or two. With `solve=False` the nearest
+    stricter target of the table is used instead, and the note says so.
     """
     if not isinstance(policy, Policy):
         raise InvalidPolicy(f"policy must be a policy, such as Policy(1, 1e-6) (got {policy!r})")
@@ -185,15 +192,15 @@ def compile_at_hand(policy: Policy) -> Compiled | None:
     need = policy.need
     if need is None:
         return compile_meters(policy)
-    found = _at_hand(need, COARSE)
+    found = _at_hand(need, None)
     return None if found is None else compile_meters(policy, *found)
 
 
 def find_budget(
-    need: Need, *, solve: bool = True, fineness: int = COARSE, progress: Progress | None = None
+    need: Need, *, solve: bool = True, fineness: int | None = None, progress: Progress | None = None
 ) -> tuple[Budget, str]:
     """Return the budget that a policy needs, and a note on where it came from."""
-    if isinstance(fineness, bool) or not isinstance(fineness, int) or fineness not in _FINENESSES:
+    if fineness is not None and (type(fineness) is not int or fineness not in _FINENESSES):
         raise InvalidArgument(f"fineness must be an integer from 1 to 100 (got {fineness!r})")
     if not solve:
         return _table_budget(need, fineness) or _stricter_budget(need)
@@ -206,7 +213,7 @@ def find_budget(
     return budget, "budget solved for this policy"
 
 
-def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
+def _at_hand(need: Need, fineness: int | None) -> tuple[Budget, str] | None:
     """Return a budget of the table, or one that was solved on this machine before."""
     listed = _table_budget(need, fineness)
     if listed is not None:
@@ -215,17 +222,17 @@ def _at_hand(need: Need, fineness: int) -> tuple[Budget, str] | None:
     return None if budget is None else (budget, "budget solved on this machine before")
 
 
-def _table_budget(need: Need, fineness: int) -> tuple[Budget, str] | None:
+def _table_budget(need: Need, fineness: int | None) -> tuple[Budget, str] | None:
     table = exact_tables()[0]
-    if need.takes == FAMILIES and not need.menu and fineness <= table.fineness:
+    if need.takes == FAMILIES and not need.menu:
         for row in table.rows:
-            if (row.epsilon, row.delta) == (need.epsilon, need.delta):
+            if (row.epsilon, row.delta) == (need.epsilon, need.delta) and (fineness or 0) <= row.fineness:
                 budget = row.budget_for(need, table)
                 return None if budget is None else (budget, "budget from the shipped table")
     return None
 
 
-def _path(need: Need, fineness: int) -> Path:
+def _path(need: Need, fineness: int | None) -> Path:
     return cache_folder() / f"{_key(need, fineness)}.json"
 
 
@@ -237,7 +244,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "odograph"
 
 
-def _solve(need: Need, fineness: int, progress: Progress | None) -> Budget:
+def _solve(need: Need, fineness: int | None, progress: Progress | None) -> Budget:
     if any(not item.directions for item in need.menu):
         raise InvalidPolicy(
             "the items of a stored menu have no loss distributions, which solving needs; build them again"
@@ -267,7 +274,8 @@ def _stricter_budget(need: Need) -> tuple[Budget, str]:
     return best, note
 
 
-def _key(need: Need, fineness: int) -> str:
+def _key(need: Need, fineness: int | None) -> str:
+    fineness = usual_fineness(need.epsilon, need.delta) if fineness is None else fineness
     menu = [(item.name, item.block, item.digest) for item in need.menu]
     parts = [VERSION, str(need.epsilon), str(need.delta), need.takes, menu, fineness]
     if need.reserve:

@@ -177,7 +177,7 @@ def test_what_a_charge_ends_is_printed_once() -> None:
     assert document("spend", "census", "--gaussian-sigma", "25")["notes"] == []
     opened("other")
     lines = done("reserve", "other", "--gaussian-sigma", "25").splitlines()
-    assert lines[0].endswith("; " + note.replace("0.9 to 0.4431", "1 to 0.5194"))
+    assert lines[0].endswith("; " + note.replace("0.9 to 0.4431", "1 to 0.5166"))
 
 
 def test_a_refusal_says_what_would_fit_and_that_fits() -> None:
@@ -201,7 +201,7 @@ def test_decide_spends_nothing_and_leaves_as_a_refusal_does() -> None:
     )
     found = done("decide", "census", "--gaussian-sigma", "25")
     assert found.startswith("admitted: GDP(0.04); 96% of the budget is left")
-    assert f"; {ends} falls from 1 to 0.5194\n" in found
+    assert f"; {ends} falls from 1 to 0.5166\n" in found
     code, output, errors = run("decide", "census", "--pure", "1.5", "--json")
     assert (code, errors) == (3, "")
     assert json.loads(output)["admitted"] is False
@@ -211,7 +211,7 @@ def test_decide_spends_nothing_and_leaves_as_a_refusal_does() -> None:
     )
     assert done("decide", "census", "other", "--gaussian-sigma", "25") == (
         "admitted: GDP(0.04) of census, GDP(0.04) of other;"
-        f" for 'census': {ends} falls from 1 to 0.5194; for 'other': {ends} falls from 1 to 0.5194\n"
+        f" for 'census': {ends} falls from 1 to 0.5166; for 'other': {ends} falls from 1 to 0.5166\n"
     )
     assert document("show", "census")["account"]["sequence"] == 0
 

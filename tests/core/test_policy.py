@@ -261,7 +261,7 @@ def test_the_options_of_a_filter_are_checked() -> None:
 def test_a_filter_is_given_by_name_as_an_object_or_by_shares_of_either() -> None:
     assert Policy(1, 1e-6, filter="exact") == Policy(1, 1e-6, filter=Exact())
     smooth = Policy(1, 1e-6).filters[1]
-    assert smooth == (Smooth(reserve="mixed"), Fraction(49, 50))
+    assert smooth == (Smooth(reserve="mixed"), Fraction(99, 100))
     assert Policy(1, 1e-6) == Policy(1, 1e-6, reserve="mixed") != Policy(1, 1e-6, reserve="pure")
     pairs = Policy(1, 1e-6, filter=[(Renyi({4: 1}), "0.1"), ("exact", "0.9")])
     assert pairs == Policy(1, 1e-6, filter={Exact(): "0.9", Renyi([(4, 1)]): "0.1"})

@@ -386,9 +386,9 @@ def test_what_the_odometer_reads_is_admitted_any_number_of_times(cost: Guarantee
 
 def test_deltas_beyond_those_set_aside_are_refused_without_a_limit() -> None:
     account = Accountant(Policy(None, 1e-6))
-    assert account.policy.delta_steps == 2e-8
-    assert account.how_many(ProbDP(0.1, 1e-9)) == 20
-    for _ in range(20):
+    assert account.policy.delta_steps == 1e-8
+    assert account.how_many(ProbDP(0.1, 1e-9)) == 10
+    for _ in range(10):
         account.spend(ProbDP(0.1, 1e-9))
     with pytest.raises(BudgetExceeded, match="needs a delta of 1e-09, and 0 is left for steps"):
         account.spend(ProbDP(0.1, 1e-9))

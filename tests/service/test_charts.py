@@ -326,7 +326,7 @@ def test_a_plan_says_what_the_first_question_ends(ledger: Ledger) -> None:
     decision = account.decide(odo.GDP("0.04"))
     assert found.notes == decision.notes
     assert own.notes == decision.notes[:1]
-    assert own.notes[0].endswith("the largest single pure request falls from 1 to 0.5194")
+    assert own.notes[0].endswith("the largest single pure request falls from 1 to 0.5166")
     nothing = make_plan(ledger, OWNER, "a", {"kind": "pure", "size": "0.1"})
     assert nothing is not None
     assert nothing.notes == ()

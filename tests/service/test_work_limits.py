@@ -302,7 +302,7 @@ def test_of_a_batch_the_first_notes_say_what_falls_and_the_others_what_ends(serv
         items = [{"key": f"k{i}", "costs": {f"r{i}": gaussian}} for i in range(12)]
         results = attacks.post(owner, "/v1/batches", {"spends": items}).json()["results"]
     notes = [note for result in results for note in result["receipt"]["notes"]]
-    assert ["falls from 1 to 0.5194" in note for note in notes] == [True] * 8 + [False] * 4
+    assert ["falls from 1 to 0.5166" in note for note in notes] == [True] * 8 + [False] * 4
     assert all("the plain sum of epsilons no longer counts" in note for note in notes)
 
 

@@ -50,7 +50,7 @@ from odograph.core.filters import Exact
 from odograph.core.filters.smooth import RESERVES
 from odograph.core.planning import outlook, usual_requests
 from odograph.core.policy import Policy
-from odograph.core.value_iteration import COARSE, FAMILIES, FINE, Budget, refuted_intrinsic
+from odograph.core.value_iteration import FAMILIES, FINE, Budget, refuted_intrinsic
 from odograph.errors import InvalidArgument, InvalidPolicy, LedgerError, LedgerNotFound, OdographError
 from odograph.figures import PANELS, blank_axes, draw_all
 from odograph.ledger.backend import LocalBackend
@@ -801,7 +801,7 @@ def budget(  # noqa: PLR0913  each is one option
     if need is None:  # pragma: no cover  the policy's filter is the exact one
         raise InvalidPolicy("the policy has no exact filter")
     with progress("solving", quiet=json) as report:
-        found, source = find_budget(need, fineness=FINE if fine else COARSE, progress=report)
+        found, source = find_budget(need, fineness=FINE if fine else None, progress=report)
     paper = filter_time(float(need.epsilon), float(need.delta))
     rows = [
         ("target", f"{policy.target}, for {' and '.join(found.takes)} steps of any size"),

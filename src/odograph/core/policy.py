@@ -119,8 +119,8 @@ _TOLERANCE: Final = Fraction(1, 10**12)  # at most: enough for a thousand parts
 
 # Of the default policy: what of delta is for the steps' own deltas, and what of the rest for steps that are too large
 # for the reserve.
-_STEPS_SHARE: Final = Fraction(1, 50)
-_LARGE_SHARE: Final = Fraction(1, 50)
+_STEPS_SHARE: Final = Fraction(1, 100)
+_LARGE_SHARE: Final = Fraction(1, 100)
 
 _REMEMBERED: Final = 4096  # prices of pure steps that a compiled policy keeps
 
@@ -146,10 +146,10 @@ class Policy:
 
     By default every kind of guarantee is taken, in any mix: by the smooth filter with the `reserve` named "mixed"
     ("pure" leaves more to pure and Gaussian steps, "training" to subsampled Gaussians with little noise), and beside
-    it, for steps that are large, by a Rényi filter with a fiftieth of delta'. `filter` chooses others: a name
+    it, for steps that are large, by a Rényi filter with a hundredth of delta'. `filter` chooses others: a name
     ("zcdp"), a filter with options (`filters.Smooth(menu=items)`, `filters.Renyi(orders=...)`), or shares of delta'
     ({"smooth": 0.9, "zcdp": 0.1}). `delta_steps` (delta'') is set aside for the steps' own deltas, by default a
-    fiftieth of delta, or nothing if `filter` was chosen; the rest (delta') pays for the filters.
+    hundredth of delta, or nothing if `filter` was chosen; the rest (delta') pays for the filters.
 
     `odometer` is the one whose readings the guarantee covers: one of `odograph.odometers`, or the name of one that is
     tuned to the target ("filter", "mixture", "stitched", "lines"). With a `slack`, which readings add,

@@ -20,13 +20,15 @@ A budget is a **pair** (quantum, units), never their product: the same product w
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from odograph.core.conversions import intrinsic_to_pure, largest_mu, pure_to_intrinsic
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from odograph.core.mechanisms import MenuItem
 
 __all__ = [
-    "COARSE",
     "FAMILIES",
     "FINE",
     "INWARD",
@@ -60,19 +61,19 @@ __all__ = [
     "solve",
     "solve_with_values",
     "spread",
+    "usual_fineness",
     "values",
 ]
 
 Row: TypeAlias = NDArray[np.float64]
 
 _THIN: Final = 4  # a coarse step is worked out at every fourth point
+_TOGETHER: Final = 64  # members that are worked out at once: what they read should stay in the processor's cache
 
-VERSION: Final = 2  # of the solver: a stored budget says which one certified it
+VERSION: Final = 3  # of the solver: a stored budget says which one certified it
 
-# How many units a step of epsilon/100 is charged. COARSE is solved on request in seconds, and is what the shipped
-# table holds. FINE takes a minute or two, and with a reserve, under which charges need not be whole units, it gains
-# less than a percent.
-COARSE: Final = 4
+# How many units a step of epsilon/100 is charged, where more than `usual_fineness` are wanted. This takes a minute or
+# two, and with a reserve, under which charges need not be whole units, it gains less than half a percent.
 FINE: Final = 25
 
 # The two families of steps that need no menu: any (epsilon, delta)-DP step, any Gaussian.
@@ -83,13 +84,13 @@ MOST_BLOCKS: Final = 20_000
 
 # A Gaussian is charged at least this many units. Any integer from here on is a sum of numbers below twice
 # this, and Gaussians add, so those few kernels cover every Gaussian; a single unit would be too narrow for
-# the grid and cost half a percent.
+# the grid and cost half a percent. Under a reserve Gaussians are charged in buckets of just so many.
 LEAST_GAUSSIAN: Final = 4
 
-_ROWS_PER_FINENESS: Final = 1500  # keeps a coarse solve to 6,000 rows, and a fine one to 37,500
+_USUAL_UNITS: Final = 2450  # of a budget: solved in about two seconds, and the last bucket is a sixth of a percent
 _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fall close to grid points
-_SLACK: Final = 0.03  # see _bands
-_LEAST_SLACK: Final = 4e-4  # keeps a solve short where delta is large, at some cost in the budget
+_SLACK: Final = 0.0075  # see _bands
+_LEAST_SLACK: Final = 1e-4  # keeps a solve short where delta is large, at some cost in the budget
 _CELLS_PER_BLOCK: Final = 8  # of a menu item: grid cells in one standard deviation of its loss
 _TRUNCATE: Final = 10.0  # standard deviations of a Gaussian kernel that are kept
 
@@ -218,133 +219,104 @@ def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) 
         adaptive sequence of members whose charges total at most n; with INWARD edges some sequence reaches it.
     Assumes: OUTWARD: kernels made by `spread` or dominated by it. INWARD: kernels that land on grid points.
     """
-    fine = _by_charge(m for m in members if not m.coarse)
-    coarse = _by_charge(m for m in members if m.coarse and m.stride == 1)
-    levels = sorted({m.stride for m in members if m.stride > 1})
-    strided = {stride: _by_charge(m for m in members if m.stride == stride) for stride in levels}
-    # How far back a row may be looked up, by the largest stride that divides its number.
-    reach = {1: max((m.charge for m in (*fine, *coarse)), default=1)}
-    for stride in levels:
-        reach[stride] = max(*reach.values(), strided[stride][-1].charge + stride)
     left = max(m.kernel.reach[0] for m in members)
     right = max(m.kernel.reach[1] for m in members)
+    right += -(left + grid.size + right) % _THIN
     # A sum of t nonnegative products is off by at most t+1 roundings, relatively; a few more for the edges.
     pad = 1.0 + edges.sign * ULP * (40 + max(m.kernel.size for m in members))
 
+    runs = [m for m in members if m.kernel.run is not None]
+    banks = [
+        _Bank([m for m in members if m.kernel.run is None and (m.coarse, m.stride) == kind], grid, left, right)
+        for kind in sorted({(m.coarse, m.stride) for m in members if m.kernel.run is None})
+    ]
+    fine, coarse = ([bank for bank in banks if (bank.thin > 1) is thin] for thin in (False, True))
+    between = [math.expm1(p * grid.step) / math.expm1(_THIN * grid.step) for p in range(1, _THIN)]
+    looked_up: deque[Row] = deque(maxlen=max((m.charge for m in runs), default=0))  # the last row is the first
+
     row = hockey_stick(grid, epsilon, edges.sign) * pad
-    rows = {0: _Stored.of(edges.extend(row, grid, epsilon, left, right), left)}
-    work = _Workspace(grid)
-    pending: dict[int, Row] = {}
-    n = 0
-    while True:
-        n += 1
-        best = row.copy()
-        for member in fine:
-            if member.charge > n:
-                break
-            work.raise_fine(best, rows[n - member.charge], member.kernel)
-        thin = np.zeros(work.thin_size)
-        for member in coarse:
-            if member.charge > n:
-                break
-            work.raise_thin(thin, rows[n - member.charge], member.kernel)
-        for stride in levels:
-            if (n - 1) % stride == 0:
-                pending[stride] = _window(work, rows, strided[stride], n - 1 + stride, stride)
-            np.maximum(thin, pending[stride], out=thin)
-        if coarse or levels:
-            work.raise_interpolated(best, thin)
-        row = np.minimum(best * pad, 1.0)
-        rows[n] = _Stored.of(edges.extend(row, grid, epsilon, left, right), left)
-        _drop_rows(rows, n, reach)
-        yield float(row[grid.origin])
+    for n in count():
+        if n:
+            row = row.copy()
+            for member in runs:
+                if member.charge <= n:
+                    np.maximum(row, _expected(member.kernel, looked_up[member.charge - 1], left, grid.size), out=row)
+            for bank in fine:
+                np.maximum(row, bank.best(n), out=row)
+            if coarse:
+                _raise_interpolated(row, np.maximum.reduce([bank.best(n) for bank in coarse]), between)
+            row = np.minimum(row * pad, 1.0)
+            yield float(row[grid.origin])
+        extended = edges.extend(row, grid, epsilon, left, right)
+        looked_up.appendleft(extended)
+        for bank in banks:
+            bank.keep(n, extended)
 
 
-def _by_charge(members: Iterable[Member]) -> list[Member]:
-    return sorted(members, key=lambda member: member.charge)
+def _expected(kernel: Kernel, extended: Row, left: int, size: int) -> Row:
+    """Return E[row] under a kernel with a run, at every grid point."""
+    assert kernel.run is not None  # noqa: S101  callers ask
+    offset, taps = kernel.run
+    start = left + offset
+    found: Row = np.correlate(extended[start : start + size + len(taps) - 1], taps, "valid") + kernel.reveal
+    return found
 
 
-def _window(work: _Workspace, rows: dict[int, _Stored], members: Sequence[Member], end: int, stride: int) -> Row:
-    """Return the best of the strided members for the rows end-stride+1 .. end, at every fourth point."""
-    best = np.zeros(work.thin_size)
-    for member in members:
-        if member.charge > end:
-            break
-        work.raise_thin(best, rows[-((member.charge - end) // stride) * stride], member.kernel)
-    return best
+def _raise_interpolated(row: Row, thin: Row, between: Sequence[float]) -> None:
+    """Set row = max(row, the chords of thin between every fourth point), in place."""
+    np.maximum(row[::_THIN], thin, out=row[::_THIN])
+    for p, weight in enumerate(between, 1):
+        np.maximum(row[p::_THIN], thin[:-1] * (1.0 - weight) + thin[1:] * weight, out=row[p::_THIN])
 
 
-def _drop_rows(rows: dict[int, _Stored], n: int, reach: dict[int, int]) -> None:
-    """Drop the rows that no later row can look up: memory stays bounded by the longest reach, thinned."""
-    for stride, longest in reach.items():
-        old = n - longest - 1
-        if old >= 0 and max(s for s in reach if old % s == 0) == stride:
-            rows.pop(old, None)
+class _Bank:
+    """Members of single points that share a stride, and the rows that they look back to.
 
+    Rows are kept in a ring, each split by position modulo `thin`, so that all of a row that one point of a kernel
+    reads is a contiguous piece. The members are worked out together, by products of small matrices: a call for each
+    would take longer than its arithmetic.
+    """
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A row with its edges, and the same split by position modulo 4, so that thin slices are contiguous."""
+    def __init__(self, members: Sequence[Member], grid: Grid, left: int, right: int) -> None:
+        members = sorted(members, key=lambda member: member.charge)
+        self.thin = _THIN if members[0].coarse else 1
+        self._stride = members[0].stride
+        self._charges = np.array([member.charge for member in members])
+        assert self._charges[0] >= self._stride  # noqa: S101  else it would look up a row that is not known yet
+        width = left + grid.size + right
+        points = max(len(member.kernel.points) for member in members)
+        padded = [[*m.kernel.points, *[(0, 0.0)] * (points - len(m.kernel.points))] for m in members]
+        starts, phases = np.divmod(left + np.array([[offset for offset, _ in one] for one in padded]), self.thin)
+        self._places = phases * (width // self.thin) + starts
+        self._weights = np.array([[[weight for _, weight in one]] for one in padded])
+        self._reveals = np.array([[[member.kernel.reveal]] for member in members])
+        # A member is first looked up at the row of its own charge, rounded up to a multiple of the stride.
+        self._rows = np.zeros((self._charges[-1] // self._stride, self.thin, width // self.thin))
+        self._pieces = sliding_window_view(self._rows.reshape(-1), (grid.size - 1) // self.thin + 1)
+        self._best: Row = np.zeros(self._pieces.shape[1])
 
-    extended: Row
-    phases: Row
-    left: int
+    def keep(self, n: int, extended: Row) -> None:
+        """Keep row n, if a member can look it up."""
+        place, rest = divmod(n, self._stride)
+        if not rest:
+            self._rows[place % len(self._rows)] = extended.reshape(-1, self.thin).T
 
-    @classmethod
-    def of(cls, extended: Row, left: int) -> _Stored:
-        whole = np.concatenate([extended, np.zeros(-extended.size % _THIN)])
-        return cls(extended, np.ascontiguousarray(whole.reshape(-1, _THIN).T), left)
+    def best(self, n: int) -> Row:
+        """Return the largest expectation of a member for row n, at every point or every fourth."""
+        if (n - 1) % self._stride == 0:
+            self._best = self._worked_out(n - 1 + self._stride)
+        return self._best
 
-
-class _Workspace:
-    """Buffers for one solve, so that the inner loop allocates nothing."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.size = grid.size
-        self.thin_size = (grid.size - 1) // _THIN + 1
-        self._sum, self._term = np.empty(self.size), np.empty(self.size)
-        self._thin_sum, self._thin_term = np.empty(self.thin_size), np.empty(self.thin_size)
-        self._between = [math.expm1(p * grid.step) / math.expm1(_THIN * grid.step) for p in range(1, _THIN)]
-
-    def raise_fine(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
-        """Set best = max(best, E[row]) under the kernel, in place."""
-        row, left = stored.extended, stored.left
-        if kernel.run is None:
-            slices = [(row[left + o : left + o + self.size], weight) for o, weight in kernel.points]
-            total = _weighted_sum(slices, self._sum, self._term)
-        else:
-            offset, taps = kernel.run
-            total = np.correlate(row[left + offset : left + offset + self.size + len(taps) - 1], taps, "valid")
-        if kernel.reveal:
-            total += kernel.reveal
-        np.maximum(best, total, out=best)
-
-    def raise_thin(self, best: Row, stored: _Stored, kernel: Kernel) -> None:
-        """The same at every fourth point, for kernels of single points that reveal nothing."""
-        assert kernel.run is None  # noqa: S101  it would be ignored
-        assert not kernel.reveal  # noqa: S101
-        slices = []
-        for offset, weight in kernel.points:
-            start, phase = divmod(stored.left + offset, _THIN)
-            slices.append((stored.phases[phase, start : start + self.thin_size], weight))
-        np.maximum(best, _weighted_sum(slices, self._thin_sum, self._thin_term), out=best)
-
-    def raise_interpolated(self, best: Row, thin: Row) -> None:
-        """Set best = max(best, the chords of thin between every fourth point), in place."""
-        np.maximum(best[::_THIN], thin, out=best[::_THIN])
-        for p, weight in enumerate(self._between, 1):
-            chord = thin[:-1] * (1.0 - weight) + thin[1:] * weight
-            np.maximum(best[p::_THIN], chord, out=best[p::_THIN])
-
-
-def _weighted_sum(slices: Sequence[tuple[Row, float]], total: Row, term: Row) -> Row:
-    """Return the weighted sum of slices in `total`, allocating nothing."""
-    row, weight = slices[0]
-    np.multiply(row, weight, out=total)
-    for row, weight in slices[1:]:
-        np.multiply(row, weight, out=term)
-        np.add(total, term, out=total)
-    return total
+    def _worked_out(self, end: int) -> Row:
+        """Return the best of the members for the rows from end-stride+1 to end."""
+        best = np.zeros(self._pieces.shape[1])
+        affordable = int(np.searchsorted(self._charges, end, side="right"))
+        rows = -((self._charges[:affordable] - end) // self._stride) % len(self._rows)
+        for first in range(0, affordable, _TOGETHER):
+            some = slice(first, min(first + _TOGETHER, affordable))
+            pieces = self._pieces[self._places[some] + rows[some, None] * self._rows[0].size]
+            np.maximum(best, (self._weights[some] @ pieces + self._reveals[some]).max(axis=(0, 1)), out=best)
+        return best
 
 
 # Certifying a budget
@@ -379,6 +351,11 @@ class Budget:
         return float(self.quantum * self.units)
 
 
+def usual_fineness(epsilon: Fraction, delta: Fraction) -> int:
+    """Return the fineness at which the budget for a target has about 2,450 units."""
+    return max(1, round(_USUAL_UNITS * float(epsilon / 100) ** 2 / largest_mu(float(epsilon), float(delta)) ** 2))
+
+
 def family_quantum(epsilon: Fraction, delta: Fraction, fineness: int) -> Fraction:
     """Return the unit of intrinsic time at which a step of epsilon/100 is charged `fineness` units.
 
@@ -386,7 +363,7 @@ def family_quantum(epsilon: Fraction, delta: Fraction, fineness: int) -> Fractio
     delta is so large that there would be too many units to solve for (0.1, 0.01), the unit is as large as needed.
     """
     aligned = (epsilon / 100) ** 2 / fineness * (1 + Fraction(1, 10**12))
-    coarsest = Fraction(largest_mu(float(epsilon), float(delta)) ** 2) / (_ROWS_PER_FINENESS * fineness)
+    coarsest = Fraction(largest_mu(float(epsilon), float(delta)) ** 2) / (_USUAL_UNITS * fineness)
     exact = max(aligned, coarsest)
     scale = 10 ** max(0, 24 - math.floor(math.log10(float(exact))))
     return Fraction(math.ceil(exact * scale), scale)
@@ -398,7 +375,7 @@ def solve(  # noqa: PLR0913  the arguments are the certificate
     *,
     takes: Sequence[str] = FAMILIES,
     menu: Sequence[MenuItem] = (),
-    fineness: int = COARSE,
+    fineness: int | None = None,
     progress: Progress | None = None,
 ) -> Budget:
     """Return the certified budget for the target, for the families in `takes` and the items on the menu.
@@ -408,13 +385,16 @@ def solve(  # noqa: PLR0913  the arguments are the certificate
     Assumes: charges are predictable, fixed before their step runs; each step is of a family in `takes`
         (a pure step charged ceil(2 e tanh(e/2) / unit), a Gaussian max(4, ceil(mu^2 / unit))) or on the menu.
     """
+    gaussians = range(LEAST_GAUSSIAN, 2 * LEAST_GAUSSIAN)
     families = tuple(sorted(set(takes)))
     if set(families) - set(FAMILIES):
         raise InvalidPolicy(f"takes must list families of {FAMILIES} (got {families!r})")
     if not families and not menu:
         raise InvalidPolicy("the exact filter must take a family or an item on the menu (got neither)")
     if families:
-        return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress)[0]
+        return _solve_families(
+            epsilon, delta, families, menu, fineness=fineness, progress=progress, gaussians=gaussians
+        )[0]
     return _solve_menu(epsilon, delta, menu, progress)
 
 
@@ -424,19 +404,21 @@ def solve_with_values(  # noqa: PLR0913  as solve
     *,
     takes: Sequence[str] = FAMILIES,
     menu: Sequence[MenuItem] = (),
-    fineness: int = COARSE,
+    fineness: int | None = None,
     progress: Progress | None = None,
     beyond: float,
 ) -> tuple[Budget, list[list[float]]]:
-    """Return the certified budget, and upper bounds of Phi(1, n) for n up to `beyond` times its units.
+    """Return the certified budget for a reserve, and upper bounds of Phi(1, n) for n up to `beyond` times its units.
 
     There is a list of values for each direction in which the menu was solved, or one.
 
     Theorem: as `solve`.
-    Assumes: as `solve`; at least one family is taken.
+    Assumes: as `solve`; at least one family is taken; Gaussian steps are charged in buckets of four units.
     """
-    families = tuple(sorted(set(takes)))
-    return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress, beyond=beyond)
+    families, gaussians = tuple(sorted(set(takes))), [LEAST_GAUSSIAN]
+    return _solve_families(
+        epsilon, delta, families, menu, fineness=fineness, progress=progress, gaussians=gaussians, beyond=beyond
+    )
 
 
 def _solve_families(  # noqa: PLR0913  as solve
@@ -445,10 +427,12 @@ def _solve_families(  # noqa: PLR0913  as solve
     families: tuple[str, ...],
     menu: Sequence[MenuItem],
     *,
-    fineness: int,
+    fineness: int | None,
     progress: Progress | None,
+    gaussians: Sequence[int],
     beyond: float = 1.0,
 ) -> tuple[Budget, list[list[float]]]:
+    fineness = usual_fineness(epsilon, delta) if fineness is None else fineness
     unit = family_quantum(epsilon, delta, fineness)
     spread_of_loss = largest_mu(float(epsilon), float(delta))
     # Twice what a Gaussian alone would get. Charges up to here are covered, so no budget beyond is claimed.
@@ -463,9 +447,7 @@ def _solve_families(  # noqa: PLR0913  as solve
             for low, high, coarse, stride in _bands(longest, slack)
         ]
     if "gaussian" in families:
-        members += [
-            Member(m, _gaussian_kernel(m * float(unit), step)) for m in range(LEAST_GAUSSIAN, 2 * LEAST_GAUSSIAN)
-        ]
+        members += [Member(m, _gaussian_kernel(m * float(unit), step)) for m in gaussians]
     charges: tuple[tuple[str, int, int], ...] = ()
     directions = [members]
     if menu:
@@ -579,16 +561,17 @@ def _bands(longest: int, slack: float) -> list[tuple[int, int, bool, int]]:
 
     A band is available at `low` units with the step that `high` units buy, is worked out coarsely, and is looked
     up every `stride` rows: each an advantage to the analyst of at most about slack * sqrt(m) of the charge. A
-    randomized-response step of size e is worse than smaller ones by about e epsilon / V of its charge, more than
-    that, so it costs next to nothing.
+    randomized-response step of size e is worse than smaller ones by about e epsilon / V of its charge, far more than
+    that. What is left of the advantage costs less than a tenth of a percent of the budget.
     """
     bands: list[tuple[int, int, bool, int]] = []
     low = 1
     while low <= longest:
         width = max(1, int(slack * low**1.5))
-        stride = 1 << max(0, (width // 2).bit_length() - 1)
-        # Interpolating over 4 cells adds a variance of at most 4 cells squared, 4/25 of a unit.
-        coarse = slack * low**1.5 >= 2.0 * (4.0 / _POINTS_PER_UNIT**2)
+        stride = 1 << width.bit_length() - 1
+        # Interpolating over 4 cells adds a variance of at most 4 cells squared, 4/25 of a unit. Twice the slack is
+        # not seen in the budget.
+        coarse = slack * low**1.5 >= 2.0 / _POINTS_PER_UNIT**2
         bands.append((low, low + width - 1, coarse, stride))
         low += width
     return bands

@@ -429,20 +429,20 @@ class _Choice(NamedTuple):
         return 1.0 + float(self.gaussian) + float(self.tail) * (6.0 - math.log(delta))
 
 
-# By name, with the share of the optimum that steps of up to epsilon/100 get.
+# By name, with the share of the optimum that steps of up to epsilon/100 get at the targets of the shipped table.
 RESERVES: Final[dict[str, _Choice]] = {
     "mixed": _Choice(
-        "every kind of small step; pure and Gaussian ones get 92 to 95% of the optimum",
+        "every kind of small step; pure and Gaussian ones get 90 to 97% of the optimum",
         Fraction(13, 1000),
         Fraction(11, 1000),
         Fraction(1, 200),  # an order of 20, at which subsampled Gaussians with a noise multiplier of 2 have a price
     ),
     "pure": _Choice(
-        "pure, Gaussian and zCDP steps, 93 to 96% of the optimum; no Rényi curves",
-        Fraction(10, 1000),
+        "pure, Gaussian and zCDP steps, 91 to 98% of the optimum; no Rényi curves",
+        Fraction(9, 1000),
     ),
     "training": _Choice(
-        "also training with little noise; pure and Gaussian steps get 88 to 91% of the optimum",
+        "also training with little noise; pure and Gaussian steps get 83 to 91% of the optimum",
         Fraction(10, 1000),
         Fraction(40, 1000),
     ),
@@ -450,7 +450,7 @@ RESERVES: Final[dict[str, _Choice]] = {
 _ORDER_DIGITS: Final = 3  # of a Rényi order; any order is valid, and a short one can be read
 
 
-def solve_reserve(need: Need, fineness: int, progress: Progress | None = None) -> Budget:
+def solve_reserve(need: Need, fineness: int | None, progress: Progress | None = None) -> Budget:
     """Return the certified budget for a target, with its reserve.
 
     Theorem: the corollary of the reserve theorem, with or without an order.
