@@ -69,7 +69,7 @@ def pure_steps(epsilon: str, delta: str, parts: Sequence[int]) -> None:
             f"default, pure steps of epsilon/{part} over the optimum, {target}",
             count,
             most,
-            f"at least {least / most:.3f}",
+            f"at least {math.floor(1000 * least / most) / 1000}",
         )
     for part in (part for part in parts if part >= 100):
         size = Fraction(epsilon) / part
