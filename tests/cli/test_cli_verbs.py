@@ -167,17 +167,17 @@ def test_what_a_charge_ends_is_printed_once() -> None:
     before = done("largest", "census")
     receipt = document("spend", "census", "--gaussian-sigma", "25", "--key", "g")
     after = done("largest", "census")
-    assert (before, after) == ("PureDP(0.9)\n", "PureDP(0.4431)\n")
+    assert (before, after) == ("PureDP(0.9)\n", "PureDP(0.4393)\n")
     (note,) = receipt["notes"]
     assert note == (
         "this request has no epsilon, so the plain sum of epsilons no longer counts: the largest single pure request"
-        " falls from 0.9 to 0.4431"
+        " falls from 0.9 to 0.4393"
     )
     assert document("spend", "census", "--gaussian-sigma", "25", "--key", "g")["notes"] == []
     assert document("spend", "census", "--gaussian-sigma", "25")["notes"] == []
     opened("other")
     lines = done("reserve", "other", "--gaussian-sigma", "25").splitlines()
-    assert lines[0].endswith("; " + note.replace("0.9 to 0.4431", "1 to 0.5166"))
+    assert lines[0].endswith("; " + note.replace("0.9 to 0.4393", "1 to 0.5166"))
 
 
 def test_a_refusal_says_what_would_fit_and_that_fits() -> None:
@@ -305,7 +305,7 @@ def test_the_card_says_it_all() -> None:
     card = done("show", "census")
     for part in (
         "(1, 1e-06)-DP for each person (add-remove)",
-        "renyi 0.02, smooth 0.98; budget from the shipped table",
+        "renyi 0.01, smooth 0.99; budget from the shipped table",
         "lifetime promise",
         "(2, 2e-06)-DP over census, later",
         "of the budget in 1 step",
