@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from odograph import GDP, ZCDP, Policy, PureDP, compile_policy, parallel
+from odograph import GDP, ZCDP, Guarantee, Policy, PureDP, compile_policy, parallel
 from odograph.core.conversions import largest_mu, largest_rho, pure_to_intrinsic, pure_to_rdp
 from odograph.core.filters import ExactMeter, Gdp, GdpMeter, PaperMeter, RhoMeter, SmoothMeter, Zcdp, ZcdpMeter
 from odograph.core.filters.smooth import smooth_time_pure
 from odograph.core.fixed_point import MOST_PRICED, SCALE, Number, exact_of, up
 from odograph.core.guarantees import Parallel, number_of
-from odograph.core.meters import DeltaMeter, DriftMeter, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter
+from odograph.core.meters import DeltaMeter, DriftMeter, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, PureStep
 from odograph.core.planning import AccountState, largest, quote
 
 COMPILED = compile_policy(Policy(1, 1e-6, filter="exact"))
@@ -118,6 +118,23 @@ def test_a_pure_step_costs_its_conversions_padded_and_rounded_one_by_one(
     compiled, step = compile_policy(POLICIES[name]), PureDP(epsilon)
     found = tuple(by_conversion(meter, number_of(step.epsilon)) for meter in compiled.meters)
     assert compiled.price(step).amounts == found
+
+
+def test_a_meter_with_a_price_of_its_own_does_not_charge_pure_steps_by_that_of_its_base() -> None:
+    with pytest.raises(TypeError, match="Double must have a price_pure of its own"):
+
+        class Double(IntrinsicMeter):
+            def price(self, guarantee: Guarantee) -> int | None:
+                price = super().price(guarantee)
+                return None if price is None else 2 * price
+
+    class Dearer(GdpMeter):  # whose price of pure steps is its price
+        def price(self, guarantee: Guarantee) -> int | None:
+            price = super().price(guarantee)
+            return None if price is None else 2 * price
+
+    step = PureDP("0.1")
+    assert Dearer("gdp", 1).price_pure(PureStep(step)) == Dearer("gdp", 1).price(step)
 
 
 def test_a_price_rounded_in_floats_would_be_caught() -> None:

@@ -115,6 +115,12 @@ class Meter(ABC):
     name: str
     limit: int | None
 
+    def __init_subclass__(cls) -> None:
+        # Else a subclass with a higher price would charge pure steps by the lower one of its base.
+        inherits = "price_pure" not in vars(cls) and cls.price_pure is not Meter.price_pure
+        if "price" in vars(cls) and inherits:
+            raise TypeError(f"{cls.__name__} must have a price_pure of its own, because it has a price of its own")
+
     @abstractmethod
     def price(self, guarantee: Guarantee) -> int | None:
         """Return the units that a guarantee costs here, rounded up; None where it has no price."""
@@ -388,6 +394,8 @@ class MomentMeter(OrderMeter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Return the divergence at the order; None for a step with its own delta, unless a slack covers it."""
         return self.divergence(guarantee) if delta_of(guarantee) == 0 or self.latent else None
+
+    price_pure = OrderMeter.price_pure  # without a delta of its own
 
 
 def distinguish_names(meters: Iterable[Meter]) -> tuple[Meter, ...]:
