@@ -86,9 +86,9 @@ _GENEROUS: Final = 1 + Fraction(1, 10**12)  # the last digits of a float decide 
 
 
 class PureStep:
-    """What several meters need of a step with an epsilon, a delta aside: computed once, as most of a price's time.
+    """What several meters need of a step with an epsilon, computed once for all of them; a delta is left aside.
 
-    The epsilon is at most `MOST_PRICED`: beyond it no meter has a price.
+    The epsilon is at most `MOST_PRICED`: beyond it no epsilon has a price.
     """
 
     __slots__ = ("bias", "epsilon", "guarantee", "half", "time", "written")
@@ -98,7 +98,7 @@ class PureStep:
         self.written: Number = guarantee.epsilon  # type: ignore[assignment]  # as it is after validation
         self.epsilon = epsilon = float(guarantee.epsilon)
         self.half = half = 0.5 * epsilon
-        self.bias = math.tanh(half)  # of randomized response
+        self.bias = math.tanh(half)  # how far randomized response prefers the truth
         self.time = pure_to_intrinsic(epsilon)
 
 
