@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -16,7 +16,9 @@ from odograph.core.fixed_point import (
     CEILING,
     DELTA_SCALE,
     MOST_PRICED,
+    PADDED,
     SCALE,
+    ULP,
     brief_above,
     brief_below,
     ceil_computed,
@@ -32,6 +34,7 @@ from odograph.core.fixed_point import (
     kept_above,
     last_holding,
     level,
+    padded_scale,
     read,
     text_of,
     tidy,
@@ -305,6 +308,30 @@ def test_a_sure_ceiling_is_that_of_every_number_that_near(near: float, ulps: int
     # And it is found wherever no whole number is nearly that near: exact arithmetic is for the few.
     away, reach = abs(Fraction(near) - round(near)), Fraction(near) * ulps / 2**53
     assert sure is not None or near >= 1e15 or away <= reach * Fraction(101, 100)
+
+
+def padded_and_rounded(value: float, ulps: Sequence[float]) -> int:
+    """What a number costs in units, padded before it is rounded up by exact arithmetic."""
+    for one in ulps:
+        value = up(value, one)
+    return math.ceil(Fraction(value) * SCALE)
+
+
+@given(NEAR.map(lambda units: units / SCALE), st.lists(st.integers(0, 1000), min_size=1, max_size=2))
+def test_a_padded_scale_pads_as_one_padding_after_the_other(value: float, ulps: list[float]) -> None:
+    sure = ceil_sure(value * padded_scale(*ulps), PADDED)
+    assert sure is None or sure == padded_and_rounded(value, ulps)
+
+
+def test_a_padded_scale_that_is_taken_to_be_more_precise_is_caught() -> None:
+    near = [_stepped(n / SCALE / (1 + 91 * ULP), step) for n in range(10**13, 10**13 + 300) for step in range(-9, 10)]
+
+    def wrong(error: float) -> int:
+        found = [(ceil_sure(value * padded_scale(24, 64), error), value) for value in near]
+        return sum(units not in (None, padded_and_rounded(value, (24, 64))) for units, value in found)
+
+    assert wrong(PADDED) == 0
+    assert wrong(1.0) > 0
 
 
 def test_a_positive_source_costs_at_least_a_unit_and_nothing_costs_nothing() -> None:

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from odograph import GDP, ZCDP, Policy, PureDP, compile_policy, parallel
-from odograph.core.conversions import largest_mu, largest_rho, pure_to_intrinsic
-from odograph.core.filters import ExactMeter, Gdp, GdpMeter, PaperMeter, Zcdp
-from odograph.core.fixed_point import SCALE
-from odograph.core.guarantees import Parallel
+from odograph import GDP, ZCDP, Guarantee, Policy, PureDP, compile_policy, parallel
+from odograph.core.conversions import largest_mu, largest_rho, pure_to_intrinsic, pure_to_rdp
+from odograph.core.filters import ExactMeter, Gdp, GdpMeter, PaperMeter, RhoMeter, SmoothMeter, Zcdp, ZcdpMeter
+from odograph.core.filters.smooth import smooth_time_pure
+from odograph.core.fixed_point import MOST_PRICED, SCALE, Number, exact_of, up
+from odograph.core.guarantees import Parallel, number_of
+from odograph.core.meters import DeltaMeter, DriftMeter, EpsilonMeter, IntrinsicMeter, Meter, OrderMeter, PureStep
 from odograph.core.planning import AccountState, largest, quote
 
 COMPILED = compile_policy(Policy(1, 1e-6, filter="exact"))
@@ -49,6 +51,90 @@ def test_a_pure_step_costs_its_epsilon_and_its_intrinsic_time_rounded_up(epsilon
     assert found["epsilon"] == math.ceil(Fraction(repr(epsilon)) * SCALE)
     assert found["intrinsic"] == max(1, math.ceil(time * SCALE))
     assert found["exact"] == max(1, math.ceil(time / UNIT))
+
+
+POLICIES = {
+    "default": Policy(1, 1e-6),
+    "pure": Policy(1, 1e-6, reserve="pure"),
+    "training": Policy(1, 1e-6, reserve="training"),
+    **{name: Policy(1, 1e-6, filter=name) for name in ("basic", "exact", "gdp", "paper", "renyi", "zcdp")},
+    "unlimited": Policy(None, 1e-6),
+    "rho": Policy(rho="0.5", delta=1e-6),
+    "mu": Policy(mu=1, delta=1e-6),
+}
+STEPS = st.one_of(SIZES, st.floats(0, 1e6), st.floats(0, 0.05), st.fractions(0, 10**6, max_denominator=10**6))
+
+
+def by_conversion(meter: Meter, epsilon: Number) -> int | None:
+    """The price of a pure step on a meter: each padded by itself, and rounded by exact arithmetic."""
+    near = float(epsilon)
+    time = Fraction(pure_to_intrinsic(near))
+    match meter:
+        case DeltaMeter() | DriftMeter():
+            return 0
+        case EpsilonMeter():
+            units = exact_of(epsilon) * SCALE
+        case PaperMeter():
+            units = exact_of(epsilon) ** 2 * SCALE
+            if units > MOST_PRICED * SCALE:
+                return None
+        case IntrinsicMeter() | ZcdpMeter() | RhoMeter():
+            units = time * SCALE
+        case ExactMeter():
+            units = time / meter.quantum
+        case OrderMeter():
+            units = Fraction(up(pure_to_rdp(near, meter.near), 64)) * SCALE
+        case SmoothMeter():
+            smooth = smooth_time_pure(near, meter.quantum, meter.reserve, order=meter.order)
+            assert smooth is not None
+            units = min(Fraction(smooth), math.ceil(time / meter.quantum) * meter.quantum) * SCALE
+        case _:
+            raise LookupError(meter)
+    return max(int(epsilon > 0), math.ceil(units))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(STEPS)
+@example(0.0)
+@example(5e-324)
+@example(1e-160)  # its square is below every float
+@example(Fraction(1, 10**330))  # it is itself
+@example(Fraction(10**320))  # it is above every float
+@example(6.3)  # the hyperbolic functions at the largest order are near the end of their range
+@example(2000.0)
+def test_what_meters_share_of_a_pure_step_changes_no_price(name: str, epsilon: Fraction | float) -> None:
+    compiled, step = compile_policy(POLICIES[name]), PureDP(epsilon)
+    if name == "unlimited" and epsilon > MOST_PRICED:
+        return  # no part of the odometer reads it
+    assert compiled.price(step).amounts == tuple(meter.price(step) for meter in compiled.meters)
+
+
+@pytest.mark.parametrize("name", set(POLICIES) - {"gdp", "mu", "unlimited"})
+@given(STEPS)
+@example(1e-160)
+def test_a_pure_step_costs_its_conversions_padded_and_rounded_one_by_one(
+    name: str, epsilon: Fraction | float
+) -> None:
+    compiled, step = compile_policy(POLICIES[name]), PureDP(epsilon)
+    found = tuple(by_conversion(meter, number_of(step.epsilon)) for meter in compiled.meters)
+    assert compiled.price(step).amounts == found
+
+
+def test_a_meter_with_a_price_of_its_own_does_not_charge_pure_steps_by_that_of_its_base() -> None:
+    with pytest.raises(TypeError, match="Double must have a price_pure of its own"):
+
+        class Double(IntrinsicMeter):
+            def price(self, guarantee: Guarantee) -> int | None:
+                price = super().price(guarantee)
+                return None if price is None else 2 * price
+
+    class Dearer(GdpMeter):  # whose price of pure steps is its price
+        def price(self, guarantee: Guarantee) -> int | None:
+            price = super().price(guarantee)
+            return None if price is None else 2 * price
+
+    step = PureDP("0.1")
+    assert Dearer("gdp", 1).price_pure(PureStep(step)) == Dearer("gdp", 1).price(step)
 
 
 def test_a_price_rounded_in_floats_would_be_caught() -> None:

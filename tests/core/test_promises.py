@@ -25,7 +25,7 @@ from odograph.core.filters import Basic, GdpMeter, GdpTotal, RhoMeter, Unlimited
 from odograph.core.fixed_point import CEILING, SCALE
 from odograph.core.gate import Price, Totals, decide
 from odograph.core.guarantees import DiscreteGaussian, Mechanism, Parallel
-from odograph.core.meters import EpsilonMeter, Meter
+from odograph.core.meters import EpsilonMeter, Meter, PureStep
 from odograph.core.odometers import BestOf, DiscreteMixture, FilterOdometer, Odometer, RenyiOdometer
 from odograph.core.planning import AccountState, ask, calibrate, calibration_question, how_many, largest, quote
 from odograph.core.policy import Compiled, check_compiled
@@ -158,6 +158,9 @@ def test_a_price_that_is_too_low_for_rho_is_caught() -> None:
         def price(self, guarantee: Guarantee) -> int | None:
             price = super().price(guarantee)
             return None if price is None else price // 2
+
+        def price_pure(self, step: PureStep) -> int:
+            return super().price_pure(step) // 2
 
     compiled = compile_policy(Policy(rho=0.4))
     twin = with_meter(compiled, Half("rho", compiled.meter(RhoMeter).limit))

@@ -260,7 +260,7 @@ def test_from_one_float_to_the_next_a_price_never_falls() -> None:
     pricing = smooth_prices._pricing(FINE, RESERVE, None, pure_certified=True)  # noqa: SLF001
     for start in np.linspace(0.0005, 0.024, 40):
         epsilons = list(itertools.accumulate(range(100), lambda e, _: math.nextafter(e, 1.0), initial=float(start)))
-        times = [smooth_prices._pure(e, pricing)[0] for e in epsilons]  # noqa: SLF001
+        times = [smooth_prices._pure_time(e, pure_to_intrinsic(e), pricing) for e in epsilons]  # noqa: SLF001
         assert times == sorted(times, key=lambda time: time or 0.0)
 
 
@@ -275,7 +275,7 @@ def test_a_price_without_padding_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     def price(epsilon: float) -> float:
         smooth_prices._bought.cache_clear()  # noqa: SLF001
         pricing = smooth_prices._pricing.__wrapped__(FINE, RESERVE, None, pure_certified=True)  # noqa: SLF001
-        found = smooth_prices._pure(epsilon, pricing)[0]  # noqa: SLF001
+        found = smooth_prices._pure_time(epsilon, pure_to_intrinsic(epsilon), pricing)  # noqa: SLF001
         assert found is not None
         return found
 

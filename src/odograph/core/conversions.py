@@ -28,6 +28,7 @@ import numpy as np
 from odograph.core.fixed_point import ULP, above, down, last_holding, up
 
 __all__ = [
+    "LARGEST_HALF",
     "dp_to_probdp_delta",
     "dp_to_probdp_delta_one_sided",
     "filter_time",
@@ -44,6 +45,7 @@ __all__ = [
     "pure_to_intrinsic",
     "pure_to_rdp",
     "pure_to_zcdp",
+    "response_divergence",
     "zcdp_to_dp_epsilon",
     "zcdp_to_dp_epsilon_standard",
     "zcdp_to_dp_log_delta",
@@ -52,6 +54,7 @@ __all__ = [
 
 _LOG_T_WIDTH: Final = 2.0**-34  # its square is below half a unit of rounding
 _LOG_T_MOST: Final = 350.0  # beyond it t * t overflows; a smaller t is still a valid choice
+LARGEST_HALF: Final = 300.0  # (order - 1) epsilon/2; beyond it the hyperbolic functions would soon overflow
 _DECIMAL: Final = Context(prec=40)
 _HALF_LOG_TWO_PI: Final = 0.5 * math.log(2.0 * math.pi)
 
@@ -194,11 +197,22 @@ def pure_to_rdp(epsilon: float, order: float) -> float:
     if not t or not epsilon:
         return pure_to_zcdp(epsilon)
     h = 0.5 * t * epsilon
-    if h > 300.0:  # log cosh is its argument less log 2 there, beyond any rounding
+    if h > LARGEST_HALF:  # log cosh is its argument less log 2 there, beyond any rounding
         return above(epsilon - math.log1p(math.exp(-epsilon)) / t)
+    return above(response_divergence(h, math.tanh(0.5 * epsilon), t), 24.0)
+
+
+def response_divergence(h: float, bias: float, t: float) -> float:
+    """Return the Rényi divergence of randomized response at the order 1 + t, not padded; h = t epsilon/2.
+
+    The bias is tanh(epsilon/2), which all orders have in common; h is positive and at most `LARGEST_HALF`.
+
+    Theorem: as `pure_to_rdp`.
+    Assumes: as `pure_to_rdp`, which has the other cases.
+    """
     # cosh((l-1/2)e)/cosh(e/2) - 1 = 2 sinh(h) (sinh(h) + cosh(h) tanh(e/2)): positive terms, small arguments.
     s = math.sinh(h)
-    return above(math.log1p(2.0 * s * (s + math.cosh(h) * math.tanh(0.5 * epsilon))) / t, 24.0)
+    return math.log1p(2.0 * s * (s + math.cosh(h) * bias)) / t
 
 
 def zcdp_to_rdp(rho: float, order: float) -> float:

@@ -27,6 +27,7 @@ __all__ = [
     "CEILING",
     "DELTA_SCALE",
     "MOST_PRICED",
+    "PADDED",
     "SCALE",
     "ULP",
     "Number",
@@ -49,6 +50,7 @@ __all__ = [
     "last_holding",
     "level",
     "limit_units",
+    "padded_scale",
     "read",
     "text_of",
     "tidy",
@@ -69,13 +71,14 @@ SCALE: Final = 10**15  # units in 1 of epsilon, intrinsic time and Rényi diverg
 DELTA_SCALE: Final = 10**18  # units in 1 of delta
 CEILING: Final = 2**61  # a total never passes this, so sums of two fit in 64 bits
 ULP: Final = 2.0**-53  # half a unit in the last place of a float64, relative
+PADDED: Final = 7.0  # units of 2^-53, relative: how far a product with a `padded_scale` is off at most
 
 # Above this a number means no privacy at all, and floating point would soon overflow: it has no finite price.
 MOST_PRICED: Final = 10**6
 
 BRIEF_DIGITS: Final = 4  # significant digits of a number for people
 _NEARLY: Final = 1 - Fraction(1, 10**9)
-_LEAST: Final = math.ulp(0.0)  # the smallest positive float: a positive cost never rounds to nothing
+_SCALE: Final = float(SCALE)  # the same: it is a float, and a product of two floats takes half the time
 _SURE: Final = 1e15  # units: as many as 15 digits can tell apart
 _DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _RATIO: Final = re.compile(r"\d+/0*[1-9]\d*", re.ASCII)
@@ -186,7 +189,7 @@ def ceil_sure(near: float, ulps: float) -> int | None:
     Every spend rounds up several times, and exact arithmetic takes five times as long.
     """
     if near < _SURE:
-        whole, error = int(near), near * ulps * ULP
+        whole, error = math.floor(near), near * ulps * ULP
         if error < near - whole < 1.0 - error:
             return whole + 1
     return None
@@ -194,7 +197,7 @@ def ceil_sure(near: float, ulps: float) -> int | None:
 
 def units_computed(cost: float, source: Number) -> int:
     """Round a padded cost up to units of `SCALE`; a positive source costs at least one, however small."""
-    sure = ceil_sure(cost * SCALE, 2)  # at least one
+    sure = ceil_sure(cost * _SCALE, 2.0)  # at least one
     return max(int(source > 0), ceil_computed(cost, SCALE)) if sure is None else sure
 
 
@@ -292,9 +295,20 @@ def down(value: float, ulps: float = 16.0) -> float:
     return math.nextafter(value - abs(value) * (ulps * ULP), -math.inf) if value else value
 
 
+def padded_scale(*ulps: float) -> float:
+    """Return a factor to units of `SCALE` that pads a positive number on the way, as `up` by each of `ulps` in turn.
+
+    The product is for `ceil_sure`: it is within `PADDED` units of 2^-53 of the padded number in units, for one or two
+    paddings. Let u be 2^-53. Beside what it is asked to add, `up` rounds the sum, by -u to u, and goes on to the next
+    float, u to 2 u above: that is 1.5 u, give or take 1.5 u. The factor is within 2 u, and the product rounds by u:
+    6 u for two paddings. A number so small that it has fewer digits than others is less than a unit in any case.
+    """
+    return SCALE * (1.0 + (sum(ulps) + 1.5 * len(ulps)) * ULP)
+
+
 def above(value: float, ulps: float = 16.0) -> float:
     """Pad a positive number up; one that underflowed to zero becomes the smallest positive float."""
-    return max(up(value, ulps), _LEAST)
+    return math.nextafter(value + value * (ulps * ULP), math.inf)
 
 
 def last_holding(holds: Callable[[float], bool], inside: float, outside: float, width: float = 0.0) -> float:

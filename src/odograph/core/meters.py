@@ -7,6 +7,7 @@ more meters, its alternatives; `odograph.core.filters` has them all.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +15,26 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from odograph.core.conversions import gdp_to_rdp, probdp_drift, pure_to_intrinsic, pure_to_rdp, zcdp_to_rdp
+from odograph.core.conversions import (
+    LARGEST_HALF,
+    gdp_to_rdp,
+    probdp_drift,
+    pure_to_intrinsic,
+    pure_to_rdp,
+    response_divergence,
+    zcdp_to_rdp,
+)
 from odograph.core.fixed_point import (
     CEILING,
     DELTA_SCALE,
     MOST_PRICED,
+    PADDED,
     SCALE,
+    Number,
+    ceil_sure,
+    ceil_written,
     exact_of,
+    padded_scale,
     read,
     text_of,
     tidy,
@@ -56,6 +70,7 @@ __all__ = [
     "Meter",
     "MomentMeter",
     "OrderMeter",
+    "PureStep",
     "Target",
     "distinguish_names",
     "intrinsic_units",
@@ -66,7 +81,25 @@ __all__ = [
 WITH_EPSILON: Final = (PureDP, ApproxDP, ProbDP)  # the guarantees that have an epsilon
 
 _COARSE: Final = SCALE // 10**11  # units: ten times the largest tolerance of a policy
+_CURVE_UNITS: Final = padded_scale(24.0, 64.0)  # as `pure_to_rdp` pads, and then the order
 _GENEROUS: Final = 1 + Fraction(1, 10**12)  # the last digits of a float decide nothing
+
+
+class PureStep:
+    """What several meters need of a step with an epsilon, computed once for all of them; a delta is left aside.
+
+    The epsilon is at most `MOST_PRICED`: beyond it no epsilon has a price.
+    """
+
+    __slots__ = ("bias", "epsilon", "guarantee", "half", "time", "written")
+
+    def __init__(self, guarantee: PureDP | ApproxDP | ProbDP) -> None:
+        self.guarantee = guarantee
+        self.written: Number = guarantee.epsilon  # type: ignore[assignment]  # as it is after validation
+        self.epsilon = epsilon = float(guarantee.epsilon)
+        self.half = half = 0.5 * epsilon
+        self.bias = math.tanh(half)  # how far randomized response prefers the truth
+        self.time = pure_to_intrinsic(epsilon)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +115,27 @@ class Meter(ABC):
     name: str
     limit: int | None
 
+    def __init_subclass__(cls) -> None:
+        # Else a subclass with a higher price would charge pure steps by the lower one of its base.
+        inherits = "price_pure" not in vars(cls) and cls.price_pure is not Meter.price_pure
+        if "price" in vars(cls) and inherits:
+            raise TypeError(f"{cls.__name__} must have a price_pure of its own, because it has a price of its own")
+
     @abstractmethod
     def price(self, guarantee: Guarantee) -> int | None:
         """Return the units that a guarantee costs here, rounded up; None where it has no price."""
+
+    def price_pure(self, step: PureStep) -> int | None:
+        """Return the price of an epsilon-DP step, which is that of `price`, from what the step has computed.
+
+        Theorem: as `price`.
+        Assumes: as `price`.
+        """
+        return self.price(step.guarantee)
+
+    def _price_epsilon(self, guarantee: PureDP | ApproxDP | ProbDP) -> int | None:
+        """Return the price of an epsilon by `price_pure`; None where it is too large to have one."""
+        return self.price_pure(PureStep(guarantee)) if number_of(guarantee.epsilon) <= MOST_PRICED else None
 
     def price_interactive(self, guarantee: Guarantee) -> int | None:
         """Return what an interactive mechanism with the guarantee costs, all of it when it starts.
@@ -172,6 +223,10 @@ class DeltaMeter(Meter):
         delta = delta_of(guarantee)
         return units_written(delta, DELTA_SCALE) if delta else 0
 
+    def price_pure(self, step: PureStep) -> int:  # noqa: ARG002  as every meter
+        """Return 0: an epsilon-DP step has no delta of its own."""
+        return 0
+
 
 class EpsilonMeter(Meter):
     """The sum of the epsilons: basic composition, an alternative of every policy that promises an epsilon."""
@@ -187,6 +242,10 @@ class EpsilonMeter(Meter):
         Assumes: every step is (epsilon_n, delta_n)-DP, epsilon_n predictable.
         """
         return units_written(number_of(guarantee.epsilon)) if isinstance(guarantee, WITH_EPSILON) else None
+
+    def price_pure(self, step: PureStep) -> int:
+        """Return the epsilon, as `price` does."""
+        return ceil_written(step.written, SCALE)
 
     def left(self, total: int) -> Fraction:
         """Return what a total leaves of the limit, without the policy's tolerance, which is not there to be spent."""
@@ -208,6 +267,10 @@ class IntrinsicMeter(Meter):
         Assumes: parameters predictable; a step's own delta is counted on the delta meter.
         """
         return intrinsic_units(guarantee)
+
+    def price_pure(self, step: PureStep) -> int:
+        """Return the intrinsic time, as `price` does."""
+        return units_computed(step.time, step.written)
 
 
 def intrinsic_units(guarantee: Guarantee) -> int | None:
@@ -254,6 +317,10 @@ class DriftMeter(Meter):
             return None if drift is None else units_computed(drift, delta)
         return None
 
+    def price_pure(self, step: PureStep) -> int:  # noqa: ARG002  as every meter
+        """Return 0: an epsilon-DP step has no delta of its own."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class OrderMeter(Meter):
@@ -285,15 +352,28 @@ class OrderMeter(Meter):
         """
         curve: Callable[[float, float], float]
         if isinstance(guarantee, WITH_EPSILON):
-            source, curve = number_of(guarantee.epsilon), pure_to_rdp
-        elif isinstance(guarantee, ZCDP):
+            return self._price_epsilon(guarantee)
+        if isinstance(guarantee, ZCDP):
             source, curve = number_of(guarantee.rho), zcdp_to_rdp
         elif isinstance(guarantee, GDP):
             source, curve = number_of(guarantee.mu), gdp_to_rdp
         else:
             return self._of_curve(guarantee)
+        return self._units(curve, source) if source <= MOST_PRICED else None
+
+    def _units(self, curve: Callable[[float, float], float], source: Number) -> int:
         # The order is a rational read as a float: a few more units of padding cover that.
-        return units_computed(up(curve(float(source), self.near), 64), source) if source <= MOST_PRICED else None
+        return units_computed(up(curve(float(source), self.near), 64), source)
+
+    def price_pure(self, step: PureStep) -> int:
+        """Return the divergence of randomized response, as `divergence` does."""
+        t = self.near - 1.0
+        h = t * step.half
+        if 0.0 < h <= LARGEST_HALF:
+            sure = ceil_sure(response_divergence(h, step.bias, t) * _CURVE_UNITS, PADDED)
+            if sure is not None:
+                return sure
+        return self._units(pure_to_rdp, step.written)
 
     def _of_curve(self, guarantee: Guarantee) -> int | None:
         curve = guarantee.curve if isinstance(guarantee, Mechanism) else guarantee
@@ -314,6 +394,8 @@ class MomentMeter(OrderMeter):
     def price(self, guarantee: Guarantee) -> int | None:
         """Return the divergence at the order; None for a step with its own delta, unless a slack covers it."""
         return self.divergence(guarantee) if delta_of(guarantee) == 0 or self.latent else None
+
+    price_pure = OrderMeter.price_pure  # without a delta of its own
 
 
 def distinguish_names(meters: Iterable[Meter]) -> tuple[Meter, ...]:
@@ -348,6 +430,7 @@ class Filter(ABC):
 
     kind: ClassVar[str]  # its name
     guarantees: ClassVar[tuple[type[Guarantee], ...]]  # the kinds that it has a theorem for
+    has_limit: ClassVar[bool] = True  # false if nothing is promised but readings
     options: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}  # its fields, and how each is read from a document
 
     @abstractmethod

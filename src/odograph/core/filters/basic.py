@@ -13,7 +13,18 @@ from typing import Any, ClassVar, Final
 
 from odograph.core.conversions import filter_time
 from odograph.core.filters.gdp import GdpMeter
-from odograph.core.fixed_point import SCALE, Number, Numeric, brief_above, exact_of, floor_units, read, text_of, tidy
+from odograph.core.fixed_point import (
+    SCALE,
+    Number,
+    Numeric,
+    brief_above,
+    exact_of,
+    floor_units,
+    read,
+    text_of,
+    tidy,
+    units_computed,
+)
 from odograph.core.guarantees import GDP, RDP, ZCDP, Guarantee, Mechanism
 from odograph.core.meters import (
     WITH_EPSILON,
@@ -21,6 +32,7 @@ from odograph.core.meters import (
     Filter,
     Meter,
     MomentMeter,
+    PureStep,
     Target,
     intrinsic_units,
     read_flag,
@@ -93,6 +105,10 @@ class RhoMeter(Meter):
         Assumes: parameters predictable; a step's own delta is counted on the delta meter.
         """
         return intrinsic_units(guarantee)
+
+    def price_pure(self, step: PureStep) -> int:
+        """Return the intrinsic time, as `price` does."""
+        return units_computed(step.time, step.written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +240,7 @@ class Unlimited(Filter):
 
     __slots__ = ()
     kind: ClassVar[str] = "unlimited"
+    has_limit: ClassVar[bool] = False
     guarantees: ClassVar[tuple[type[Guarantee], ...]] = (*WITH_EPSILON, ZCDP, GDP, RDP, Mechanism)
 
     def alternatives(self, target: Target) -> tuple[Meter, ...]:

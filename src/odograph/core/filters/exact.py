@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from odograph.core.conversions import intrinsic_to_pure, largest_mu, pure_to_intrinsic
+from odograph.core.conversions import intrinsic_to_pure, largest_mu
 from odograph.core.fixed_point import (
     CEILING,
     MOST_PRICED,
@@ -26,7 +26,7 @@ from odograph.core.fixed_point import (
 )
 from odograph.core.guarantees import GDP, Guarantee, Mechanism, number_of
 from odograph.core.mechanisms import MenuItem
-from odograph.core.meters import WITH_EPSILON, Filter, Meter, Target
+from odograph.core.meters import WITH_EPSILON, Filter, Meter, PureStep, Target
 from odograph.core.theory import kov_delta
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, MOST_BLOCKS
 from odograph.errors import InvalidPolicy
@@ -133,8 +133,17 @@ class ExactMeter(Meter):
         """
         if isinstance(guarantee, Mechanism):
             return self._price_runs(guarantee)
-        units = self._price_family(guarantee)
-        return None if units is None else units * self.parts
+        if isinstance(guarantee, WITH_EPSILON):
+            return self._price_epsilon(guarantee)
+        return self._price_gaussian(guarantee) if isinstance(guarantee, GDP) else None
+
+    def price_pure(self, step: PureStep) -> int | None:
+        """Return the units for the intrinsic time, as `price` does."""
+        if "pure" not in self.takes:
+            return None
+        sure = ceil_sure(step.time * self.units_in_one, 4.0)
+        units = max(int(step.written > 0), math.ceil(exactly(step.time) / self.quantum)) if sure is None else sure
+        return units * self.parts
 
     def _price_runs(self, guarantee: Mechanism) -> int | None:
         charge = {name: (block, units) for name, block, units in self.charges}.get(guarantee.name)
@@ -145,23 +154,14 @@ class ExactMeter(Meter):
             return -(-guarantee.steps // block) * units
         return -(-guarantee.steps * units * self.parts // block)
 
-    def _price_family(self, guarantee: Guarantee) -> int | None:
-        if isinstance(guarantee, GDP) and "gaussian" in self.takes:
-            mu = number_of(guarantee.mu)
-            if mu > MOST_PRICED:
-                return None
-            # Twice the decimal's distance from the float, the square, the inverse quantum and the product.
-            sure = ceil_sure(mu * mu * self.units_in_one, 12) if isinstance(mu, float) else None
-            units = math.ceil(exact_of(mu) ** 2 / self.quantum) if sure is None else sure
-            return max(LEAST_GAUSSIAN * (mu > 0), units)
-        if isinstance(guarantee, WITH_EPSILON) and "pure" in self.takes:
-            epsilon = number_of(guarantee.epsilon)
-            if epsilon > MOST_PRICED:
-                return None
-            time = pure_to_intrinsic(float(epsilon))
-            sure = ceil_sure(time * self.units_in_one, 4)
-            return max(int(epsilon > 0), math.ceil(exactly(time) / self.quantum) if sure is None else sure)
-        return None
+    def _price_gaussian(self, guarantee: GDP) -> int | None:
+        mu = number_of(guarantee.mu)
+        if mu > MOST_PRICED or "gaussian" not in self.takes:
+            return None
+        # Twice the decimal's distance from the float, the square, the inverse quantum and the product.
+        sure = ceil_sure(mu * mu * self.units_in_one, 12) if isinstance(mu, float) else None
+        units = math.ceil(exact_of(mu) ** 2 / self.quantum) if sure is None else sure
+        return max(LEAST_GAUSSIAN * (mu > 0), units) * self.parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class RenyiMeter(OrderMeter):
         """
         return self.divergence(guarantee)
 
+    price_pure = OrderMeter.price_pure
+
 
 def _as_tuple(value: object) -> tuple[Any, ...]:
     if not isinstance(value, list):

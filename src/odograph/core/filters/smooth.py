@@ -45,6 +45,7 @@ from odograph.core.filters.exact import (
 from odograph.core.fixed_point import (
     CEILING,
     MOST_PRICED,
+    PADDED,
     SCALE,
     Number,
     above,
@@ -54,6 +55,7 @@ from odograph.core.fixed_point import (
     exactly,
     float_above,
     float_below,
+    padded_scale,
     read,
     units_computed,
     units_squared,
@@ -62,7 +64,7 @@ from odograph.core.fixed_point import (
 )
 from odograph.core.guarantees import GDP, RDP, ZCDP, DiscreteGaussian, Guarantee, Mechanism, number_of
 from odograph.core.mechanisms import MenuItem
-from odograph.core.meters import WITH_EPSILON, Meter, Target
+from odograph.core.meters import WITH_EPSILON, Meter, PureStep, Target
 from odograph.core.value_iteration import FAMILIES, LEAST_GAUSSIAN, Budget, Reserve, solve_with_values
 from odograph.display import Progress
 from odograph.errors import InvalidPolicy
@@ -89,6 +91,7 @@ __all__ = [
 
 # Of the closed form, relative: its rounding is below 5e-15 up to the largest angle, and two of them are subtracted.
 _PAD: Final = 2.0**-44
+_TIME_UNITS: Final = padded_scale(16.0)  # as `above` pads
 _LARGEST_ANGLE: Final = 1.5  # epsilon / sqrt(w); the theorem ends at pi/2, where the price is infinite
 _LARGEST_EPSILON: Final = 600.0  # beyond it the hyperbolic sine overflows
 _LARGEST_EXPONENT: Final = 700.0  # of a Rényi moment; such a step has no price by any order
@@ -168,7 +171,8 @@ def smooth_price_pure(
     if epsilon > MOST_PRICED:
         return None
     pricing = _pricing(quantum, reserve, order, pure_certified=pure_certified)
-    return _pure(float(epsilon), pricing)[1] if epsilon else 0
+    near = float(epsilon)
+    return _pure_units(near, pure_to_intrinsic(near), pricing) if epsilon else 0
 
 
 def smooth_time_pure(
@@ -187,22 +191,39 @@ def smooth_time_pure(
     if epsilon > MOST_PRICED:
         return None
     pricing = _pricing(quantum, reserve, order, pure_certified=pure_certified)
-    return _pure(float(epsilon), pricing)[0] if epsilon else 0.0
+    near = float(epsilon)
+    return _pure_time(near, pure_to_intrinsic(near), pricing) if epsilon else 0.0
 
 
-def _pure(epsilon: float, pricing: _Pricing) -> tuple[float | None, int | None]:
-    """Return the price of a positive epsilon as intrinsic time, and in units."""
+def _pure_time(epsilon: float, time: float, pricing: _Pricing) -> float | None:
+    """Return the price of a positive epsilon of that intrinsic time c(epsilon), not rounded to units."""
+    whole_time, _, composite = _pure_prices(epsilon, time, pricing)
+    found = min(whole_time, above(composite))
+    return None if found == math.inf else found
+
+
+def _pure_units(epsilon: float, time: float, pricing: _Pricing) -> int | None:
+    """Return the price of a positive epsilon of that intrinsic time c(epsilon), in units."""
+    _, whole, composite = _pure_prices(epsilon, time, pricing)
+    if composite == math.inf:
+        return whole
+    sure = ceil_sure(composite * _TIME_UNITS, PADDED)
+    units = units_computed(above(composite), epsilon) if sure is None else sure
+    return units if whole is None or units < whole else whole
+
+
+def _pure_prices(epsilon: float, time: float, pricing: _Pricing) -> tuple[float, int | None, float]:
+    """Return what whole units cost, as time and in units of 1e-15, and the composite form, not yet padded.
+
+    It is infinite where it is not proven.
+    """
     smooth = _reserved_pure(epsilon, pricing) * (1.0 + _PAD)
     if not pricing.pure_certified:
-        return (None, None) if math.isinf(smooth) else (above(smooth), units_computed(above(smooth), epsilon))
-    time = pure_to_intrinsic(epsilon)
-    sure = ceil_sure(time * pricing.units_in_one, 4)
-    units = max(1, math.ceil(exactly(time) * pricing.bottom / pricing.top) if sure is None else sure)
+        return math.inf, None, smooth
+    sure = ceil_sure(time * pricing.units_in_one, 4.0)
+    units = max(1, math.ceil(exactly(time) * pricing.bottom / pricing.top)) if sure is None else sure
     whole_time, whole, rest = _bought(units, pricing)
-    if math.isinf(smooth):
-        return whole_time, whole
-    composite = above(rest + smooth)
-    return min(whole_time, composite), min(whole, units_computed(composite, epsilon))
+    return whole_time, whole, rest + smooth if smooth < math.inf else smooth
 
 
 @lru_cache(maxsize=65536)
@@ -541,10 +562,7 @@ class SmoothMeter(Meter):
             charges predictable; a step's own delta is counted on the delta meter.
         """
         if isinstance(guarantee, WITH_EPSILON):
-            epsilon = number_of(guarantee.epsilon)
-            if not epsilon or epsilon > MOST_PRICED or self.pure is None:
-                return None if epsilon else 0
-            return _pure(float(epsilon), self.pure)[1]
+            return self._price_epsilon(guarantee)
         if isinstance(guarantee, GDP):
             return smooth_price_gaussian(number_of(guarantee.mu))
         if isinstance(guarantee, ZCDP):
@@ -561,6 +579,12 @@ class SmoothMeter(Meter):
             interactive mechanism reveals in between other steps need not come from one pair with these moments.
         """
         return self.price(guarantee) if _has_pair(guarantee, [name for name, _, _ in self.charges]) else None
+
+    def price_pure(self, step: PureStep) -> int | None:
+        """Return the price of randomized response under the reserve, as `price` does."""
+        if not step.written or self.pure is None:
+            return None if step.written else 0
+        return _pure_units(step.epsilon, step.time, self.pure)
 
     def _price_noise(self, noise: Guarantee) -> int | None:
         if not isinstance(noise, DiscreteGaussian):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from odograph.core.conversions import largest_rho
-from odograph.core.fixed_point import float_below, limit_units
+from odograph.core.fixed_point import float_below, limit_units, units_computed
 from odograph.core.guarantees import GDP, ZCDP, Guarantee
-from odograph.core.meters import WITH_EPSILON, Filter, Meter, Target, intrinsic_units
+from odograph.core.meters import WITH_EPSILON, Filter, Meter, PureStep, Target, intrinsic_units
 
 __all__ = ["Zcdp", "ZcdpMeter"]
 
@@ -25,6 +25,10 @@ class ZcdpMeter(Meter):
         Assumes: parameters predictable; a step's own delta is counted on the delta meter.
         """
         return intrinsic_units(guarantee)
+
+    def price_pure(self, step: PureStep) -> int:
+        """Return the intrinsic time, as `price` does."""
+        return units_computed(step.time, step.written)
 
 
 class Zcdp(Filter):
