@@ -68,6 +68,8 @@ __all__ = [
 
 POPULATION_ACTS: Final = ("charge", "join", "remove", "retire")
 _ASKED: Final = attrgetter("asked")
+# Every charge makes some named tuples, and their own constructors take twice as long as the tuple's.
+_named: Final = tuple.__new__
 _WORDS_OF_0_1: Final = {"privacy_unit": "unit", "neighbors": "neighbours"}
 
 
@@ -167,7 +169,8 @@ class Charge(NamedTuple):
         """Every account on the way, and the key."""
         asks, author = self.asks, self.author
         names = asks[0].names if len(asks) == 1 else frozenset[str]().union(*[ask.names for ask in asks])
-        return Wants(names, frozenset([(author.principal, author.key)]))
+        nothing: frozenset[str] = frozenset()
+        return _named(Wants, (names, frozenset([(author.principal, author.key)]), nothing, nothing, False))
 
     def apply(self, state: State, changes: Changes) -> Result:
         """Charge, or record the refusal; a refusal leaves the key free."""
@@ -177,14 +180,22 @@ class Charge(NamedTuple):
         if record is not None:
             return check_repeated(record, author, request)
         balances = state.balances
+        times: list[int] = []
+        following: dict[str, int] = {}  # the sequence of each account's next entry; it gets two if it is on two paths
+        ids: list[str] = []
+        for ask in asks:
+            path = ""
+            for name, _, _, _, origin, _ in ask.targets:
+                balance = balances.get(name)
+                if balance is None or balance.closed or balance.origin != origin:
+                    raise _unable(balance, name, origin)
+                times.append(balance.time)
+                following[name] = number = following.get(name, balance.sequence) + 1
+                path = f"{name}#{number}/{path}" if path else f"{name}#{number}"
+            ids.append(path)
         after: dict[str, Totals] = {}
         prices: list[str] = []
         noted = False
-        for ask in asks:
-            for target in ask.targets:
-                balance = balances.get(target.name)
-                if balance is None or balance.closed or balance.origin != target.origin:
-                    raise _unable(balance, target)
         for leg, ask in enumerate(asks):
             for name, compiled, price, text, _, watched in ask.targets:
                 totals = after[name] if name in after else balances[name].totals
@@ -202,28 +213,16 @@ class Charge(NamedTuple):
         before = _totals(state, asks) if noted else None
         for name, totals in after.items():
             balances[name].totals = totals
-        made = self._write(state, changes, request, prices, decision)
-        return made if before is None else made._replace(before=before)
+        # One time for all the entries of a request.
+        time = state.now if max(times) <= state.now else stamp(state.now, times)
+        own, linked = self._write(state, changes, request, time, " ".join(ids), prices)
+        return _named(Made, (own, linked, decision, before))
 
-    def _write(self, state: State, changes: Changes, request: str, prices: list[str], decision: Decision) -> Made:
+    def _write(  # noqa: PLR0913, PLR0917  what the entries have in common
+        self, state: State, changes: Changes, request: str, time: int, legs: str, prices: list[str]
+    ) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
+        """Append the entries; return those of the accounts that were asked, and the linked ones among these."""
         author, verb, asks, expires = self
-        balances, time = state.balances, state.now
-        later: list[int] = []
-        following: dict[str, int] = {}
-        ids: list[str] = []
-        for ask in asks:
-            leg: list[str] = []
-            for target in ask.targets:
-                name, balance = target.name, balances[target.name]
-                if balance.time > time:
-                    later.append(balance.time)
-                following[name] = number = following.get(name, balance.sequence) + 1
-                leg.append(f"{name}#{number}")
-            leg.reverse()
-            ids.append("/".join(leg))
-        legs = " ".join(ids)
-        if later:
-            time = stamp(time, later)  # one time for all the entries of a request
         detail = "" if expires is None else text_of({"expires": str(time + expires)})
         own: list[Entry] = []
         linked: list[str] = []
@@ -231,7 +230,8 @@ class Charge(NamedTuple):
         for ask in asks:
             account, text = ask.asked
             for target in ask.targets:
-                balance = changes.moved[target.name] = balances[target.name]
+                name = target.name
+                balance = changes.moved[name] = state.balances[name]
                 entry = balance.append(
                     time=time,
                     principal=author.principal,
@@ -241,7 +241,7 @@ class Charge(NamedTuple):
                     price=next(written),
                     key=author.key,
                     request=request,
-                    note=_keep_note(changes, balance, author) if author.note and target.name == account else "",
+                    note=_keep_note(changes, balance, author) if author.note and name == account else "",
                     detail=detail,
                 )
                 changes.entries.append(entry)
@@ -249,8 +249,9 @@ class Charge(NamedTuple):
             if balance.linked:
                 linked.append(account)
         used = (author.principal, author.key)
-        changes.keys[used] = state.keys[used] = IdempotencyRecord(own[0].account, own[0].sequence, verb, request)
-        return Made(tuple(own), tuple(linked), decision)
+        first = own[0]
+        changes.keys[used] = state.keys[used] = IdempotencyRecord(first.account, first.sequence, verb, request)
+        return tuple(own), tuple(linked)
 
     def _record_refusal(self, state: State, changes: Changes, request: str, refuser: str) -> None:
         """Write the refusal into the history of each account that was asked; it costs nothing."""
@@ -610,14 +611,12 @@ def _check_unit(own: Head, other: Head) -> None:
         )
 
 
-def _unable(balance: Balance | None, target: ChargeTarget) -> OdographError:
+def _unable(balance: Balance | None, name: str, origin: str) -> OdographError:
     if balance is None:
-        return AccountNotFound(f"there is no account {target.name!r} in this ledger; nothing was charged")
-    if balance.origin != target.origin:
-        return LedgerError(
-            f"{target.name!r} is no longer the account that was opened; connect again. Nothing was charged"
-        )
-    return AccountClosed(f"{target.name!r} is closed and takes no new charges; nothing was charged")
+        return AccountNotFound(f"there is no account {name!r} in this ledger; nothing was charged")
+    if balance.origin != origin:
+        return LedgerError(f"{name!r} is no longer the account that was opened; connect again. Nothing was charged")
+    return AccountClosed(f"{name!r} is closed and takes no new charges; nothing was charged")
 
 
 def _totals(state: State, asks: Sequence[Ask]) -> dict[str, Totals]:

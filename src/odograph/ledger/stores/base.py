@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from odograph.core.gate import Totals
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
-from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text, totals_to_text
+from odograph.ledger.entries import VERSION, Entry, sealed, totals_from_text
 
 __all__ = [
     "ERASED",
@@ -135,7 +135,7 @@ class Balance:
             linked,
             origin,
         ) = row
-        head = Head(name, parent or "", successor_of or "", dataset, unit, neighbors)
+        head = _named(Head, (name, parent or "", successor_of or "", dataset, unit, neighbors))
         try:
             return cls(head, sequence, seal, time, totals_from_text(totals), bool(closed), bool(linked), origin)
         except (TypeError, ValueError) as problem:
@@ -144,7 +144,7 @@ class Balance:
     @property
     def columns(self) -> tuple[int, str, int, str, bool, bool]:
         """The values of the columns of the accounts table that change."""
-        return self.sequence, self.seal, self.time, totals_to_text(self.totals), self.closed, self.linked
+        return self.sequence, self.seal, self.time, self.totals.to_text(), self.closed, self.linked
 
     def append(  # noqa: PLR0913  the fields of an entry, each by its name
         self,
@@ -182,7 +182,7 @@ class Balance:
         return _named(Entry, (*body, seal))
 
 
-# Every charge makes an entry, and a named tuple's own constructor takes twice as long as the tuple's.
+# Every charge makes them, and a named tuple's own constructor takes twice as long as the tuple's.
 _named: Final = tuple.__new__
 
 

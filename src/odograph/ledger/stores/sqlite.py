@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -522,8 +523,9 @@ def _commit(connection: sqlite3.Connection) -> None:
 def _read_state(connection: sqlite3.Connection, wants: Wants) -> State:
     """Read what a group of requests wants, inside its transaction."""
     rows = _execute_many(connection, "some_accounts", [*zip(wants.accounts, strict=True)])
-    for query, names in (("tree", wants.trees), ("block", wants.datasets)) if wants.opens else ():
-        rows += [row for name in names for row in connection.execute(SQL[query], (name,))]
+    if wants.opens:
+        for query, names in ("tree", wants.trees), ("block", wants.datasets):
+            rows += [row for name in names for row in connection.execute(SQL[query], (name,))]
     state = State(time.time_ns() // 1000, {}, {})
     for row in rows:
         state.balances[row[0]] = Balance.read(row)
@@ -535,14 +537,16 @@ def _read_state(connection: sqlite3.Connection, wants: Wants) -> State:
 
 def _store_changes(connection: sqlite3.Connection, changes: Changes) -> None:
     """Store what a group of requests changed, inside its transaction."""
-    _execute_many(connection, "open_accounts", [(*b.head, *b.columns, b.origin) for b in changes.opened])
+    if changes.opened:
+        _execute_many(connection, "open_accounts", [(*b.head, *b.columns, b.origin) for b in changes.opened])
     _execute_many(connection, "append_entries", changes.entries)
     for name, balance in changes.moved.items():
         connection.execute(SQL["move_account"], (*balance.columns, name))
     _execute_many(
         connection, "remember_keys", [(*key, used.account, used.sequence) for key, used in changes.keys.items()]
     )
-    _execute_many(connection, "keep_notes", changes.notes)
+    if changes.notes:
+        _execute_many(connection, "keep_notes", changes.notes)
 
 
 def _execute_many(connection: sqlite3.Connection, query: str, rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -557,7 +561,7 @@ def _execute_many(connection: sqlite3.Connection, query: str, rows: Sequence[Seq
     done = 0
     while done < len(rows):
         size = min(_MAX_ROWS, 1 << (len(rows) - done).bit_length() - 1)  # few distinct statements, all cached
-        values = [value for row in rows[done : done + size] for value in row]
+        values = [*chain.from_iterable(rows[done : done + size])]
         found += connection.execute(_repeat_values(query, size), values).fetchall()
         done += size
     return found

@@ -202,7 +202,10 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
 
 def identity(path: str) -> tuple[int, int]:
     """Return the device and the inode of the file at a path, which change if another file replaces it."""
-    return file_at(path)[:2]
+    try:
+        return _look_up(path)[:2]
+    except FileNotFoundError:
+        return NO_FILE
 
 
 def file_at(path: str) -> tuple[int, int, int]:
@@ -222,6 +225,7 @@ def _stat(path: str) -> tuple[int, int, int]:
 _STATX: Final = struct.Struct("=16x I 12x Q 96x I I 112x")
 _NAMES, _INODE = 0x0004, 0x0100  # what is asked for
 _WORKING_DIRECTORY: Final = -100
+_Buffer: Final = ctypes.c_char * _STATX.size
 
 
 def _statx(path: str) -> tuple[int, int, int]:
@@ -230,7 +234,7 @@ def _statx(path: str) -> tuple[int, int, int]:
     Since Linux 6.13, a write to a file notes its exact time if the time of the last one was asked for. Then the next
     commit syncs the inode too, and takes a third longer.
     """
-    found = ctypes.create_string_buffer(_STATX.size)
+    found = _Buffer()
     if _CALL_STATX(_WORKING_DIRECTORY, os.fsencode(path), 0, _INODE | _NAMES, found):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
@@ -245,7 +249,7 @@ def _load_statx() -> Any:  # noqa: ANN401  a function of the C library
     except (AttributeError, OSError, TypeError):
         return None
     call.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p
-    refused = call(_WORKING_DIRECTORY, b"/", 0, _INODE | _NAMES, ctypes.create_string_buffer(_STATX.size))
+    refused = call(_WORKING_DIRECTORY, b"/", 0, _INODE | _NAMES, _Buffer())
     return None if refused else call
 
 

@@ -50,7 +50,7 @@ ORDER BY dataset, name;
 -- name: keys
 -- The wanted keys that their owners have used; and a row without an account if names were erased, for `erased_keys`.
 -- Every charge asks this, and it is planned each time: it is kept simple.
-WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM json_array_elements(%s::json) AS wanted (row))
+WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM jsonb_array_elements(%s::jsonb) AS wanted (row))
 SELECT keys.owner, keys.key, entries.account, entries.sequence, entries.verb, entries.request
 FROM wanted
 JOIN odograph.keys ON keys.owner = wanted.owner AND keys.key = wanted.key
@@ -62,7 +62,7 @@ SELECT '', '', '', 0, '', '' WHERE EXISTS (SELECT FROM odograph.principals WHERE
 -- Of wanted keys that their owners have not used, those that a principal with an erased name has used, without the
 -- request. For an owner whose own name was erased (a running program may still have its identity), those that any
 -- principal has used: one of them may be the same person under a new identity.
-WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM json_array_elements(%s::json) AS wanted (row))
+WITH wanted (owner, key) AS (SELECT row ->> 0, row ->> 1 FROM jsonb_array_elements(%s::jsonb) AS wanted (row))
 SELECT wanted.owner, wanted.key, entries.account, entries.sequence, entries.verb, ''
 FROM odograph.principals
 CROSS JOIN wanted
@@ -94,32 +94,32 @@ SELECT
     row ->> 0, nullif(row ->> 1, ''), nullif(row ->> 2, ''), row ->> 3, row ->> 4, row ->> 5,
     (row ->> 6)::bigint, row ->> 7, (row ->> 8)::bigint, row ->> 9, (row ->> 10)::boolean,
     (row ->> 11)::boolean, row ->> 12
-FROM json_array_elements(%s::json) AS opened (row);
+FROM jsonb_array_elements(%s::jsonb) AS opened (row);
 
--- name: move_accounts
-UPDATE odograph.accounts
-SET sequence = (row ->> 1)::bigint, seal = row ->> 2, time = (row ->> 3)::bigint, totals = row ->> 4,
-    closed = (row ->> 5)::boolean, linked = (row ->> 6)::boolean
-FROM json_array_elements(%s::json) AS moved (row)
-WHERE accounts.name = row ->> 0;
-
--- name: append_entries
-INSERT INTO odograph.entries
-    (version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal)
-SELECT
-    (row ->> 0)::integer, row ->> 1, (row ->> 2)::bigint, (row ->> 3)::bigint, row ->> 4, row ->> 5, row ->> 6,
-    row ->> 7, row ->> 8, row ->> 9, row ->> 10, row ->> 11, row ->> 12, row ->> 13
-FROM json_array_elements(%s::json) AS appended (row);
-
--- name: remember_keys
+-- name: store
+-- The entries, accounts and keys of a group in one statement: each further one would be sent, planned and answered.
+WITH appended AS (
+    INSERT INTO odograph.entries
+        (version, account, sequence, time, principal, verb, legs, cost, price, key, request, note, detail, seal)
+    SELECT
+        (row ->> 0)::integer, row ->> 1, (row ->> 2)::bigint, (row ->> 3)::bigint, row ->> 4, row ->> 5, row ->> 6,
+        row ->> 7, row ->> 8, row ->> 9, row ->> 10, row ->> 11, row ->> 12, row ->> 13
+    FROM jsonb_array_elements(%s::jsonb) AS appended (row)
+), moved AS (
+    UPDATE odograph.accounts
+    SET sequence = (row ->> 1)::bigint, seal = row ->> 2, time = (row ->> 3)::bigint, totals = row ->> 4,
+        closed = (row ->> 5)::boolean, linked = (row ->> 6)::boolean
+    FROM jsonb_array_elements(%s::jsonb) AS moved (row)
+    WHERE accounts.name = row ->> 0
+)
 INSERT INTO odograph.keys (owner, key, account, sequence)
 SELECT row ->> 0, row ->> 1, row ->> 2, (row ->> 3)::bigint
-FROM json_array_elements(%s::json) AS remembered (row);
+FROM jsonb_array_elements(%s::jsonb) AS remembered (row);
 
 -- name: keep_notes
 INSERT INTO odograph.notes (account, sequence, salt, text)
 SELECT row ->> 0, (row ->> 1)::bigint, row ->> 2, row ->> 3
-FROM json_array_elements(%s::json) AS kept (row);
+FROM jsonb_array_elements(%s::jsonb) AS kept (row);
 
 -- name: commit
 COMMIT;
