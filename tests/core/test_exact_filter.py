@@ -281,7 +281,7 @@ def test_the_solver_finds_the_rows_of_the_table_to_the_unit(row: TableRow) -> No
 
 
 def test_a_row_for_reserves_is_no_budget_of_the_exact_filter() -> None:
-    """Under a reserve Gaussian steps are charged in buckets of four units, by the exact filter also 5, 6 and 7 units."""
+    """Under a reserve Gaussian steps are charged in buckets of four units, by the exact filter 5, 6 and 7 too."""
     row = next(row for row in TABLE.rows if row.reserves)
     need = Need(row.epsilon, row.delta, FAMILIES, ())
     assert row.budget_for(replace(need, reserve="mixed"), TABLE) is not None
