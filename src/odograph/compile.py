@@ -66,12 +66,10 @@ class TableRow(NamedTuple):
         return Budget(self.epsilon, self.delta, FAMILIES, quantum, self.units, self.fineness, version=table.solver)
 
     def budget_for(self, need: Need, table: ExactTable) -> Budget | None:
-        """Return the row as a budget with the reserve that is needed; None if the row is for other needs."""
+        """Return the row as a budget with the reserve that is needed; None if the table does not have it."""
         budget = self.budget(table)
         if not need.reserve:
-            # With reserves it was solved for Gaussian steps that are charged in buckets, which the exact filter's
-            # are not.
-            return None if self.reserves else budget
+            return budget
         if not RESERVES[need.reserve].has_order:
             return set_aside(budget, need.reserve)
         reserve = self.reserves.get(need.reserve)
@@ -132,7 +130,8 @@ def certification(compiled: Compiled) -> Certification:
     meter = compiled.meter(SmoothMeter) if need.reserve else compiled.meter(ExactMeter)
     if not need.menu and any(_covers(row, need, meter) for row in _stricter_rows(need, meter.quantum)):
         return Certification.TABLE
-    for fineness in _FINENESSES:
+    # The usual one of an extreme target is beyond those that may be asked for.
+    for fineness in {usual_fineness(need.epsilon, need.delta), *_FINENESSES}:
         key = _key(need, fineness)
         budget = _solved_here.get(key) or _read_cached(cache_folder() / f"{key}.json", need)
         if budget is not None and _covers(budget, need, meter):

@@ -18,7 +18,7 @@ from odograph.core.conversions import intrinsic_to_pure, largest_mu, pure_to_int
 from odograph.core.filters import ExactMeter, SmoothMeter
 from odograph.core.filters.smooth import RESERVES, set_aside
 from odograph.core.meters import EpsilonMeter, IntrinsicMeter
-from odograph.core.policy import Compiled, Need
+from odograph.core.policy import Compiled
 from odograph.core.value_iteration import (
     FAMILIES,
     FINE,
@@ -278,19 +278,6 @@ def test_the_solver_finds_the_rows_of_the_table_to_the_unit(row: TableRow) -> No
     solved, found = solve_with_values(row.epsilon, row.delta, beyond=beyond)
     assert solved == row.budget(TABLE)
     assert {name: set_aside(solved, name, found).reserve for name in row.reserves} == row.reserves
-
-
-def test_a_row_for_reserves_is_no_budget_of_the_exact_filter() -> None:
-    """Under a reserve Gaussian steps are charged in buckets of four units, by the exact filter 5, 6 and 7 too."""
-    row = next(row for row in TABLE.rows if row.reserves)
-    need = Need(row.epsilon, row.delta, FAMILIES, ())
-    assert row.budget_for(replace(need, reserve="mixed"), TABLE) is not None
-    assert row.budget_for(need, TABLE) is None
-    for policy in (Policy(2, row.delta * 10, filter="exact"), Policy(1, 2e-6, filter="exact")):
-        compiled = compile_policy(policy, solve=False)
-        units, quantum = compiled.meter(ExactMeter).limit, compiled.meter(ExactMeter).quantum
-        rows = [row for row in TABLE.rows if (row.units, row.budget(TABLE).quantum) == (units, quantum)]
-        assert any(not row.reserves for row in rows)
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [("0.001", "1e-9"), ("0.1", "0.01"), ("1", "1/20190"), ("50", "1e-6")])

@@ -387,7 +387,8 @@ class Policy:
         """
         if self.is_basic or self.epsilon is None:
             return Fraction(0)
-        return min(_TOLERANCE, self.delta_filter / 10**4)
+        # In units, because the limit of the sum is: what an account is certified for follows from its meters.
+        return Fraction(floor_units(min(_TOLERANCE, self.delta_filter / 10**4), SCALE), SCALE)
 
     def targets(
         self, budget: Budget | None = None, tolerance: Fraction | None = None

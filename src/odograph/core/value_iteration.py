@@ -84,7 +84,7 @@ MOST_BLOCKS: Final = 20_000
 
 # A Gaussian is charged at least this many units. Any integer from here on is a sum of numbers below twice
 # this, and Gaussians add, so those few kernels cover every Gaussian; a single unit would be too narrow for
-# the grid and cost half a percent. Under a reserve Gaussians are charged in buckets of just so many.
+# the grid and cost half a percent.
 LEAST_GAUSSIAN: Final = 4
 
 _USUAL_UNITS: Final = 2450  # of a budget: solved in about two seconds, and the last bucket is a sixth of a percent
@@ -385,16 +385,13 @@ def solve(  # noqa: PLR0913  the arguments are the certificate
     Assumes: charges are predictable, fixed before their step runs; each step is of a family in `takes`
         (a pure step charged ceil(2 e tanh(e/2) / unit), a Gaussian max(4, ceil(mu^2 / unit))) or on the menu.
     """
-    gaussians = range(LEAST_GAUSSIAN, 2 * LEAST_GAUSSIAN)
     families = tuple(sorted(set(takes)))
     if set(families) - set(FAMILIES):
         raise InvalidPolicy(f"takes must list families of {FAMILIES} (got {families!r})")
     if not families and not menu:
         raise InvalidPolicy("the exact filter must take a family or an item on the menu (got neither)")
     if families:
-        return _solve_families(
-            epsilon, delta, families, menu, fineness=fineness, progress=progress, gaussians=gaussians
-        )[0]
+        return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress)[0]
     return _solve_menu(epsilon, delta, menu, progress)
 
 
@@ -408,17 +405,15 @@ def solve_with_values(  # noqa: PLR0913  as solve
     progress: Progress | None = None,
     beyond: float,
 ) -> tuple[Budget, list[list[float]]]:
-    """Return the certified budget for a reserve, and upper bounds of Phi(1, n) for n up to `beyond` times its units.
+    """Return the certified budget, and upper bounds of Phi(1, n) for n up to `beyond` times its units.
 
     There is a list of values for each direction in which the menu was solved, or one.
 
     Theorem: as `solve`.
-    Assumes: as `solve`; at least one family is taken; Gaussian steps are charged in buckets of four units.
+    Assumes: as `solve`; at least one family is taken.
     """
-    families, gaussians = tuple(sorted(set(takes))), [LEAST_GAUSSIAN]
-    return _solve_families(
-        epsilon, delta, families, menu, fineness=fineness, progress=progress, gaussians=gaussians, beyond=beyond
-    )
+    families = tuple(sorted(set(takes)))
+    return _solve_families(epsilon, delta, families, menu, fineness=fineness, progress=progress, beyond=beyond)
 
 
 def _solve_families(  # noqa: PLR0913  as solve
@@ -429,7 +424,6 @@ def _solve_families(  # noqa: PLR0913  as solve
     *,
     fineness: int | None,
     progress: Progress | None,
-    gaussians: Sequence[int],
     beyond: float = 1.0,
 ) -> tuple[Budget, list[list[float]]]:
     fineness = usual_fineness(epsilon, delta) if fineness is None else fineness
@@ -447,7 +441,9 @@ def _solve_families(  # noqa: PLR0913  as solve
             for low, high, coarse, stride in _bands(longest, slack)
         ]
     if "gaussian" in families:
-        members += [Member(m, _gaussian_kernel(m * float(unit), step)) for m in gaussians]
+        members += [
+            Member(m, _gaussian_kernel(m * float(unit), step)) for m in range(LEAST_GAUSSIAN, 2 * LEAST_GAUSSIAN)
+        ]
     charges: tuple[tuple[str, int, int], ...] = ()
     directions = [members]
     if menu:
