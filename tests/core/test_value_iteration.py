@@ -319,6 +319,7 @@ def uncovered(grid: Grid, members: Sequence[Member], budget: Budget, *, gaussian
     return missing
 
 
+GAUSSIANS = [4, 5, 6, 7]  # any integer from 4 on is a sum of these
 COVERED: list[tuple[str, str]] = [("1", "1e-6"), ("0.1", "0.01"), ("200", "1e-3"), ("3", "1e-12")]
 
 
@@ -328,9 +329,8 @@ def test_every_charge_up_to_the_budget_is_one_that_was_solved_for(
     monkeypatch: pytest.MonkeyPatch, epsilon: str, delta: str, *, reserve: bool
 ) -> None:
     grid, members, budget, rows = certified_for(monkeypatch, epsilon, delta, reserve=reserve)
-    gaussians = [4] if reserve else [4, 5, 6, 7]
-    assert uncovered(grid, members, budget, gaussians=gaussians) == []
-    assert sorted(m.charge for m in members if m.kernel.run is not None) == gaussians
+    assert uncovered(grid, members, budget, gaussians=GAUSSIANS) == []
+    assert sorted(m.charge for m in members if m.kernel.run is not None) == GAUSSIANS
     # Charges beyond the longest that is covered are not certified, though nothing was lost up to there.
     assert set(rows[budget.units + 1 :]) == ({1.0} if reserve else set())
 
@@ -343,23 +343,40 @@ def test_charges_that_were_not_solved_for_are_caught(monkeypatch: pytest.MonkeyP
     smaller = [replace(more, kernel=less.kernel) for less, more in pairwise(points)]
     assert len(uncovered(grid, points[:1] + smaller + runs, budget, gaussians=())) > 50
     cut = [replace(m, kernel=replace(m.kernel, reveal=0.0)) for m in runs]
-    assert len(uncovered(grid, points + cut, budget, gaussians=(4, 5, 6, 7))) == 4
+    assert len(uncovered(grid, points + cut, budget, gaussians=GAUSSIANS)) == 4
     missing = [f"Gaussian of {m}" for m in (5, 6, 7)]
-    assert uncovered(grid, points + runs[:1], budget, gaussians=(4, 5, 6, 7)) == missing
+    assert uncovered(grid, points + runs[:1], budget, gaussians=GAUSSIANS) == missing
 
 
-def test_a_budget_for_a_reserve_is_none_for_gaussians_of_whole_units() -> None:
-    """Buckets of four units leave up to three units over, which an exact meter would let a Gaussian use."""
-    target, takes = (Fraction(200), Fraction(1, 10**6)), ("gaussian",)
-    most = largest_mu(*map(float, target)) ** 2
-    exact = solve(*target, takes=takes, fineness=2)
-    reserve, (rows,) = solve_with_values(*target, takes=takes, fineness=2, beyond=1.2)
-    assert exact.intrinsic <= most
-    assert reserve.units // 4 * 4 * reserve.quantum <= most < reserve.intrinsic  # the last is the negative control
-    # Every row is an upper bound for whole buckets, and not for their parts.
-    reached = [0.0, *(gdp_to_dp_delta(math.sqrt(n * reserve.quantum), 200.0) for n in range(1, len(rows)))]
-    assert all(row >= true for row, true in zip(rows[::4], reached[::4], strict=True))
-    assert any(row < true for row, true in zip(rows, reached, strict=True))
+def of_gaussians_alone() -> tuple[Budget, list[float]]:
+    budget, (rows,) = solve_with_values(
+        Fraction(200), Fraction(1, 10**6), takes=("gaussian",), fineness=2, beyond=1.2
+    )
+    return budget, rows
+
+
+def too_low(rows: Sequence[float], quantum: Fraction) -> list[int]:
+    """The rows, of 4 units and more, that one Gaussian of so many units exceeds."""
+    return [n for n in range(4, len(rows)) if rows[n] < gdp_to_dp_delta(math.sqrt(n * quantum), 200.0)]
+
+
+def test_every_row_from_the_least_gaussian_on_holds_for_a_gaussian_that_uses_it_up() -> None:
+    """A reserve is a Gaussian of any number of units from 4 on, and so is what is left for charges."""
+    budget, rows = of_gaussians_alone()
+    assert too_low(rows, budget.quantum) == []
+    assert budget.intrinsic <= largest_mu(200.0, 1e-6) ** 2
+
+
+def test_a_solver_of_the_least_gaussian_alone_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = value_iteration.values
+
+    def least(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) -> Iterator[float]:
+        return kept(grid, epsilon, [m for m in members if m.charge == 4], edges)
+
+    monkeypatch.setattr(value_iteration, "values", least)
+    budget, rows = of_gaussians_alone()
+    assert {n % 4 for n in too_low(rows, budget.quantum)} == {1, 2, 3}
+    assert budget.intrinsic > largest_mu(200.0, 1e-6) ** 2
 
 
 @pytest.mark.parametrize("order", [(25, 40), (40, 25)])

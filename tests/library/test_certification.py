@@ -78,6 +78,23 @@ def test_what_is_compiled_here_is_certified_here_and_found_again() -> None:
     assert odo.Accountant.from_dict(account.to_dict()).certification is Certification.SOLVED
 
 
+@pytest.mark.parametrize(
+    ("policy", "fineness"),
+    [
+        (odo.Policy(1000, 1e-6, reserve="pure"), None),  # its usual fineness is beyond those that may be asked for
+        (odo.Policy(10, 3e-12, reserve="pure"), 1),  # its tolerance is less than a unit
+        (odo.Policy(10, 1e-12, filter=odo.filters.Smooth(takes=("gaussian",), reserve="pure")), 1),
+    ],
+    ids=["large epsilon", "small delta", "gaussians"],
+)
+def test_an_extreme_target_is_read_back_and_certified_where_it_was_solved(
+    policy: odo.Policy, fineness: int | None
+) -> None:
+    compiled = odo.compile_policy(policy, fineness=fineness)
+    assert Compiled.from_dict(compiled.to_dict()) == compiled
+    assert certification(compiled) is Certification.SOLVED
+
+
 def test_a_budget_is_remembered_where_the_cache_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODOGRAPH_CACHE", "/dev/null/nowhere")
     assert certification(odo.compile_policy(menu_only())) is Certification.SOLVED

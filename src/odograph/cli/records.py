@@ -784,9 +784,7 @@ def budget(  # noqa: PLR0913  each is one option
     epsilon: Annotated[str, typer.Option(help="Epsilon of the target, read exactly as typed.")],
     delta: Annotated[str, typer.Option(help="Delta of the target, all of it for the filter.")],
     *,
-    fine: Annotated[
-        bool, typer.Option("--fine", help="Solve with finer units than usual: a minute or two.")
-    ] = False,
+    fine: Annotated[bool, typer.Option("--fine", help="Solve with finer units than usual: a minute or two.")] = False,
     pure_only: Annotated[
         bool, typer.Option("--pure-only", help="For pure DP steps only, without Gaussian ones.")
     ] = False,
