@@ -87,7 +87,7 @@ MOST_BLOCKS: Final = 20_000
 # the grid and cost half a percent.
 LEAST_GAUSSIAN: Final = 4
 
-_USUAL_UNITS: Final = 2450  # of a budget: solved in about two seconds, and the last bucket is a sixth of a percent
+_USUAL_UNITS: Final = 2450  # of a budget: solved in two or three seconds, and the last bucket is a sixth of a percent
 _POINTS_PER_UNIT: Final = 5  # the unit step is then exact, and 2, 3, 5 units fall close to grid points
 _SLACK: Final = 0.0075  # see _bands
 _LEAST_SLACK: Final = 1e-4  # keeps a solve short where delta is large, at some cost in the budget
