@@ -170,8 +170,8 @@ def compile_policy(
 ) -> Compiled:
     """Compile a policy to its meters, once; every account keeps what it was opened with.
 
-    Targets in the shipped table are instant. Any other is solved in two or three seconds and cached on this machine; a
-    solve of more than a second reports its progress on standard error, or to `progress`. A `fineness` of 25, units
+    Targets in the shipped table are instant. Any other is solved in two or three seconds and cached on this machine;
+    a solve of more than a second reports its progress on standard error, or to `progress`. A `fineness` of 25, units
     in a step of epsilon/100, gains less than half a percent, in a minute or two. With `solve=False` the nearest
     stricter target of the table is used instead, and the note says so.
     """
