@@ -429,6 +429,7 @@ def test_what_a_float_adds_in_its_last_digits_is_not_shown() -> None:
         "0.0008",
     ]
     assert (brief_above(0), brief_below(0), brief_below(Fraction("0.750000000001"))) == ("0", "0", "0.75")
+    assert (brief_above(Fraction(10) ** 320), brief_below(Fraction(10) ** 309 - 1)) == ("1.000e+320", "9.999e+308")
 
 
 def test_a_billionth_is_not_shown_and_more_is() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import sys
 from collections.abc import Callable
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
@@ -77,6 +78,7 @@ PADDED: Final = 7.0  # units of 2^-53, relative: how far a product with a `padde
 MOST_PRICED: Final = 10**6
 
 BRIEF_DIGITS: Final = 4  # significant digits of a number for people
+_MOST: Final = Fraction(sys.float_info.max)
 _NEARLY: Final = 1 - Fraction(1, 10**9)
 _SCALE: Final = float(SCALE)  # the same: it is a float, and a product of two floats takes half the time
 _SURE: Final = 1e15  # units: as many as 15 digits can tell apart
@@ -266,12 +268,18 @@ def brief_above(value: Number) -> str:
 
     What is rounded up in the last digits of a float is not shown: a loss of 0.1000000000000005 is 0.1, not 0.1001.
     """
-    return f"{float(decimal_above(exact_of(value) * _NEARLY, BRIEF_DIGITS)):.{BRIEF_DIGITS}g}" if value else "0"
+    return _brief(decimal_above(exact_of(value) * _NEARLY, BRIEF_DIGITS)) if value else "0"
 
 
 def brief_below(value: Number) -> str:
     """Write a nonnegative number for people by four significant digits, rounded down: what is left, or a limit."""
-    return f"{float(decimal_below(exact_of(value), BRIEF_DIGITS)):.{BRIEF_DIGITS}g}" if value else "0"
+    return _brief(decimal_below(exact_of(value), BRIEF_DIGITS)) if value else "0"
+
+
+def _brief(value: Fraction) -> str:
+    """Write a number of few digits, also one that is above every float: it is refused, and not by a crash."""
+    digits = BRIEF_DIGITS - 1
+    return f"{float(value):.{BRIEF_DIGITS}g}" if value <= _MOST else f"{Decimal(int(value)):.{digits}e}"
 
 
 def kept_above(value: Fraction) -> Number:
