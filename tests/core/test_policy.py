@@ -18,7 +18,7 @@ import odograph as odo
 from odograph import GDP, RDP, ZCDP, ApproxDP, Guarantee, Policy, ProbDP, PureDP, compile_policy
 from odograph.core.conversions import largest_rho
 from odograph.core.filters import FILTERS, Exact, Renyi, RenyiMeter, Smooth, Target
-from odograph.core.fixed_point import CEILING, SCALE, float_below
+from odograph.core.fixed_point import CEILING, SCALE, float_below, floor_units
 from odograph.core.guarantees import Mechanism
 from odograph.core.mechanisms import MenuItem
 from odograph.core.meters import Meter
@@ -559,7 +559,8 @@ def test_the_papers_limit_is_the_last_float_before_its_root(numerator: int, powe
     """For targets that are floats; any other is understated to one, and that to the decimal it prints as."""
     epsilon, delta = Fraction(numerator, 2**10), Fraction(1, 2**power)
     (meter,) = alternatives("paper", epsilon, delta)
-    left = float_below(delta - min(Fraction(1, 10**12), delta / 10**4))  # the tolerance of the plain sum has the rest
+    tolerance = Fraction(floor_units(min(Fraction(1, 10**12), delta / 10**4), SCALE), SCALE)  # of the plain sum
+    left = float_below(delta - tolerance)
     with mpmath.workdps(40):
         twice_ell = -2 * mpmath.log(min(mpmath.mpf(left), mpmath.mpf(repr(left))))
         root = (mpmath.sqrt(twice_ell + 2 * mpmath.mpf(float(epsilon))) - mpmath.sqrt(twice_ell)) ** 2

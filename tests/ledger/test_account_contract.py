@@ -561,7 +561,7 @@ def a_charge_that_ends_an_alternative_says_so_once(opening: Opening) -> None:
         decision, quoted = ana.decide(GAUSSIAN), ana.quote([GAUSSIAN, GAUSSIAN])
     held = ana.reserve(GAUSSIAN, key="k")
     notes = ended(before, [one.largest(PureDP) for one in (ana, top)])
-    assert notes[0].endswith("falls from 0.9 to 0.4431")
+    assert notes[0].endswith("falls from 0.9 to 0.4393")
     assert decision.notes == held.receipt.notes == notes
     assert [one.notes for one in quoted.decisions] == [notes, ()]
     assert str(decision).endswith(f"; {'; '.join(notes)}")

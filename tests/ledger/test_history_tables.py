@@ -86,7 +86,7 @@ def test_a_size_is_rounded_up(size: Fraction) -> None:
 
 def test_what_a_kind_does_not_have_is_missing() -> None:
     account = Accountant(Policy(1, 1e-6))
-    curve = RDP((2, 30), ("0.0001", "0.002"), "1e-12")
+    curve = RDP((2, 60), ("0.0001", "0.004"), "1e-12")
     for cost in (curve, Mechanism("sgd", 3, curve), Parallel((PureDP("0.01"), GDP("0.01"))), DiscreteGaussian(100)):
         account.spend(cost)
     rows = account.history(1).to_arrow().to_pylist()

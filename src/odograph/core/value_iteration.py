@@ -273,8 +273,8 @@ class _Bank:
     """Members of single points that share a stride, and the rows that they look back to.
 
     Rows are kept in a ring, each split by position modulo `thin`, so that all of a row that one point of a kernel
-    reads is a contiguous piece. The members are worked out together, by products of small matrices: a call for each
-    would take longer than its arithmetic.
+    reads is a contiguous piece. The members are worked out together: a call for each would take longer than its
+    arithmetic.
     """
 
     def __init__(self, members: Sequence[Member], grid: Grid, left: int, right: int) -> None:
@@ -288,8 +288,8 @@ class _Bank:
         padded = [[*m.kernel.points, *[(0, 0.0)] * (points - len(m.kernel.points))] for m in members]
         starts, phases = np.divmod(left + np.array([[offset for offset, _ in one] for one in padded]), self.thin)
         self._places = phases * (width // self.thin) + starts
-        self._weights = np.array([[[weight for _, weight in one]] for one in padded])
-        self._reveals = np.array([[[member.kernel.reveal]] for member in members])
+        self._weights = np.array([[weight for _, weight in one] for one in padded])
+        self._reveals = np.array([[member.kernel.reveal] for member in members])
         # A member is first looked up at the row of its own charge, rounded up to a multiple of the stride.
         self._rows = np.zeros((self._charges[-1] // self._stride, self.thin, width // self.thin))
         self._pieces = sliding_window_view(self._rows.reshape(-1), (grid.size - 1) // self.thin + 1)
@@ -315,7 +315,9 @@ class _Bank:
         for first in range(0, affordable, _TOGETHER):
             some = slice(first, min(first + _TOGETHER, affordable))
             pieces = self._pieces[self._places[some] + rows[some, None] * self._rows[0].size]
-            np.maximum(best, (self._weights[some] @ pieces + self._reveals[some]).max(axis=(0, 1)), out=best)
+            # Not by `@`: the library behind it ends the process where memory is short, as in the service's solver.
+            sums = np.einsum("mt,mtx->mx", self._weights[some], pieces) + self._reveals[some]
+            np.maximum(best, sums.max(axis=0), out=best)
         return best
 
 
