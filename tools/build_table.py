@@ -62,14 +62,14 @@ def target(row: Row) -> tuple[str, str]:
 def solve_row(need: Need) -> Row:
     """Solve one row."""
     if not need.reserve:
-        return listed(solve(need.epsilon, need.delta, takes=need.takes))
+        return row_of(solve(need.epsilon, need.delta, takes=need.takes))
     beyond = max(RESERVES[name].rows(need.delta) for name in WITH_ORDER)
     budget, values = solve_with_values(need.epsilon, need.delta, takes=need.takes, beyond=beyond)
     reserves = [(name, set_aside(budget, name, values).reserve) for name in WITH_ORDER]
-    return listed(budget) + [[name, one.units, str(one.order), one.left] for name, one in reserves if one is not None]
+    return row_of(budget) + [[name, one.units, str(one.order), one.left] for name, one in reserves if one is not None]
 
 
-def listed(budget: Budget) -> Row:
+def row_of(budget: Budget) -> Row:
     """Return a budget as a row without reserves."""
     return [text_of(tidy(budget.epsilon)), text_of(tidy(budget.delta)), budget.fineness, budget.units]
 

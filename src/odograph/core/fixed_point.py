@@ -277,7 +277,7 @@ def brief_below(value: Number) -> str:
 
 
 def _brief(value: Fraction) -> str:
-    """Write a number of few digits, also one that is above every float: it is refused, and not by a crash."""
+    """Write a number of few digits, including one that is too large for a float."""
     digits = BRIEF_DIGITS - 1
     return f"{float(value):.{BRIEF_DIGITS}g}" if value <= _MOST else f"{Decimal(int(value)):.{digits}e}"
 

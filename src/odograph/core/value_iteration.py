@@ -68,7 +68,7 @@ __all__ = [
 Row: TypeAlias = NDArray[np.float64]
 
 _THIN: Final = 4  # a coarse step is worked out at every fourth point
-_TOGETHER: Final = 64  # members that are worked out at once: what they read should stay in the processor's cache
+_BATCH: Final = 64  # members that are computed at once: the rows they read should stay in the processor's cache
 
 VERSION: Final = 3  # of the solver: a stored budget says which one certified it
 
@@ -226,13 +226,13 @@ def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) 
     pad = 1.0 + edges.sign * ULP * (40 + max(m.kernel.size for m in members))
 
     runs = [m for m in members if m.kernel.run is not None]
-    banks = [
-        _Bank([m for m in members if m.kernel.run is None and (m.coarse, m.stride) == kind], grid, left, right)
+    groups = [
+        _MemberGroup([m for m in members if m.kernel.run is None and (m.coarse, m.stride) == kind], grid, left, right)
         for kind in sorted({(m.coarse, m.stride) for m in members if m.kernel.run is None})
     ]
-    fine, coarse = ([bank for bank in banks if (bank.thin > 1) is thin] for thin in (False, True))
+    fine, coarse = ([group for group in groups if (group.thin > 1) is thin] for thin in (False, True))
     between = [math.expm1(p * grid.step) / math.expm1(_THIN * grid.step) for p in range(1, _THIN)]
-    looked_up: deque[Row] = deque(maxlen=max((m.charge for m in runs), default=0))  # the last row is the first
+    recent: deque[Row] = deque(maxlen=max((m.charge for m in runs), default=0))  # the latest row comes first
 
     row = hockey_stick(grid, epsilon, edges.sign) * pad
     for n in count():
@@ -240,20 +240,20 @@ def values(grid: Grid, epsilon: float, members: Sequence[Member], edges: Edges) 
             row = row.copy()
             for member in runs:
                 if member.charge <= n:
-                    np.maximum(row, _expected(member.kernel, looked_up[member.charge - 1], left, grid.size), out=row)
-            for bank in fine:
-                np.maximum(row, bank.best(n), out=row)
+                    np.maximum(row, _expectation(member.kernel, recent[member.charge - 1], left, grid.size), out=row)
+            for group in fine:
+                np.maximum(row, group.best(n), out=row)
             if coarse:
-                _raise_interpolated(row, np.maximum.reduce([bank.best(n) for bank in coarse]), between)
+                _raise_interpolated(row, np.maximum.reduce([group.best(n) for group in coarse]), between)
             row = np.minimum(row * pad, 1.0)
             yield float(row[grid.origin])
         extended = edges.extend(row, grid, epsilon, left, right)
-        looked_up.appendleft(extended)
-        for bank in banks:
-            bank.keep(n, extended)
+        recent.appendleft(extended)
+        for group in groups:
+            group.keep(n, extended)
 
 
-def _expected(kernel: Kernel, extended: Row, left: int, size: int) -> Row:
+def _expectation(kernel: Kernel, extended: Row, left: int, size: int) -> Row:
     """Return E[row] under a kernel with a run, at every grid point."""
     assert kernel.run is not None  # noqa: S101  callers ask
     offset, taps = kernel.run
@@ -269,12 +269,11 @@ def _raise_interpolated(row: Row, thin: Row, between: Sequence[float]) -> None:
         np.maximum(row[p::_THIN], thin[:-1] * (1.0 - weight) + thin[1:] * weight, out=row[p::_THIN])
 
 
-class _Bank:
+class _MemberGroup:
     """Members of single points that share a stride, and the rows that they look back to.
 
-    Rows are kept in a ring, each split by position modulo `thin`, so that all of a row that one point of a kernel
-    reads is a contiguous piece. The members are worked out together: a call for each would take longer than its
-    arithmetic.
+    Rows are kept in a ring buffer, each split by position modulo `thin`, so that what one point of a kernel reads of
+    a row is contiguous. Members are computed in batches: one NumPy call for each would cost more than its arithmetic.
     """
 
     def __init__(self, members: Sequence[Member], grid: Grid, left: int, right: int) -> None:
@@ -304,18 +303,18 @@ class _Bank:
     def best(self, n: int) -> Row:
         """Return the largest expectation of a member for row n, at every point or every fourth."""
         if (n - 1) % self._stride == 0:
-            self._best = self._worked_out(n - 1 + self._stride)
+            self._best = self._compute(n - 1 + self._stride)
         return self._best
 
-    def _worked_out(self, end: int) -> Row:
+    def _compute(self, end: int) -> Row:
         """Return the best of the members for the rows from end-stride+1 to end."""
         best = np.zeros(self._pieces.shape[1])
         affordable = int(np.searchsorted(self._charges, end, side="right"))
         rows = -((self._charges[:affordable] - end) // self._stride) % len(self._rows)
-        for first in range(0, affordable, _TOGETHER):
-            some = slice(first, min(first + _TOGETHER, affordable))
+        for first in range(0, affordable, _BATCH):
+            some = slice(first, min(first + _BATCH, affordable))
             pieces = self._pieces[self._places[some] + rows[some, None] * self._rows[0].size]
-            # Not by `@`: the library behind it ends the process where memory is short, as in the service's solver.
+            # Not `@`: BLAS ends the process when it cannot allocate, and the service's solver has a memory limit.
             sums = np.einsum("mt,mtx->mx", self._weights[some], pieces) + self._reveals[some]
             np.maximum(best, sums.max(axis=0), out=best)
         return best
@@ -567,8 +566,8 @@ def _bands(longest: int, slack: float) -> list[tuple[int, int, bool, int]]:
     while low <= longest:
         width = max(1, int(slack * low**1.5))
         stride = 1 << width.bit_length() - 1
-        # Interpolating over 4 cells adds a variance of at most 4 cells squared, 4/25 of a unit. Twice the slack is
-        # not seen in the budget.
+        # Interpolating over 4 cells adds a variance of at most 4 cells squared, 4/25 of a unit. At up to twice the
+        # slack it does not change the budget.
         coarse = slack * low**1.5 >= 2.0 / _POINTS_PER_UNIT**2
         bands.append((low, low + width - 1, coarse, stride))
         low += width
