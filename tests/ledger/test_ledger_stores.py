@@ -19,11 +19,15 @@ import odograph as odo
 from odograph import Ledger, OdographError, Policy, PureDP
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError, OutcomeUnknown
 from odograph.ledger.backend import LocalBackend
+from odograph.ledger.commands import Author, Charge, Made, Outcome
+from odograph.ledger.engine import carry_out
+from odograph.ledger.stores import postgres
 from odograph.ledger.stores.base import SCHEMA, Balance, Changes, State, Store, Wants, migrations
 from odograph.ledger.stores.memory import MemoryStore
 from odograph.ledger.stores.postgres import PostgresStore
 from odograph.ledger.stores.sqlite_files import error_of, make_file
 
+FULL = os.environ.get("ODOGRAPH_FULL") == "1"
 BASIC = Policy(1, 0, filter="basic")
 TENTH = PureDP("0.1")
 
@@ -198,6 +202,51 @@ def test_a_database_that_is_read_only_takes_no_charge(postgres_url: str) -> None
         with pytest.raises(LedgerError, match=r"cannot be written|could not be used"):
             store_of(ledger).probe()
         assert ledger.account("a").totals.steps == 0
+
+
+def charge_together(url: str, cost: odo.Guarantee, count: int) -> list[Outcome]:
+    """Charge the same cost so many times in one group."""
+    with odo.connect(url) as ledger:
+        backend = ledger.backend
+        assert isinstance(backend, LocalBackend)
+        asks = backend.price({"a": cost})
+        return carry_out(
+            backend.store, [Charge(Author(backend.identity(), f"k{i}"), "spend", asks) for i in range(count)]
+        )
+
+
+def test_a_group_that_is_too_large_for_one_statement_is_stored_in_several(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with odo.connect(postgres_url) as ledger:
+        ledger.open_account("a", BASIC)
+    monkeypatch.setattr(postgres, "_LARGEST_JSONB", 1500)  # characters: two entries, or one that is larger
+    outcomes = charge_together(postgres_url, PureDP("0.01"), 9)
+    assert all(isinstance(outcome, Made) for outcome in outcomes)
+    with odo.connect(postgres_url) as ledger:
+        account = ledger.account("a")
+        assert (account.totals.steps, account.size) == (9, 10)
+        assert [past.entry.key for past in account.history(1)] == [f"k{i}" for i in range(9)]
+        assert ledger.verify().entries == 10
+        assert account.spend(PureDP("0.01"), key="k3").repeated
+
+
+@pytest.mark.skipif(not FULL, reason="gigabytes of memory: ODOGRAPH_FULL=1 (make test-all)")
+@pytest.mark.parametrize("split", [True, False], ids=["split", "whole"])
+def test_a_group_of_the_largest_requests_is_stored(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, *, split: bool
+) -> None:
+    """PostgreSQL takes 256 MB in one array; each request of a service may have a megabyte."""
+    with odo.connect(postgres_url) as ledger:
+        ledger.open_account("a", Policy(20, 1e-6, filter="renyi"))
+    orders = range(2, 40_002)
+    curve = odo.RDP(tuple(orders), tuple(f"{1e-9 * (1 + order / 1e6):.17f}" for order in orders))
+    if split:
+        assert len(charge_together(postgres_url, curve, 290)) == 290
+        return
+    monkeypatch.setattr(postgres, "_LARGEST_JSONB", 1 << 40)  # negative control
+    with pytest.raises(LedgerBusy, match="nothing was charged"):
+        charge_together(postgres_url, curve, 290)
 
 
 def test_an_older_schema_is_brought_to_the_current_one(postgres_url: str) -> None:

@@ -69,6 +69,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _SQL: Final = {name: text.encode() for name, text in queries("postgres").items()}
 _CHUNK: Final = 4096  # rows read at a time from a complete ledger
+_LARGEST_JSONB: Final = 1 << 27  # characters in one array; PostgreSQL refuses twice as much
 _MAX_ATTEMPTS: Final = 20  # of a transaction that other processes forestall
 # Seconds that a group waits for a lock: longer than a queue of groups on a hot account takes.
 _LOCK_WAIT: Final = 0.25
@@ -461,13 +462,25 @@ def _statements(changes: Changes) -> Iterator[tuple[bytes, tuple[str, ...]]]:
         yield _SQL["open_accounts"], (_rows((*b.head, *b.columns, b.origin) for b in changes.opened),)
     moved = _rows((name, *balance.columns) for name, balance in changes.moved.items())
     keys = _rows((*key, used.account, used.sequence) for key, used in changes.keys.items())
-    yield _SQL["store"], (_rows(changes.entries), moved, keys)
+    *others, last = _parts(changes.entries)
+    for part in others:
+        yield _SQL["store"], (part, "[]", "[]")
+    yield _SQL["store"], (last, moved, keys)
     if changes.notes:
         yield _SQL["keep_notes"], (_rows(changes.notes),)
 
 
 def _rows(rows: Iterable[Sequence[object]]) -> str:
     return json.dumps([*rows], separators=(",", ":"))
+
+
+def _parts(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Write rows as JSON, in several parts if one would be too large for the server."""
+    text = _rows(rows)
+    if len(text) <= _LARGEST_JSONB or len(rows) == 1:
+        return [text]
+    middle = len(rows) // 2
+    return _parts(rows[:middle]) + _parts(rows[middle:])
 
 
 # Connections and errors, which the service's key store uses too.
