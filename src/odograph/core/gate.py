@@ -314,15 +314,17 @@ def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Gua
     Assumes: each alternative's limit was compiled for its own share; the price was fixed before the step runs.
     """
     amounts: list[int] = []
-    unpriced = totals.unpriced
-    within = alternative = capped = skips = False
-    for meter, total, skipped, asked in zip(meters, totals.amounts, unpriced, price.amounts, strict=True):
+    unpriced: list[int] = []
+    within = alternative = capped = False
+    for meter, total, skipped, asked in zip(meters, totals.amounts, totals.unpriced, price.amounts, strict=True):
         if asked is None or (after := total + asked) > CEILING:
             # A total never passes the ceiling: such a step counts as unpriced, and a void reverses it exactly.
-            skips, capped = True, capped or asked is not None
+            capped = capped or asked is not None
             amounts.append(total)
+            unpriced.append(skipped + 1)
             continue
         amounts.append(after)
+        unpriced.append(skipped)
         limit = meter.limit
         if limit is not None and after <= limit and not skipped:
             if meter.counts_delta:
@@ -333,9 +335,7 @@ def decide(meters: tuple[Meter, ...], totals: Totals, price: Price, request: Gua
         price = _as_charged(totals, price)
     if not (within and alternative):
         return Decision(False, meters, totals, totals, price, request)  # noqa: FBT003  the first field
-    if skips:
-        unpriced = tuple([count + (asked is None) for count, asked in zip(unpriced, price.amounts, strict=True)])
-    after_it = _named(Totals, (tuple(amounts), unpriced, totals.steps + 1))
+    after_it = _named(Totals, (tuple(amounts), tuple(unpriced), totals.steps + 1))
     return _named(Decision, (True, meters, totals, after_it, price, request, None, "", True, ()))
 
 
