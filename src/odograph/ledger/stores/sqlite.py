@@ -34,12 +34,11 @@ from odograph.ledger.stores.base import (
 )
 from odograph.ledger.stores.sqlite_files import (
     NOTHING,
+    FileName,
     application_of,
     code_of,
     error_of,
     exclusive,
-    file_at,
-    identity,
     lost_log_error,
     make_file,
     open_file,
@@ -77,7 +76,9 @@ class SqliteStore:
         self._file_lock: FairFileLock | None = None
         self._closed = False
         self._file = NOTHING
-        self._logs: dict[str, tuple[int, int]] = {}  # the log and its index that the writing connection has, by path
+        # The file, looked up under either lock; the log and its index, as the writing connection opened them.
+        self._writer_name, self._reader_name = FileName(self._name), FileName(self._name)
+        self._logs: list[tuple[FileName, tuple[int, int, int]]] = []
         suspend_for_forks(self)
 
     def create(self) -> None:
@@ -220,7 +221,7 @@ class SqliteStore:
         with translate_errors(self._name):
             connection = self._connect()
             try:
-                self._require_same()
+                self._require_same(FileName(self._name))
                 connection.execute("BEGIN")
                 yield SqliteSnapshot(connection)
             finally:
@@ -283,7 +284,7 @@ class SqliteStore:
                     self._writer, self._file_lock = connection, FairFileLock(self._path.resolve(), self._timeout)
                 connection = self._writer
                 with self._file_lock:
-                    self._require_same()
+                    self._require_same(self._writer_name)
                     self._require_log()
                     try:
                         connection.execute("BEGIN IMMEDIATE")
@@ -310,7 +311,7 @@ class SqliteStore:
                 self._reader = self._connect()
                 self._reader.execute("PRAGMA query_only = ON")
             connection = self._reader
-            self._require_same()
+            self._require_same(self._reader_name)
             try:
                 connection.execute("BEGIN")
                 yield connection
@@ -325,32 +326,32 @@ class SqliteStore:
                 " taken when the original stopped, and use that one"
             )
 
-    def _require_same(self) -> None:
+    def _require_same(self, name: FileName) -> None:
         """Raise if the file was moved, so that changes would be lost, or was given a second name."""
-        found = file_at(self._name)
+        found = name.look_up()
         if found == self._file:
             return
-        if found[:2] != self._file[:2]:
+        if found[1:] != self._file[1:]:
             raise LedgerError(f"{self.url} was moved or replaced while in use. If that was intended, connect again")
         if self._kind == _LEDGER:
             refuse_second_name(self._path)
 
     def _require_log(self, *, written: bool = False) -> None:
         """Raise if the log or its index was replaced since the writing connection opened it."""
-        for name, opened in self._logs.items():
-            if identity(name) == opened:
+        for name, opened in self._logs:
+            if name.look_up()[1:] == opened:
                 continue
             if not written:
-                raise lost_log_error(name)
+                raise lost_log_error(name.path)
             raise OutcomeUnknown(
-                f"{name} was deleted or replaced during a commit. Close every program that uses the ledger and"
+                f"{name.path} was deleted or replaced during a commit. Close every program that uses the ledger and"
                 " connect again; then ask again with the same key to know the outcome"
             )
 
     def _connect_writer(self) -> sqlite3.Connection:
         connection = self._connect()
-        names = (f"{self._path.resolve()}-{name}" for name in ("wal", "shm"))
-        self._logs = {name: identity(name) for name in names}
+        names = [FileName(f"{self._path.resolve()}-{name}") for name in ("wal", "shm")]
+        self._logs = [(name, name.look_up()[1:]) for name in names]
         return connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -362,7 +363,7 @@ class SqliteStore:
         with exclusive(self._timeout):
             connection = self._connect_guarded()
         if self._file == NOTHING:  # and never again: what is cached about accounts belongs to this file
-            self._file = (*file_at(self._name)[:2], 1)
+            self._file = (1, *FileName(self._name).look_up()[1:])
         return connection
 
     def _connect_guarded(self) -> sqlite3.Connection:

@@ -25,8 +25,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from odograph.concurrency import renew_after_fork
 from odograph.errors import LedgerBusy, LedgerCorrupt, LedgerError
@@ -40,11 +41,11 @@ __all__ = [
     "NOTHING",
     "NO_FILE",
     "Connection",
+    "FileName",
     "application_of",
     "code_of",
     "error_of",
     "exclusive",
-    "file_at",
     "identity",
     "lost_log_error",
     "make_file",
@@ -54,8 +55,8 @@ __all__ = [
     "translate_errors",
 ]
 
-NO_FILE: Final = (0, 0)
-NOTHING: Final = (*NO_FILE, 0)
+NO_FILE: Final = (0, 0, 0)  # the identity of nothing
+NOTHING: Final = (0, *NO_FILE)
 _NEW: Final = re.compile(r"\.[0-9a-f]{16}")  # the end of the name of a file that is being created
 _PRAGMAS: Final = (
     "synchronous = FULL",
@@ -200,61 +201,73 @@ def make_file(path: Path, fill: Callable[[Path], None]) -> bool:
 # Names of files.
 
 
-def identity(path: str) -> tuple[int, int]:
-    """Return the device and the inode of the file at a path, which change if another file replaces it."""
-    try:
-        return _look_up(path)[:2]
-    except FileNotFoundError:
-        return NO_FILE
+class FileName:
+    """The name of a file, to see whether it still leads to the same one. For one thread at a time.
+
+    A name is looked up in every transaction, also right after the commit, when nothing is in the processor's caches.
+    So everything that the system call needs is made once.
+    """
+
+    __slots__ = ("_call", "_found", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._found = _Buffer()
+        name = ctypes.c_char_p(os.fsencode(path))
+        self._call = partial(_STATX_CALL, _WORKING_DIRECTORY, name, _NO_FLAGS, _WANTED, self._found)
+
+    def look_up(self) -> tuple[int, int, int, int]:
+        """Return the number of names of the file, its inode and its device; `NOTHING` if there is none.
+
+        Linux is not asked for times. Since version 6.13, a write to a file notes its exact time if the time of the
+        last one was asked for. Then the next commit syncs the inode too, and takes a third longer.
+        """
+        if self._call():
+            return _stat(self.path)  # which says why there is nothing to be found
+        found: tuple[int, int, int, int] = _STATX.unpack(self._found)
+        return found
 
 
-def file_at(path: str) -> tuple[int, int, int]:
-    """Return the device, the inode and the number of names of the file at a path; `NOTHING` if there is none."""
+def identity(path: str) -> tuple[int, int, int]:
+    """Return the inode and the device of the file at a path, which change if another file replaces it."""
+    return FileName(path).look_up()[1:]
+
+
+def _stat(path: str) -> tuple[int, int, int, int]:
     try:
-        return _look_up(path)
+        found = os.stat(path)  # noqa: PTH116  called in every transaction where there is no better call
     except FileNotFoundError:
         return NOTHING
-
-
-def _stat(path: str) -> tuple[int, int, int]:
-    found = os.stat(path)  # noqa: PTH116  called in every transaction, and Path.stat takes twice as long
-    return found.st_dev, found.st_ino, found.st_nlink
+    device = (os.major(found.st_dev), os.minor(found.st_dev)) if _HAS_FILE_LOCKS else (found.st_dev, 0)
+    return found.st_nlink, found.st_ino, *device
 
 
 # Linux's struct statx: the number of names, the inode and the device, with the bytes between them.
 _STATX: Final = struct.Struct("=16x I 12x Q 96x I I 112x")
-_NAMES, _INODE = 0x0004, 0x0100  # what is asked for
-_WORKING_DIRECTORY: Final = -100
+_NAMES, _INODE = 0x0004, 0x0100
+_WANTED: Final = ctypes.c_uint(_INODE | _NAMES)
+_WORKING_DIRECTORY: Final = ctypes.c_int(-100)
+_NO_FLAGS: Final = ctypes.c_int(0)
 _Buffer: Final = ctypes.c_char * _STATX.size
 
 
-def _statx(path: str) -> tuple[int, int, int]:
-    """Do the same without asking for times.
+def _load_statx() -> Callable[..., int]:
+    """Return the C library's function, or one that always fails where it is missing or forbidden.
 
-    Since Linux 6.13, a write to a file notes its exact time if the time of the last one was asked for. Then the next
-    commit syncs the inode too, and takes a third longer.
+    Old container engines forbid it.
     """
-    found = _Buffer()
-    if _CALL_STATX(_WORKING_DIRECTORY, os.fsencode(path), 0, _INODE | _NAMES, found):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
-    names, inode, major, minor = _STATX.unpack(found)
-    return os.makedev(major, minor), inode, names
-
-
-def _load_statx() -> Any:  # noqa: ANN401  a function of the C library
-    """Return the C library's function, or None where it is missing or forbidden, as by old container engines."""
     try:
-        call = ctypes.CDLL(None, use_errno=True).statx
+        call: Callable[..., int] = ctypes.CDLL(None).statx
     except (AttributeError, OSError, TypeError):
-        return None
-    call.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p
-    refused = call(_WORKING_DIRECTORY, b"/", 0, _INODE | _NAMES, _Buffer())
-    return None if refused else call
+        return _fail
+    return _fail if call(_WORKING_DIRECTORY, ctypes.c_char_p(b"/"), _NO_FLAGS, _WANTED, _Buffer()) else call
 
 
-_CALL_STATX: Final = _load_statx()
-_look_up: Final = _stat if _CALL_STATX is None else _statx
+def _fail(*_: object) -> int:
+    return -1
+
+
+_STATX_CALL: Final = _load_statx()
 
 
 def sync(path: Path) -> None:
@@ -297,7 +310,7 @@ class Connection(sqlite3.Connection):
     """A connection that can keep other processes from deleting its log, until it is closed or collected."""
 
     _guard: _Guard | None = None
-    _key = NO_FILE  # of the guard: device and inode
+    _key = (0, 0)  # of the guard: device and inode
 
     def guard(self, path: str, timeout: float) -> None:
         """Lock the database; called before the first statement, when there is no log to lose yet."""

@@ -115,7 +115,7 @@ def backend_at(url: str, defect: str = "") -> LocalBackend:
     if defect in ("unguarded", "posix"):
         Connection.guard = lambda *_: None  # type: ignore[method-assign]
     if defect == "posix":
-        sqlite.identity = lambda _: (1, 1)  # type: ignore[attr-defined, assignment]
+        sqlite.SqliteStore._require_log = lambda *_, **__: None  # type: ignore[method-assign]  # noqa: SLF001
     if defect == "reentrant":
         for module in (memory, sqlite, postgres):
             module.refuse_reentry = lambda _: None  # type: ignore[attr-defined]
