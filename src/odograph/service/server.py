@@ -47,6 +47,7 @@ __all__ = [
     "Connection",
     "Connections",
     "HttpProtocol",
+    "JoiningTransport",
     "PathMethods",
     "RouteTable",
     "owner_key_file",
@@ -203,6 +204,62 @@ def owner_key_file(settings: Settings) -> Path:
     return Path("odograph-owner-key")
 
 
+class JoiningTransport(asyncio.Transport):
+    """A connection that sends the head of a response together with the first part of its body.
+
+    Uvicorn writes them one after the other, and uvloop sends every write at once: a second system call and a second
+    packet for each response. Here a write waits for the next one, or until the event loop has done what is ready.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._waiting: bytes | bytearray | memoryview = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send what waits together with the data; if nothing waits, let the data wait."""
+        waiting = self._waiting
+        if waiting:
+            self._waiting = b""
+            self._transport.write(b"".join((waiting, data)))
+        elif data:
+            self._waiting = data
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        waiting = self._waiting
+        if waiting:
+            self._waiting = b""
+            self._transport.write(waiting)
+
+    def close(self) -> None:
+        """Close the connection when everything is sent."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._waiting = b""
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or closes when everything is sent."""
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ANN401  of the connection's own types
+        """Return what is known of the connection, such as its addresses."""
+        return self._transport.get_extra_info(name, default)
+
+    def pause_reading(self) -> None:
+        """Receive nothing until `resume_reading`."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+        self._transport.resume_reading()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """Uvicorn's HTTP protocol with limits on clients that have shown no key: slow requests, long heads."""
 
@@ -217,7 +274,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit a connection, or refuse it if there are too many."""
         self._limits: Connections = self.app.connections
-        super().connection_made(transport)
+        super().connection_made(JoiningTransport(transport, self.loop))
         self.address = self.client[0] if self.client else ""
         self.admitted = self._limits.admit(self)
         if self.admitted:
