@@ -15,13 +15,11 @@ import pytest
 from service_server import ServiceThread
 
 import odograph as odo
-from odograph.ledger.commands import Ask
-from odograph.ledger.entries import Entry
+from odograph.ledger.commands import Ask, Outcome
 from odograph.service import writer as writer_module
 from odograph.service.routes import charges
-from odograph.service.schemas import ReceiptForm
 from odograph.service.state import AppState
-from odograph.service.visibility import new_receipt_form
+from odograph.service.writer import Answer, Charged
 
 SMALL, LARGE = attacks.pure("0.001"), attacks.pure("7")
 ZCDP: Final = {"kind": "zcdp", "rho": "0.0001"}
@@ -134,10 +132,15 @@ def test_charges_priced_by_the_writer_are_answered_as_those_priced_by_the_worker
 def test_a_writer_that_writes_its_receipts_in_another_way_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reversed_form(own: tuple[Entry, ...], asks: tuple[Ask, ...]) -> ReceiptForm:
-        return new_receipt_form(own[::-1], asks)
+    answer = writer_module._answer  # noqa: SLF001  broken on purpose
 
-    monkeypatch.setattr(writer_module, "new_receipt_form", reversed_form)
+    def reversed_answer(outcome: Outcome, asks: tuple[Ask, ...]) -> Answer:
+        found = answer(outcome, asks)
+        if isinstance(found, Charged):
+            found.entries.reverse()
+        return found
+
+    monkeypatch.setattr(writer_module, "_answer", reversed_answer)
     with pytest.raises(AssertionError):
         compare(tmp_path, monkeypatch)
 

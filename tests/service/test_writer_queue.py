@@ -24,7 +24,7 @@ from odograph.ledger.commands import Author
 from odograph.ledger.engine import GROUP_SIZE, FairQueue
 from odograph.service import writer as writer_module
 from odograph.service.schemas import CostForm
-from odograph.service.writer import LENGTH, Answers, ChargeRequest
+from odograph.service.writer import LENGTH, Answers, Charged, ChargeRequest, Pickled
 
 SMALL = attacks.pure("0.00001")
 POLICY = odo.Policy(1, 1e-6, filter="basic")
@@ -134,7 +134,7 @@ def test_a_writer_that_lets_one_order_spoil_a_batch_is_caught(
 
     def spoilt(*args: Any) -> Answers:
         found = carry_out(*args)
-        bad = next((answer for answer in found.answers if isinstance(answer, tuple)), None)
+        bad = next((answer for answer in found.answers if isinstance(answer, Pickled)), None)
         return found if bad is None else Answers(found.seconds, [bad for _ in found.answers])
 
     monkeypatch.setattr(writer_module, "_carry_out_batch", spoilt)
@@ -204,12 +204,12 @@ def test_orders_that_cannot_be_read_hurt_no_other_of_their_frame(tmp_path: Path)
     messages = [one for number, garbage in enumerate(bad) for one in (good(f"k-{number}"), garbage)]
     with writing(url_in(tmp_path)) as ask:
         answers = ask(messages).answers
-        found = [writer_module.decode_outcome(one) if isinstance(one, tuple) else one for one in answers]
-        assert all(isinstance(one, bytes) for one in found[::2])
+        found = [writer_module.decode_outcome(one) if isinstance(one, Pickled) else one for one in answers]
+        assert all(isinstance(one, Charged) for one in found[::2])
         assert all(isinstance(one, OdographError) for one in found[1::2]), found[1::2]
         assert all(str(one) for one in found[1::2])
         (last,) = ask([good("l")]).answers
-        assert isinstance(last, bytes)
+        assert isinstance(last, Charged)
     assert charged(url_in(tmp_path)) == [*[f"k-{number}" for number in range(len(bad))], "l"]
 
 

@@ -46,7 +46,6 @@ from odograph.errors import (
     listed_as,
 )
 from odograph.ledger.backend import Backend, LocalBackend, Opened
-from odograph.ledger.commands import Ask
 from odograph.ledger.entries import Entry, iso_time, legs_from_text, shown, text_of, time_of
 from odograph.ledger.ledger import Ledger, LedgerAccount
 from odograph.ledger.results import HistoryEntry, Lifetime, Receipt
@@ -99,7 +98,6 @@ __all__ = [
     "is_unusable",
     "lifetime_form",
     "mask_refusal",
-    "new_receipt_form",
     "operator_message",
     "pending_count",
     "pending_rows",
@@ -390,24 +388,6 @@ def _visible_notes(notes: Sequence[str], caller: Caller) -> tuple[str, ...]:
 def decision_form(decision: Decision) -> DecisionForm:
     """Return a decision as its response."""
     return DecisionForm(**decision.to_dict())
-
-
-def new_receipt_form(own: Sequence[Entry], asks: Sequence[Ask]) -> ReceiptForm:
-    """Return the receipt of a charge from the entries just written, which hold the costs as JSON already."""
-    first = own[0]
-    lines = [LineForm(one.account, one.sequence, Raw(one.cost.encode()), one.seal) for one in own]
-    until = first.expires if first.detail else None  # this runs for every charge, and few have a detail
-    return ReceiptForm(
-        id=f"{first.account}#{first.sequence}",
-        verb=first.verb,
-        key=first.key,
-        time=iso_time(first.time),
-        accounts=lines,
-        expires=None if until is None else iso_time(until),
-        lifetimes=[],
-        repeated=False,
-        uncertified=[ask.asked[0] for ask in asks if not ask.certified],
-    )
 
 
 def receipt_form(receipt: Receipt, caller: Caller) -> ReceiptForm:

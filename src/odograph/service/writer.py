@@ -38,7 +38,6 @@ from odograph.ledger.stores.base import RowLocked, Store
 from odograph.service import logs
 from odograph.service.schemas import QUICK, CostForm, costs_of
 from odograph.service.settings import Settings, tune_garbage_collector
-from odograph.service.visibility import new_receipt_form
 
 __all__ = [
     "LENGTH",
@@ -53,7 +52,9 @@ __all__ = [
     "Answers",
     "ChargeMessage",
     "ChargeRequest",
+    "Charged",
     "Message",
+    "Pickled",
     "RetryingEngine",
     "Start",
     "Wait",
@@ -79,8 +80,6 @@ _MAX_REMEMBERED_LENGTH: Final = 512  # bytes of costs that are remembered
 _MAX_QUICK_ACCOUNTS: Final = 8  # a batch of charges for a hundred accounts each would take seconds
 
 Message: TypeAlias = msgspec.Raw  # a command, encoded
-# The JSON of a receipt; or another outcome, pickled, and what has to be done about it.
-Answer: TypeAlias = bytes | tuple[bytes, str]
 LOCKED: Final = "locked"  # send the command again: another client of the database holds its account
 NOTED: Final = "noted"  # say what the charge changes for later requests
 REFUSED: Final = "refused"  # search for a smaller request that would be admitted
@@ -105,6 +104,25 @@ class ChargeMessage(msgspec.Struct, array_like=True):
     expires: int | None
 
 
+class Charged(msgspec.Struct, array_like=True, tag=0):
+    """What the receipt of a charge says and its request does not. The worker, which has more time, encodes it."""
+
+    time: int
+    entries: list[tuple[str, int, str, str]]  # account, sequence, cost as JSON, seal
+    expires: int | None
+    uncertified: list[str]
+
+
+class Pickled(msgspec.Struct, array_like=True, tag=1):
+    """Any other outcome of a command, and what has to be done about it."""
+
+    outcome: bytes
+    follow_up: str
+
+
+Answer: TypeAlias = Charged | Pickled | bytes  # bytes, and empty, for a probe that was written
+
+
 class Answers(msgspec.Struct, array_like=True):
     """The answers to a batch, in its order, and how many seconds it took."""
 
@@ -113,7 +131,6 @@ class Answers(msgspec.Struct, array_like=True):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_JSON_ENCODER: Final = msgspec.json.Encoder()
 encode_batch: Final = _ENCODER.encode
 decode_messages: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 decode_message: Final = msgspec.msgpack.Decoder(ChargeMessage | bytes).decode
@@ -139,9 +156,9 @@ def encode_command(command: Command) -> Message:
     return msgspec.Raw(_ENCODER.encode(pickle.dumps(command)))
 
 
-def decode_outcome(answer: tuple[bytes, str]) -> Outcome:
+def decode_outcome(answer: Pickled) -> Outcome:
     """Decode an outcome. It may hold a refusal with all of its meters, so this is not for the event loop."""
-    outcome: Outcome = pickle.loads(answer[0])  # noqa: S301  from our own process
+    outcome: Outcome = pickle.loads(answer.outcome)  # noqa: S301  from our own process
     return outcome
 
 
@@ -204,13 +221,15 @@ class _Prices:
 def _carry_out_batch(prices: _Prices, messages: Sequence[Message]) -> Answers:
     """Carry a batch out; a message that cannot be read, or an error of one command, concerns no other."""
     started = perf_counter()
-    decoded = [_decode(prices, message) for message in messages if message != PROBE]
+    probed = PROBE in messages
+    commands = [one for one in messages if one != PROBE] if probed else messages
+    decoded = [_decode(prices, one) for one in commands]
     outcomes = iter(_write(prices.store, [one for one, _ in decoded if not isinstance(one, OdographError)]))
-    answers = iter(
-        [_answer(one if isinstance(one, OdographError) else next(outcomes), asks) for one, asks in decoded]
-    )
-    probed = _probe(prices.store) if len(decoded) < len(messages) else b""
-    return Answers(perf_counter() - started, [probed if one == PROBE else next(answers) for one in messages])
+    answers = [_answer(one if isinstance(one, OdographError) else next(outcomes), asks) for one, asks in decoded]
+    if probed:
+        others, probe = iter(answers), _probe(prices.store)
+        answers = [probe if one == PROBE else next(others) for one in messages]
+    return Answers(perf_counter() - started, answers)
 
 
 def _decode(prices: _Prices, message: Message) -> tuple[Command | OdographError, tuple[Ask, ...]]:
@@ -242,17 +261,21 @@ def _write(store: Store, commands: Sequence[Command]) -> Sequence[Outcome]:
 
 
 def _answer(outcome: Outcome, asks: tuple[Ask, ...]) -> Answer:
-    """Return the JSON of the receipt of a charge that was priced here, if nothing must be read for it.
+    """Return what the receipt of a charge says, if it was priced here and nothing must be read for its receipt.
 
     Everything else is answered with the pickled outcome.
     """
     if isinstance(outcome, Made) and outcome.before is not None:
-        return pickle.dumps(outcome), NOTED
+        return Pickled(pickle.dumps(outcome), NOTED)
     if asks and isinstance(outcome, Made) and not outcome.linked:
-        return _JSON_ENCODER.encode(new_receipt_form(outcome.own, asks))
+        first = outcome.own[0]
+        entries = [(one.account, one.sequence, one.cost, one.seal) for one in outcome.own]
+        uncertified = [ask.asked[0] for ask in asks if not ask.certified]
+        # This runs for every charge, and few have a detail.
+        return Charged(first.time, entries, first.expires if first.detail else None, uncertified)
     if isinstance(outcome, Refused):
-        return pickle.dumps(outcome), REFUSED
-    return pickle.dumps(outcome), LOCKED if isinstance(outcome, RowLocked) else SETTLED
+        return Pickled(pickle.dumps(outcome), REFUSED)
+    return Pickled(pickle.dumps(outcome), LOCKED if isinstance(outcome, RowLocked) else SETTLED)
 
 
 def _probe(store: Store) -> Answer:
@@ -260,10 +283,10 @@ def _probe(store: Store) -> Answer:
     try:
         store.probe()
     except OdographError as error:
-        return pickle.dumps(error), SETTLED
+        return Pickled(pickle.dumps(error), SETTLED)
     except Exception as error:  # noqa: BLE001  as for a charge
         logs.failure(error)
-        return pickle.dumps(OdographError("an unexpected error occurred while this was tried")), SETTLED
+        return Pickled(pickle.dumps(OdographError("an unexpected error occurred while this was tried")), SETTLED)
     return b""
 
 
@@ -414,7 +437,7 @@ class WriterClient:
         answers = await self._write(client, messages)
         delay = FIRST_RETRY_DELAY
         # Those whose account another client of the database holds are sent again; no others wait for them.
-        while held := [number for number, one in enumerate(answers) if isinstance(one, tuple) and one[1] == LOCKED]:
+        while held := [i for i, one in enumerate(answers) if isinstance(one, Pickled) and one.follow_up == LOCKED]:
             left = deadline - self._loop.time()
             if left <= 0:
                 for number in held:
@@ -582,7 +605,7 @@ def _outcome_of(answer: Answer | OdographError) -> Outcome:
     """Return the outcome of a command that was sent pickled, or the error of one that was not answered."""
     if isinstance(answer, OdographError):
         return answer
-    if isinstance(answer, bytes):
+    if not isinstance(answer, Pickled):
         raise LedgerCorrupt("the writer process answered with a receipt where an outcome was expected")
     return decode_outcome(answer)
 

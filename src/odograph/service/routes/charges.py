@@ -6,23 +6,26 @@ import math
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from odograph.account import microseconds
 from odograph.errors import BudgetExceeded, OdographError, ReservationNotFound
 from odograph.ledger.backend import LocalBackend, with_counter_offer
 from odograph.ledger.commands import Author, Charge, Made, Refused
 from odograph.ledger.engine import result_of
+from odograph.ledger.entries import iso_time
 from odograph.ledger.results import Receipt
 from odograph.service.endpoint import Call, Reply
-from odograph.service.schemas import BatchResult, CostForm, ReceiptForm, costs_of
+from odograph.service.schemas import BatchResult, BatchResults, CostForm, LineForm, ReceiptForm, costs_of
 from odograph.service.visibility import HttpProblem, TooFast, mask_refusal, receipt_form, require_visible
 from odograph.service.writer import (
     NOTED,
     REFUSED,
     Answer,
+    Charged,
     ChargeRequest,
     Message,
+    Pickled,
     decode_outcome,
     encode_command,
     encode_quick_charge,
@@ -35,21 +38,8 @@ _OK: Final = 200
 _CONFLICT: Final = 409
 _MAX_OFFERS: Final = 8  # refusals and notes of one batch for which it is searched what fits
 
-# The JSON of a receipt, an outcome as the writer process pickled it, or an error.
+# What the writer process answered, or an error.
 Answered: TypeAlias = Answer | OdographError
-
-
-class _EncodedResult(Struct):
-    """A `BatchResult` whose receipt is encoded already."""
-
-    status: int
-    receipt: Raw
-
-
-class _Results(Struct):
-    """What is sent as `BatchResults`."""
-
-    results: list[BatchResult | _EncodedResult]
 
 
 async def spend(call: Call) -> Reply:
@@ -72,7 +62,7 @@ async def reserve_all(call: Call) -> Reply:
     return await _charge(call, "reserve", call.form.costs, microseconds(call.form.expires))
 
 
-async def batch(call: Call) -> _Results:
+async def batch(call: Call) -> BatchResults:
     """Charge many independent spends, each with its own key; each has a result of its own, in order."""
     state, caller, items = call.state, call.caller, call.form.spends
     wait = state.limit.take(caller.api_key_id, len(items) - 1)  # the endpoint took the first
@@ -94,18 +84,18 @@ async def batch(call: Call) -> _Results:
         except OdographError as error:
             requests.append(error)
     answers = iter(await state.writer.write(client, messages))
-    results: list[BatchResult | _EncodedResult] = []
+    results: list[BatchResult] = []
     offers = _MAX_OFFERS
     for one in requests:
         answer: Answered = next(answers) if isinstance(one, ChargeRequest) else one
-        if isinstance(answer, bytes):
-            results.append(_EncodedResult(_CREATED, Raw(answer)))
+        if isinstance(one, ChargeRequest) and isinstance(answer, Charged):
+            results.append(BatchResult(_CREATED, _new_receipt(one, answer)))
             continue
         result = await state.compute(_result, call, backend, one, answer, search=offers > 0)
         offers -= result.status == _CONFLICT or (result.receipt is not None and bool(result.receipt.notes))
         results.append(result)
     state.metrics.count_charge("spend", sum(result.status == _CREATED for result in results))
-    return _Results(results)
+    return BatchResults(results)
 
 
 def _result(
@@ -145,11 +135,11 @@ async def _charge(call: Call, verb: str, costs: Mapping[str, CostForm], expires:
     request = ChargeRequest(await _author(call, backend, call.idempotency_key, call.form.note), verb, costs, expires)
     message = encode_quick_charge(request) or await _encode_slow_charge(call, backend, request)
     (answer,) = await state.writer.write(request.author.principal, (message,))
-    if isinstance(answer, bytes):
+    if isinstance(answer, Charged):
         state.metrics.count_charge(verb)
-        return Reply(_CREATED, Raw(answer))
+        return Reply(_CREATED, _new_receipt(request, answer))
     # A refusal and a note are searched for what fits; everything else may need a read.
-    is_searched = isinstance(answer, tuple) and answer[1] in {NOTED, REFUSED}
+    is_searched = isinstance(answer, Pickled) and answer.follow_up in {NOTED, REFUSED}
     receipt = await (state.compute if is_searched else state.run)(_receipt, call, backend, request, answer)
     if receipt.repeated:
         return Reply(_OK, receipt)
@@ -171,13 +161,30 @@ def _price(backend: LocalBackend, request: ChargeRequest) -> Charge:
     return Charge(request.author, request.verb, backend.price(costs_of(request.costs)), request.expires)
 
 
+def _new_receipt(request: ChargeRequest, charged: Charged) -> ReceiptForm:
+    """Return the receipt of a charge that was just written, whose costs are JSON already."""
+    account, sequence, *_ = charged.entries[0]
+    expires = charged.expires
+    return ReceiptForm(
+        id=f"{account}#{sequence}",
+        verb=request.verb,
+        key=request.author.key,
+        time=iso_time(charged.time),
+        accounts=[LineForm(account, sequence, Raw(cost), seal) for account, sequence, cost, seal in charged.entries],
+        expires=None if expires is None else iso_time(expires),
+        lifetimes=[],
+        repeated=False,
+        uncertified=charged.uncertified,
+    )
+
+
 def _receipt(
     call: Call, backend: LocalBackend, request: ChargeRequest, answer: Answered, *, search: bool = True
 ) -> ReceiptForm:
     """Return the receipt of a charge, or raise its error; without `search` neither says what would fit."""
-    outcome = decode_outcome(answer) if isinstance(answer, tuple) else answer
-    if isinstance(outcome, bytes):  # pragma: no cover  it is sent as it is
-        raise TypeError("the receipt is encoded already")
+    if not isinstance(answer, Pickled | OdographError):  # pragma: no cover  its receipt is made without a read
+        raise TypeError(f"there is a receipt, and no outcome (got {answer!r})")
+    outcome = decode_outcome(answer) if isinstance(answer, Pickled) else answer
     result = result_of(outcome, request.author.key)
     if not isinstance(result, Refused):
         noted = isinstance(result, Made) and result.before is not None
