@@ -126,6 +126,8 @@ class SqliteStore:
                 )  # no entry has their identities; those of the copy follow
                 for part in parts:
                     _store_changes(connection, part)
+                connection.execute(SQL["fill_pending"])
+                connection.execute(SQL["fill_voids"])
                 connection.executemany(SQL["add_principal"], principals.items())
                 connection.execute(SQL["mark_erased"])
                 broken = connection.execute("PRAGMA foreign_key_check").fetchone()

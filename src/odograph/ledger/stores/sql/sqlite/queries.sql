@@ -115,6 +115,21 @@ ORDER BY entries.sequence LIMIT ?;
 -- name: void_counts
 SELECT account, count(*) FROM voids GROUP BY account;
 
+-- name: fill_pending
+-- For entries that were stored before the rows of their accounts, which the trigger does not see.
+INSERT INTO pending (account, reservation, sequence)
+SELECT account, substr(legs, 1, min(instr(legs || ' ', ' '), instr(legs || '/', '/')) - 1) AS reservation, min(sequence)
+FROM entries
+WHERE verb = 'reserve' AND NOT EXISTS (
+    SELECT 1 FROM keys WHERE keys.owner = '' AND keys.key = substr(
+        entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
+    )
+)
+GROUP BY account, reservation;
+
+-- name: fill_voids
+INSERT INTO voids (account, sequence) SELECT account, sequence FROM entries WHERE verb = 'void';
+
 -- name: all_pending
 SELECT account, reservation, sequence FROM pending;
 

@@ -1,7 +1,7 @@
 -- Schema 3: the pending reservations and the voided ones have tables, so that neither are searched for.
 
--- The reservations that are neither committed nor voided, each with its first entry in the account. The triggers below
--- keep it, so it follows from the entries whatever program writes them; `verify` checks that.
+-- The reservations that are neither committed nor voided, each with its first entry in the account. A trigger keeps
+-- it, so it follows from the entries whatever program writes them; `verify` checks that.
 CREATE TABLE pending (
     account     TEXT NOT NULL,
     reservation TEXT NOT NULL,
@@ -32,21 +32,22 @@ INSERT INTO voids (account, sequence) SELECT account, sequence FROM entries WHER
 
 DROP INDEX entries_that_reserve;
 
-CREATE TRIGGER entries_pend AFTER INSERT ON entries WHEN NEW.verb = 'reserve'
+-- Every transaction that appends entries moves each account's row to the last of them, once. So what a spend pays for
+-- the two tables above does not grow with the number of spends in its transaction.
+CREATE TRIGGER accounts_pend AFTER UPDATE OF sequence ON accounts
+WHEN EXISTS (
+    SELECT 1 FROM entries
+    WHERE account = NEW.name AND sequence > OLD.sequence AND verb IN ('reserve', 'commit', 'void')
+)
 BEGIN
     INSERT INTO pending (account, reservation, sequence)
-    VALUES (NEW.account, substr(
-        NEW.legs, 1, min(instr(NEW.legs || ' ', ' '), instr(NEW.legs || '/', '/')) - 1
-    ), NEW.sequence)
+    SELECT account, substr(legs, 1, min(instr(legs || ' ', ' '), instr(legs || '/', '/')) - 1), sequence
+    FROM entries WHERE account = NEW.name AND sequence > OLD.sequence AND verb = 'reserve'
+    ORDER BY sequence
     ON CONFLICT (account, reservation) DO NOTHING;
-END;
-
-CREATE TRIGGER entries_resolve AFTER INSERT ON entries WHEN NEW.verb IN ('commit', 'void')
-BEGIN
-    DELETE FROM pending WHERE account = NEW.account AND reservation = NEW.key;
-END;
-
-CREATE TRIGGER entries_void AFTER INSERT ON entries WHEN NEW.verb = 'void'
-BEGIN
-    INSERT INTO voids (account, sequence) VALUES (NEW.account, NEW.sequence);
+    DELETE FROM pending WHERE account = NEW.name AND reservation IN (
+        SELECT key FROM entries WHERE account = NEW.name AND sequence > OLD.sequence AND verb IN ('commit', 'void')
+    );
+    INSERT INTO voids (account, sequence)
+    SELECT account, sequence FROM entries WHERE account = NEW.name AND sequence > OLD.sequence AND verb = 'void';
 END;
