@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from odograph import Checkpoint, OdographError
 from odograph.core.gate import Price, Totals
 from odograph.errors import LedgerCorrupt, ReservationNotFound
+from odograph.ledger import entries as entries_module
 from odograph.ledger.entries import (
     START,
     Entry,
@@ -84,7 +86,40 @@ def test_prices_read_back(price: Price) -> None:
 
 @given(st.integers(1, 8).flatmap(totals_of))
 def test_totals_read_back(totals: Totals) -> None:
-    assert totals_from_text(totals_to_text(totals)) == totals
+    text = totals.to_text()
+    spent, unpriced = (" ".join(map(str, row)) for row in (totals.amounts, totals.unpriced))
+    assert text == f"{totals.steps};{spent};{unpriced}"
+    assert totals_from_text(text) == totals
+
+
+def read_what_was_written(some: list[Totals]) -> None:
+    """The last texts that were written are not read a second time: each is still what it says, and no other is."""
+    texts = [totals_to_text(totals) for totals in some]
+    assert texts == [totals.to_text() for totals in some]
+    assert [totals_from_text(text) for text in texts] == some
+    assert [totals_from_text(f"{totals.steps + 1};{totals.to_text().partition(';')[2]}") for totals in some] == [
+        totals._replace(steps=totals.steps + 1) for totals in some
+    ]
+
+
+@given(st.lists(st.integers(1, 3).flatmap(totals_of), max_size=10))
+def test_totals_that_were_just_written_read_back(some: list[Totals]) -> None:
+    read_what_was_written(some)
+
+
+def test_many_totals_that_were_just_written_read_back_and_are_not_all_kept() -> None:
+    read_what_was_written([Totals((i, 2 * i), (0, 0), i) for i in range(1000)])
+    assert len(entries_module._WRITTEN) <= entries_module._MAX_WRITTEN  # noqa: SLF001  its size is the promise
+
+
+def test_a_reader_that_returns_the_last_totals_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Last(dict[str, Totals]):
+        def get(self, _: object, default: object = None) -> Any:  # noqa: ANN401  as a dict's
+            return next(reversed(self.values()), default)
+
+    monkeypatch.setattr(entries_module, "_WRITTEN", Last())
+    with pytest.raises(AssertionError):
+        read_what_was_written([Totals((1,), (0,), 1), Totals((2,), (0,), 2)])
 
 
 @given(legs)

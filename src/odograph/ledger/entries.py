@@ -179,13 +179,27 @@ def price_from_text(text: str) -> Price:
     return Price(tuple([None if amount == "-" else int(amount) for amount in text.split(" ")]))
 
 
+_MAX_WRITTEN: Final = 64
+_WRITTEN: Final[dict[str, Totals]] = {}  # the last totals that were written, by their text
+
+
 def totals_to_text(totals: Totals) -> str:
     """Return the written form of totals: steps, amounts, unpriced."""
-    return totals.to_text()
+    text = totals.to_text()
+    if len(_WRITTEN) >= _MAX_WRITTEN:
+        _WRITTEN.clear()
+    _WRITTEN[text] = totals
+    return text
 
 
 def totals_from_text(text: str) -> Totals:
-    """Read what `totals_to_text` wrote, or raise `ValueError`."""
+    """Read what `totals_to_text` wrote, or raise `ValueError`.
+
+    The next charge of an account reads what the last one wrote, so the last texts are not read a second time.
+    """
+    written = _WRITTEN.get(text)
+    if written is not None:
+        return written
     if not _TOTALS.fullmatch(text):
         raise ValueError(f"{text!r} is not how totals are written")
     steps, amounts, unpriced = text.split(";")
