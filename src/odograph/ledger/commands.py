@@ -179,78 +179,89 @@ class Charge(NamedTuple):
         record = state.keys.get((author.principal, author.key))
         if record is not None:
             return check_repeated(record, author, request)
-        balances = state.balances
-        times: list[int] = []
+        balances, now = state.balances, state.now
         following: dict[str, int] = {}  # the sequence of each account's next entry; it gets two if it is on two paths
         ids: list[str] = []
+        later: list[int] = []
         for ask in asks:
             path = ""
-            for name, _, _, _, origin, _ in ask.targets:
+            for target in ask.targets:
+                name = target.name
                 balance = balances.get(name)
-                if balance is None or balance.closed or balance.origin != origin:
-                    raise _unable(balance, name, origin)
-                times.append(balance.time)
+                if balance is None or balance.closed or balance.origin != target.origin:
+                    raise _unable(balance, name, target.origin)
+                if balance.time > now:
+                    later.append(balance.time)
                 following[name] = number = following.get(name, balance.sequence) + 1
                 path = f"{name}#{number}/{path}" if path else f"{name}#{number}"
             ids.append(path)
+        # Every account on the way, with its totals and price as charged, and what was asked with it.
+        charged: list[tuple[Balance, Totals, str, tuple[str, str]]] = []
         after: dict[str, Totals] = {}
-        prices: list[str] = []
         noted = False
         for leg, ask in enumerate(asks):
-            for name, compiled, price, text, _, watched in ask.targets:
-                totals = after[name] if name in after else balances[name].totals
-                decision = decide(compiled.meters, totals, price, ask.cost)
+            for target in ask.targets:
+                name, price = target.name, target.price
+                balance = balances[name]
+                totals = after.get(name) or balance.totals  # an account on two paths is charged twice
+                decision = decide(target.compiled.meters, totals, price, ask.cost)
                 if not decision.admitted:
                     refused = Refused(leg, decision._replace(account=name), _totals(state, asks))
                     self._record_refusal(state, changes, request, name)
                     return refused
-                after[name] = decision.totals_after
+                after[name] = totals_after = decision.totals_after
                 # As charged: without what would have passed the ceiling.
-                prices.append(text if decision.price is price else price_to_text(decision.price))
+                text = target.text if decision.price is price else price_to_text(decision.price)
+                charged.append((balance, totals_after, text, ask.asked))
                 # The sentences are made later, outside of the transaction: they take milliseconds.
-                for i in watched:
+                for i in target.watched:
                     noted = noted or not totals.unpriced[i]
         before = _totals(state, asks) if noted else None
-        for name, totals in after.items():
-            balances[name].totals = totals
         # One time for all the entries of a request.
-        time = state.now if max(times) <= state.now else stamp(state.now, times)
-        own, linked = self._write(state, changes, request, time, " ".join(ids), prices)
+        time = stamp(now, later) if later else now
+        own, linked = self._write(state, changes, request, " ".join(ids), time, charged)
         return _named(Made, (own, linked, decision, before))
 
     def _write(  # noqa: PLR0913, PLR0917  what the entries have in common
-        self, state: State, changes: Changes, request: str, time: int, legs: str, prices: list[str]
+        self,
+        state: State,
+        changes: Changes,
+        request: str,
+        legs: str,
+        time: int,
+        charged: list[tuple[Balance, Totals, str, tuple[str, str]]],
     ) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
         """Append the entries; return those of the accounts that were asked, and the linked ones among these."""
-        author, verb, asks, expires = self
+        author, verb, _, expires = self
+        principal, key, note, _ = author
         detail = "" if expires is None else text_of({"expires": str(time + expires)})
         own: list[Entry] = []
         linked: list[str] = []
-        written = iter(prices)
-        for ask in asks:
-            account, text = ask.asked
-            for target in ask.targets:
-                name = target.name
-                balance = changes.moved[name] = state.balances[name]
-                entry = balance.append(
-                    time=time,
-                    principal=author.principal,
-                    verb=verb,
-                    legs=legs,
-                    cost=text,
-                    price=next(written),
-                    key=author.key,
-                    request=request,
-                    note=_keep_note(changes, balance, author) if author.note and name == account else "",
-                    detail=detail,
-                )
-                changes.entries.append(entry)
-            own.append(entry)
-            if balance.linked:
+        for balance, totals, price, (account, cost) in charged:
+            name = balance.head.name
+            is_own = name == account
+            entry = balance.append(
+                time=time,
+                principal=principal,
+                verb=verb,
+                legs=legs,
+                cost=cost,
+                price=price,
+                key=key,
+                request=request,
+                note=_keep_note(changes, balance, author) if note and is_own else "",
+                detail=detail,
+            )
+            balance.totals = totals
+            changes.moved[name] = balance
+            changes.entries.append(entry)
+            if is_own:
+                own.append(entry)
+            if is_own and balance.linked:
                 linked.append(account)
-        used = (author.principal, author.key)
         first = own[0]
-        changes.keys[used] = state.keys[used] = IdempotencyRecord(first.account, first.sequence, verb, request)
+        record = _named(IdempotencyRecord, (first.account, first.sequence, verb, request))
+        changes.keys[principal, key] = state.keys[principal, key] = record
         return tuple(own), tuple(linked)
 
     def _record_refusal(self, state: State, changes: Changes, request: str, refuser: str) -> None:

@@ -107,14 +107,17 @@ Observer: TypeAlias = Callable[[float, int], None]
 
 
 class _Pending:
-    """A command without an outcome, and the lock that its thread sleeps on."""
+    """A command without an outcome, and the lock that its thread sleeps on while the command is queued."""
 
     __slots__ = ("awake", "command", "outcome")
 
     def __init__(self, command: Command) -> None:
         self.command = command
         self.outcome: Outcome | None = None
-        self.awake = threading.Lock()  # held until there is a reason to wake up: the cheapest event there is
+
+    def prepare_to_wait(self) -> None:
+        """Make the lock, before other threads can find the command: the cheapest event there is."""
+        self.awake = threading.Lock()  # held until there is a reason to wake up
         self.awake.acquire()
 
 
@@ -187,6 +190,7 @@ class LedgerEngine:
                 if self._leader is None:
                     self._leader, self._group = mine, [mine]
                 else:
+                    mine.prepare_to_wait()
                     self._queue.add(command.author.principal, mine)
             while mine.outcome is None:
                 if self._leader is mine:
