@@ -236,8 +236,7 @@ def test_a_file_moved_away_while_in_use_takes_no_charge(path: Path) -> None:
 
 
 def test_a_store_that_does_not_look_where_its_file_is_is_caught(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("odograph.ledger.stores.sqlite.file_at", lambda _: (1, 1, 1))
-    monkeypatch.setattr("odograph.ledger.stores.sqlite.identity", lambda _: (1, 1))  # the log's
+    monkeypatch.setattr("odograph.ledger.stores.sqlite_files.FileName.look_up", lambda _: (1, 1, 1, 1))
     with ledger_at(f"sqlite:///{path}") as ledger:
         account = ledger.account("a")
         account.spend(COST, key="before")
