@@ -273,10 +273,12 @@ class Endpoint:
             *_SAFETY_HEADERS,
             *extra,
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            while chunk := await run(file.read, _CHUNK_SIZE):
+            chunk = await run(file.read, _CHUNK_SIZE)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while chunk:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                chunk = await run(file.read, _CHUNK_SIZE)
         finally:
             file.close()
         await send({"type": "http.response.body", "body": b""})

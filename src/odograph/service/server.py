@@ -204,43 +204,47 @@ def owner_key_file(settings: Settings) -> Path:
     return Path("odograph-owner-key")
 
 
+_INFORMATION: Final = b"HTTP/1.1 1"  # 100 Continue: the client sends its body when it has this
+
+
 class JoiningTransport(asyncio.Transport):
     """A connection that sends the head of a response together with the first part of its body.
 
     Uvicorn writes them one after the other, and uvloop sends every write at once: a second system call and a second
-    packet for each response. Here a write waits for the next one, or until the event loop has done what is ready.
+    packet for each response. Here a head waits for the next write, or until its response or the connection ends.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
         self._transport = transport
-        self._loop = loop
-        self._waiting: bytes | bytearray | memoryview = b""
+        self._head: bytes | bytearray | memoryview = b""  # that waits
+        self._in_response = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send what waits together with the data; if nothing waits, let the data wait."""
-        waiting = self._waiting
-        if waiting:
-            self._waiting = b""
-            self._transport.write(b"".join((waiting, data)))
-        elif data:
-            self._waiting = data
-            self._loop.call_soon(self._flush)
+        """Send the data with the head that waits; the first write of a response is its head."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(b"".join((head, data)))
+        elif self._in_response or data[: len(_INFORMATION)] == _INFORMATION:
+            self._transport.write(data)
+        else:
+            self._head, self._in_response = data, True
 
-    def _flush(self) -> None:
-        waiting = self._waiting
-        if waiting:
-            self._waiting = b""
-            self._transport.write(waiting)
+    def end_response(self) -> None:
+        """Send the head that waits, if the response had no body; the next write begins another response."""
+        self._in_response = False
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
 
     def close(self) -> None:
         """Close the connection when everything is sent."""
-        self._flush()
+        self.end_response()
         self._transport.close()
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self._waiting = b""
+        self._head = b""
         self._transport.abort()
 
     def is_closing(self) -> bool:
@@ -274,7 +278,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit a connection, or refuse it if there are too many."""
         self._limits: Connections = self.app.connections
-        super().connection_made(JoiningTransport(transport, self.loop))
+        self._joining = JoiningTransport(transport)
+        super().connection_made(self._joining)
         self.address = self.client[0] if self.client else ""
         self.admitted = self._limits.admit(self)
         if self.admitted:
@@ -339,6 +344,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Mark the connection as idle until the next request."""
+        self._joining.end_response()
         super().on_response_complete()
         if not self.pipeline:
             self._limits.await_request(self)
