@@ -112,6 +112,13 @@ def test_many_totals_that_were_just_written_read_back_and_are_not_all_kept() -> 
     assert len(entries_module._WRITTEN) <= entries_module._MAX_WRITTEN  # noqa: SLF001  its size is the promise
 
 
+@pytest.mark.parametrize("totals", [Totals((-1,), (0,), 1), Totals((1.5,), (0,), 1), Totals((True,), (0,), 1)])  # type: ignore[arg-type]
+def test_totals_that_cannot_be_read_are_not_remembered(totals: Totals) -> None:
+    text = totals_to_text(totals)
+    with pytest.raises(ValueError, match="is not how totals are written"):
+        totals_from_text(text)
+
+
 def test_a_reader_that_returns_the_last_totals_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     class Last(dict[str, Totals]):
         def get(self, _: object, default: object = None) -> Any:  # noqa: ANN401  as a dict's

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import odograph as odo
+from odograph.errors import LedgerError
 from odograph.ledger.stores import sqlite_files
 from odograph.ledger.stores.sqlite_files import NOTHING, FileName, identity
 
@@ -75,6 +77,14 @@ def test_a_name_that_is_kept_sees_every_change(tmp_path: Path) -> None:
     assert name.look_up()[1:] != first[1:]
     path.unlink()
     assert name.look_up() == NOTHING
+
+
+def test_a_path_that_no_file_can_have_is_an_error_with_a_reason() -> None:
+    with (
+        odo.connect("sqlite:////nowhere/\ud800.db") as ledger,
+        pytest.raises(LedgerError, match=r"cannot be reached|there is no ledger"),
+    ):
+        ledger.accounts()
 
 
 def test_another_file_at_the_same_path_is_another(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import shutil
 import sqlite3
@@ -206,6 +207,59 @@ def test_one_transaction_may_reserve_spend_and_resolve(url: str) -> None:
         assert listed(ledger, 2) == replayed(ledger)
         assert ledger.account("low").voids == 1
         ledger.verify()
+
+
+# Those that a file had which a development version of schema 3 made.
+FORMER_TRIGGERS = (
+    "DROP TRIGGER accounts_pend",
+    (
+        "CREATE TRIGGER entries_pend AFTER INSERT ON entries WHEN NEW.verb = 'reserve' BEGIN INSERT INTO pending VALUES"
+        " (NEW.account, substr(NEW.legs, 1, min(instr(NEW.legs || ' ', ' '), instr(NEW.legs || '/', '/')) - 1),"
+        " NEW.sequence) ON CONFLICT (account, reservation) DO NOTHING; END"
+    ),
+    (
+        "CREATE TRIGGER entries_resolve AFTER INSERT ON entries WHEN NEW.verb IN ('commit', 'void') BEGIN DELETE FROM"
+        " pending WHERE account = NEW.account AND reservation = NEW.key; END"
+    ),
+    (
+        "CREATE TRIGGER entries_void AFTER INSERT ON entries WHEN NEW.verb = 'void' BEGIN INSERT INTO voids VALUES"
+        " (NEW.account, NEW.sequence); END"
+    ),
+)
+
+
+def import_copy(folder: Path, *changes: str) -> None:
+    """Import a copy into a new file, changed before that; check its tables, go on, and check them again."""
+    copy, path = io.StringIO(), folder / "imported.db"
+    with odo.connect(f"sqlite:///{folder}/original.db") as ledger:
+        open_accounts(ledger)
+        work(ledger, ALL_STEPS)
+        checkpoint = ledger.export(copy)
+    SqliteStore(path).create()
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        for change in changes:
+            file.execute(change)
+    copy.seek(0)
+    with odo.connect(f"sqlite:///{path}") as ledger:
+        ledger.import_(copy, checkpoint=checkpoint)
+        assert listed(ledger) == replayed(ledger)
+        ledger.verify()
+        for then in (commit_one, void_one, reserve_one):
+            then(ledger)
+        assert listed(ledger) == replayed(ledger)
+        ledger.verify()
+
+
+@pytest.mark.parametrize("changes", [(), FORMER_TRIGGERS])
+def test_a_copy_that_is_imported_lists_what_is_pending(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    import_copy(tmp_path, *changes)
+
+
+@pytest.mark.parametrize("query", ["fill_pending", "fill_voids"])
+def test_an_import_that_lists_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str) -> None:
+    monkeypatch.setitem(SQL, query, "SELECT 1")
+    with pytest.raises((AssertionError, LedgerCorrupt)):
+        import_copy(tmp_path)
 
 
 @pytest.mark.parametrize("schema", [1, 2])

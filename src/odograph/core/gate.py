@@ -48,7 +48,7 @@ class Price:
 @cache
 def _form(amounts: int, unpriced: int) -> str:
     """Return the stored form of totals with so many amounts: at every spend it is filled in, in half the time."""
-    return f"%d;{' '.join(['%d'] * amounts)};{' '.join(['%d'] * unpriced)}"
+    return f"%s;{' '.join(['%s'] * amounts)};{' '.join(['%s'] * unpriced)}"
 
 
 # Totals and decisions are made at every spend: a tuple with names is made four times as fast as a frozen dataclass.

@@ -180,22 +180,23 @@ def price_from_text(text: str) -> Price:
 
 
 _MAX_WRITTEN: Final = 64
-_WRITTEN: Final[dict[str, Totals]] = {}  # the last totals that were written, by their text
+_WRITTEN: Final[dict[str, Totals]] = {}  # the last totals that were written and can be read, by their text
 
 
 def totals_to_text(totals: Totals) -> str:
     """Return the written form of totals: steps, amounts, unpriced."""
     text = totals.to_text()
-    if len(_WRITTEN) >= _MAX_WRITTEN:
-        _WRITTEN.clear()
-    _WRITTEN[text] = totals
+    if _TOTALS.fullmatch(text):
+        if len(_WRITTEN) >= _MAX_WRITTEN:
+            _WRITTEN.clear()
+        _WRITTEN[text] = totals
     return text
 
 
 def totals_from_text(text: str) -> Totals:
     """Read what `totals_to_text` wrote, or raise `ValueError`.
 
-    The next charge of an account reads what the last one wrote, so the last texts are not read a second time.
+    The next charge of an account reads what the last one wrote, so the last texts are not taken apart again.
     """
     written = _WRITTEN.get(text)
     if written is not None:

@@ -63,6 +63,9 @@ _POLL_INTERVAL: Final = 0.002  # seconds between two attempts to change the jour
 class SqliteStore:
     """One file, a writing and a reading connection, and a fair lock among processes."""
 
+    _writer_name: FileName  # the file's, made with each of the two connections
+    _reader_name: FileName
+
     def __init__(self, path: Path, *, timeout: float = 10.0, backup: bool = False) -> None:
         self._kind = _BACKUP if backup else _LEDGER  # of a new file; an existing one has its own
         self.url = f"sqlite:///{path}"
@@ -76,8 +79,7 @@ class SqliteStore:
         self._file_lock: FairFileLock | None = None
         self._closed = False
         self._file = NOTHING
-        # The file, looked up under either lock; the log and its index, as the writing connection opened them.
-        self._writer_name, self._reader_name = FileName(self._name), FileName(self._name)
+        # The log and its index, as the writing connection opened them.
         self._logs: list[tuple[FileName, tuple[int, int, int]]] = []
         suspend_for_forks(self)
 
@@ -310,7 +312,9 @@ class SqliteStore:
         refuse_reentry(self._read_lock)
         with self._read_lock, translate_errors(self._name):
             if self._reader is None:
-                self._reader = self._connect()
+                reader = self._connect()
+                self._reader_name = FileName(self._name)
+                self._reader = reader
                 self._reader.execute("PRAGMA query_only = ON")
             connection = self._reader
             self._require_same(self._reader_name)
@@ -352,6 +356,7 @@ class SqliteStore:
 
     def _connect_writer(self) -> sqlite3.Connection:
         connection = self._connect()
+        self._writer_name = FileName(self._name)
         names = [FileName(f"{self._path.resolve()}-{name}") for name in ("wal", "shm")]
         self._logs = [(name, name.look_up()[1:]) for name in names]
         return connection

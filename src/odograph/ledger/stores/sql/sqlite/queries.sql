@@ -116,7 +116,8 @@ ORDER BY entries.sequence LIMIT ?;
 SELECT account, count(*) FROM voids GROUP BY account;
 
 -- name: fill_pending
--- For entries that were stored before the rows of their accounts, which the trigger does not see.
+-- For a copy, whose accounts are stored at the last entry already, so that the trigger has nothing to move. A file that
+-- a development version made has other triggers, which have listed them.
 INSERT INTO pending (account, reservation, sequence)
 SELECT account, substr(legs, 1, min(instr(legs || ' ', ' '), instr(legs || '/', '/')) - 1) AS reservation, min(sequence)
 FROM entries
@@ -125,10 +126,11 @@ WHERE verb = 'reserve' AND NOT EXISTS (
         entries.legs, 1, min(instr(entries.legs || ' ', ' '), instr(entries.legs || '/', '/')) - 1
     )
 )
-GROUP BY account, reservation;
+GROUP BY account, reservation
+ON CONFLICT DO NOTHING;
 
 -- name: fill_voids
-INSERT INTO voids (account, sequence) SELECT account, sequence FROM entries WHERE verb = 'void';
+INSERT INTO voids (account, sequence) SELECT account, sequence FROM entries WHERE verb = 'void' ON CONFLICT DO NOTHING;
 
 -- name: all_pending
 SELECT account, reservation, sequence FROM pending;

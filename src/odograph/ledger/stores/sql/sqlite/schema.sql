@@ -39,7 +39,7 @@ CREATE TABLE entries (
 ) WITHOUT ROWID;
 
 -- The reservations that are neither committed nor voided, each with its first entry in the account. A trigger keeps
--- it, so it follows from the entries whatever program writes them; `verify` checks that.
+-- it, whichever program charges or resolves; `verify` checks that it follows from the entries.
 CREATE TABLE pending (
     account     TEXT NOT NULL,
     reservation TEXT NOT NULL,
