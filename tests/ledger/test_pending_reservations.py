@@ -213,8 +213,8 @@ def test_one_transaction_may_reserve_spend_and_resolve(url: str) -> None:
 FORMER_TRIGGERS = (
     "DROP TRIGGER accounts_pend",
     (
-        "CREATE TRIGGER entries_pend AFTER INSERT ON entries WHEN NEW.verb = 'reserve' BEGIN INSERT INTO pending VALUES"
-        " (NEW.account, substr(NEW.legs, 1, min(instr(NEW.legs || ' ', ' '), instr(NEW.legs || '/', '/')) - 1),"
+        "CREATE TRIGGER entries_pend AFTER INSERT ON entries WHEN NEW.verb = 'reserve' BEGIN INSERT INTO pending"
+        " VALUES (NEW.account, substr(NEW.legs, 1, min(instr(NEW.legs || ' ', ' '), instr(NEW.legs || '/', '/')) - 1),"
         " NEW.sequence) ON CONFLICT (account, reservation) DO NOTHING; END"
     ),
     (
