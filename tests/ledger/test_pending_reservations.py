@@ -214,8 +214,8 @@ FORMER_TRIGGERS = (
     "DROP TRIGGER accounts_pend",
     (
         "CREATE TRIGGER entries_pend AFTER INSERT ON entries WHEN NEW.verb = 'reserve' BEGIN INSERT INTO pending"
-        " VALUES (NEW.account, substr(NEW.legs, 1, min(instr(NEW.legs || ' ', ' '), instr(NEW.legs || '/', '/')) - 1),"
-        " NEW.sequence) ON CONFLICT (account, reservation) DO NOTHING; END"
+        " VALUES (NEW.account, substr(NEW.legs, 1, min(instr(NEW.legs || ' ', ' '), instr(NEW.legs || '/', '/'))"
+        " - 1), NEW.sequence) ON CONFLICT (account, reservation) DO NOTHING; END"
     ),
     (
         "CREATE TRIGGER entries_resolve AFTER INSERT ON entries WHEN NEW.verb IN ('commit', 'void') BEGIN DELETE FROM"
