@@ -91,7 +91,7 @@ class Forgetful(JoiningTransport):
         self._transport.close()
 
 
-class Waiting(JoiningTransport):
+class Delaying(JoiningTransport):
     def end_response(self) -> None:
         self._in_response = False
 
@@ -104,7 +104,7 @@ class Reversing(JoiningTransport):
 
 @pytest.mark.parametrize(
     ("kind", "response", "ended"),
-    [(Forgetful, (False, []), False), (Waiting, (False, []), True), (Reversing, (False, [b"part"]), True)],
+    [(Forgetful, (False, []), False), (Delaying, (False, []), True), (Reversing, (False, [b"part"]), True)],
 )
 def test_a_connection_that_loses_delays_or_reorders_is_caught(
     kind: type[JoiningTransport], response: Response, *, ended: bool
@@ -181,7 +181,7 @@ def test_a_client_that_has_sent_all_it_will_is_answered(service: ServiceThread) 
 
 
 def test_a_service_that_lets_a_head_wait_is_caught(service: ServiceThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "JoiningTransport", Waiting)
+    monkeypatch.setattr(server, "JoiningTransport", Delaying)
     assert answered_after_half_close(service, [HALF_CLOSED] * TIMES) < TIMES
 
 
