@@ -257,8 +257,8 @@ class Charge(NamedTuple):
             changes.entries.append(entry)
             if is_own:
                 own.append(entry)
-            if is_own and balance.linked:
-                linked.append(account)
+                if balance.linked:
+                    linked.append(account)
         first = own[0]
         record = _named(IdempotencyRecord, (first.account, first.sequence, verb, request))
         changes.keys[principal, key] = state.keys[principal, key] = record
